@@ -166,10 +166,16 @@ pub(super) struct Catalogue {
     extensions: Option<Verbatim<Map<String, Value>>>,
     /// `None` if v1 is turned off.
     in_v1: Option<OffersV1>,
-    /// The terms at a fixed price, and the offers to pay it with vouchers.
-    fixed: Option<(Arc<[Offer]>, Arc<[VoucherOffer]>)>,
+    /// `None` if the price depends on the request.
+    fixed: Option<Fixed>,
     /// The 402 without an error for a fixed price.
     prebuilt: Option<Prebuilt>,
+}
+
+/// What is offered at a fixed price.
+struct Fixed {
+    offers: Arc<[Offer]>,
+    by_voucher: Arc<[VoucherOffer]>,
 }
 
 /// A 402 that is written in advance, as far as it can be.
@@ -286,7 +292,7 @@ impl Catalogue {
         };
         if let Price::Fixed(amount) = catalogue.pricing.price {
             let offers = catalogue.offers_at(amount);
-            catalogue.fixed = Some((offers.clone(), catalogue.voucher_offers(&offers)));
+            catalogue.fixed = Some(Fixed { by_voucher: catalogue.voucher_offers(&offers), offers: offers.clone() });
             catalogue.prebuilt = catalogue.prebuild(&offers);
         }
         catalogue
@@ -299,7 +305,7 @@ impl Catalogue {
 
     /// Returns the offers at a fixed price.
     pub(super) fn fixed(&self) -> Option<&Arc<[Offer]>> {
-        self.fixed.as_ref().map(|(offers, _)| offers)
+        self.fixed.as_ref().map(|fixed| &fixed.offers)
     }
 
     /// Returns the headers that the price of a request depends on.
@@ -359,8 +365,8 @@ impl Catalogue {
 
     /// Returns the offers to pay the price of these offers with vouchers.
     pub(super) fn voucher_offers(&self, offers: &[Offer]) -> Arc<[VoucherOffer]> {
-        if let Some((_, fixed)) = &self.fixed {
-            return fixed.clone();
+        if let Some(fixed) = &self.fixed {
+            return fixed.by_voucher.clone();
         }
         let amount = offers.first().map(|offer| offer.terms.offer().amount.to_string());
         let at = |amount: &str| self.voucher_offers.iter().map(|offer| VoucherOffer::at(offer, amount)).collect();

@@ -104,10 +104,12 @@ impl Budget {
     /// Returns the part of [`reserved`](Self::reserved) that is in payment channels. It can be spent, at the payees of these channels only.
     pub fn in_escrow(&self) -> Usdc {
         #[cfg(feature = "vouchers")]
-        return self.0.journal.with_books(|books| {
-            let open = books.entries().filter(|channel| channel.dispute.is_none());
-            open.fold(Usdc::ZERO, |sum, channel| sum.checked_add(channel.available()).unwrap_or(Usdc::MAX))
-        });
+        {
+            self.0.journal.with_books(|books| {
+                let open = books.entries().filter(|channel| channel.dispute.is_none());
+                open.fold(Usdc::ZERO, |sum, channel| sum.checked_add(channel.available()).unwrap_or(Usdc::MAX))
+            })
+        }
         #[cfg(not(feature = "vouchers"))]
         Usdc::ZERO
     }

@@ -442,7 +442,9 @@ impl Receipt {
     /// Returns `true` if the payment was made by voucher, from a payment channel.
     pub const fn is_by_voucher(&self) -> bool {
         #[cfg(feature = "vouchers")]
-        return self.channel.is_some();
+        {
+            self.channel.is_some()
+        }
         #[cfg(not(feature = "vouchers"))]
         false
     }

@@ -85,7 +85,7 @@ impl Calls {
     }
 
     /// Whether this call fails before it is done, and after it.
-    fn enter(&self, call: &'static str) -> [bool; 2] {
+    pub fn enter(&self, call: &'static str) -> [bool; 2] {
         let mut state = self.0.lock().unwrap();
         state.calls.push(call);
         let count = state.counts.entry(call).or_default();

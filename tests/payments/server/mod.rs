@@ -22,4 +22,5 @@ mod status;
 mod upgraded;
 mod v1;
 mod voucher_attacks;
+mod voucher_faults;
 mod vouchers;

@@ -52,7 +52,7 @@ const WITHDRAW_DELAY: u64 = 901;
 const EXPIRED: u64 = VALID + 300;
 const MINTED: u64 = 100_000;
 /// The number of occurrences of a point at which the full matrix kills.
-const TIMES: u32 = 4;
+const TIMES: u32 = 2;
 
 #[test]
 #[ignore = "the process that is killed; the other tests start it"]

@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 21] = [
+const BLOCKS: [Block; 22] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -81,6 +81,11 @@ const BLOCKS: [Block; 21] = [
             ("\"https://reasons.example\"", "var(\"CARD_URL\")?"),
             ("\"0.0.0.0:4021\"", "var(\"LISTEN\")?"),
         ],
+    },
+    Block {
+        guide: "sell-verdicts",
+        name: "verdicts_by_voucher",
+        replaced: &[("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?")],
     },
     Block {
         guide: "train-with-atropos",

@@ -11,6 +11,7 @@ use axum::{
 use tower_x402::{
     Network,
     client::{Budget, Payer, PaymentMiddleware, key},
+    facilitator::RemoteFacilitator,
     ledger::SqliteLedger,
     primitives::{Address, address},
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
@@ -18,8 +19,8 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    Student, StudentBuilder, Submission, Task, directory::DirectoryClient, evidence::EvidenceLog,
-    reputation::Reputation,
+    AgentCard, Confidence, EvaluatorService, Score, Student, StudentBuilder, Submission, Task, Verdict,
+    directory::DirectoryClient, evidence::EvidenceLog, judge::output_judge, reputation::Reputation,
 };
 
 macro_rules! blocks {
@@ -50,6 +51,7 @@ blocks!(
     reopen,
     reports,
     sell_verdicts,
+    verdicts_by_voucher,
     vouchers,
     who_paid
 );
@@ -96,9 +98,23 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
             let key = AuthorizerKey::new(key::from_env("SETTLEMENT_PRIVATE_KEY")?);
             let channels = channels_elsewhere::channels(key).await?;
             let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(Network::BASE_SEPOLIA, PAYEE);
-            let paywall = layer.vouchers_only(channels.clone()).build()?;
+            let facilitator = RemoteFacilitator::builder(env::var("FACILITATOR_URL")?).build().await?;
+            let paywall = layer.facilitator(facilitator).vouchers(channels.clone()).build()?;
             serve(Router::new().route("/evaluate", post(async || "well done")).layer(paywall)).await?;
             channels.claim_all().await?;
+        }
+        "verdicts_by_voucher" => {
+            let key = key::from_env("SETTLEMENT_PRIVATE_KEY")?;
+            let card = AgentCard::builder("Reasons", &env::var("CARD_URL")?)
+                .skill("reasoning", "Says whether an answer gives reasons", Score::MAX)
+                .price("$0.001")
+                .pay_to(Network::BASE_SEPOLIA, key.address());
+            let card = card.build()?.sign(&key).await?;
+            let judge =
+                output_judge(async |_task, _output| Ok(Verdict::new(Score::MAX, Confidence::new(0.9)?, "it does")));
+            let evaluator = EvaluatorService::builder(card, judge).facilitator(on_base::on_base().await?);
+            let evaluator = verdicts_by_voucher::with_vouchers(evaluator).await?.build()?;
+            serve(Router::new().fallback_service(evaluator)).await?;
         }
         "gold" => {
             let student = gold::audited(student()?)?.audit_rate(1.0).build()?;

@@ -122,6 +122,30 @@ async fn program_of_sell_verdicts_is_paid_for_a_verdict() {
 }
 
 #[tokio::test]
+async fn part_of_sell_verdicts_is_paid_by_voucher() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let (address, directory) = (free_address(), tempfile::tempdir().unwrap());
+    let (url, claimer) = (format!("http://{address}"), chain.other_settler().to_bytes().to_string());
+    let variables = [
+        ("RPC_URL", chain.node.url().as_str()),
+        ("CARD_URL", &url),
+        ("LISTEN", &address),
+        ("CHANNELS_PRIVATE_KEY", &claimer),
+    ];
+    let name = "verdicts_by_voucher";
+    let _evaluator = Program::start_in(directory.path(), name, &variables, Some(&chain.settler)).await;
+    let card = CardFetcher::new().unwrap().fetch(&url.parse().unwrap()).await.unwrap();
+    let payer = Payer::builder(chain.buyer("$1")).vouchers(ChannelPolicy::new()).build();
+    let client = EvaluationClient::new(payer).unwrap();
+    for number in 0..2 {
+        let task = Task::new("reasoning", "Why is the sky blue?").unwrap();
+        let submission = Submission::single(task, format!("Answer {number}.")).unwrap();
+        let bought = client.evaluate(&card, &submission).await.unwrap();
+        assert!(bought.receipt.unwrap().channel.is_some(), "it is paid by voucher");
+    }
+}
+
+#[tokio::test]
 async fn program_of_vouchers_claims_twenty_payments() {
     assert_eq!(output("vouchers", &[], None).await, "20 answers, and the payee has $0.02\n");
 }

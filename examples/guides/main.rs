@@ -105,7 +105,7 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
         }
         "verdicts_by_voucher" => {
             let key = key::from_env("SETTLEMENT_PRIVATE_KEY")?;
-            let card = AgentCard::builder("Reasons", &env::var("CARD_URL")?)
+            let card = AgentCard::builder("Reasons", env::var("CARD_URL")?)
                 .skill("reasoning", "Says whether an answer gives reasons", Score::MAX)
                 .price("$0.001")
                 .pay_to(Network::BASE_SEPOLIA, key.address());

@@ -46,7 +46,7 @@ use tower_x402::{
     },
     ledger::{MemoryLedger, ResponseLimits},
     server::ActualPrice,
-    vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit},
+    vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
 
 const MINTED: u64 = 100 * PRICE;
@@ -147,8 +147,13 @@ impl ChannelFacilitator for Faulty {
         unimplemented!("a seller executes deposits at once")
     }
 
-    async fn deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
-        self.around("deposit", true, self.inner.deposit(config, deposit)).await
+    async fn deposit(
+        &self,
+        config: &ChannelConfig,
+        voucher: &Voucher,
+        deposit: &Deposit,
+    ) -> Result<Executed, ChannelError> {
+        self.around("deposit", true, self.inner.deposit(config, voucher, deposit)).await
     }
 
     async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {

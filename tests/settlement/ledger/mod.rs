@@ -22,7 +22,7 @@ use tower_x402::{
         BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError,
         MemoryLedger, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger,
         StoredResponse,
-        conformance::{START as CLOCK_START, admit, hash, produce, record, reserve, run, state, with_id},
+        conformance::{START as CLOCK_START, admit, hash, produce, record, reserve, run, with_id},
     },
     payment::{Funds, PaymentKey},
     protocol::Reason,

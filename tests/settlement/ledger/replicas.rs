@@ -12,7 +12,10 @@ use tokio::{
 };
 use tower_x402::{
     ManualClock,
-    ledger::{JournaledTransaction, PostgresLedger, PostgresLedgerBuilder, ResponseLimits, Sender, SettlementState},
+    ledger::{
+        JournaledTransaction, PostgresLedger, PostgresLedgerBuilder, ResponseLimits, Sender, SettlementState,
+        conformance::state,
+    },
 };
 
 use super::*;

@@ -330,6 +330,7 @@ impl Stage {
     /// Returns what is wrong in the end.
     async fn end(mut self) -> Vec<String> {
         self.take(Step::Claim, None).await;
+        self.take(Step::Refund, None).await;
         let records = self.books.ledger.channels(None, 10).await.unwrap();
         let charged: u128 = records.iter().map(|record| record.charged).sum();
         let worth: u64 = self.notes.answers.lock().unwrap().values().sum();

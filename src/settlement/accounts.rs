@@ -342,6 +342,7 @@ impl Account {
     }
 
     /// Finds the gaps that a reorganization left, which removed transactions that were in blocks.
+    #[cfg(feature = "vouchers")]
     pub(super) async fn resume_after_reorg(&self) -> Result<(), RpcFailure> {
         self.rewind();
         self.sync().await

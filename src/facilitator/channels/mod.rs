@@ -69,8 +69,6 @@ use alloy_primitives::{Address, B256, Bytes};
 use async_trait::async_trait;
 
 use super::FacilitatorError;
-#[cfg(all(feature = "onchain", feature = "remote"))]
-pub use super::remote::RemoteChannels;
 use crate::{
     network::Network,
     vouchers::{

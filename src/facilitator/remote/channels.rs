@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256, Bytes};
+use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
 use serde_json::Map;
 use tokio::time::{Instant, sleep};
@@ -19,17 +19,14 @@ use crate::{
     facilitator::{
         FacilitatorError,
         channels::{
-            ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
+            ChannelError, OnchainChannels,
             onchain::{BlockRules, Sender},
         },
     },
-    network::{Asset, Network},
+    network::Asset,
     protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
     settlement::submitter::Call,
-    vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, SCHEME, Voucher,
-        reason,
-    },
+    vouchers::{ChannelPayload, SCHEME, reason},
 };
 
 /// Reasons that leave it open whether something was sent, or that pass.
@@ -48,23 +45,17 @@ const MAX_TIMEOUT: u64 = 300;
 /// Claims per transaction: what hosted facilitators accept.
 const CLAIMS: usize = 25;
 
-/// Payment channels whose transactions somebody else's facilitator sends and pays for (`POST /settle` of the scheme `batch-settlement`).
-///
-/// Made by [`RemoteFacilitator::channels`]. The facilitator is trusted with nothing:
-///
-/// - **The node decides.** What is in a channel is credit for many requests, so it is read from the contract, through the node that
-///   [`confirm`](super::RemoteFacilitatorBuilder::confirm)s the facilitator's answers. A public endpoint is enough. Deposits, claims and
-///   refunds are checked and simulated with it before the facilitator is asked, and count when it shows the contract's event.
-/// - **A lost answer** is no failure. The facilitator is asked again, with the same message, until [`settle_timeout`] has passed. Then the chain
-///   is read: the contract executes each action once, whoever asks for it.
-/// - **The authorizer's key stays here**: claims and refunds leave with its signature over what may be claimed and refunded.
-///
-/// [`settle_timeout`]: super::RemoteFacilitatorBuilder::settle_timeout
-#[derive(Clone, Debug)]
-pub struct RemoteChannels(OnchainChannels);
-
 impl RemoteFacilitator {
-    /// Returns the payment channels of this token, whose transactions the facilitator sends.
+    /// Returns the payment channels of this token, whose transactions the facilitator sends and pays for (`POST /settle` of the scheme
+    /// `batch-settlement`). The facilitator is trusted with nothing:
+    ///
+    /// - **The node decides.** What is in a channel is credit for many requests, so it is read from the contract, through the node that
+    ///   [`confirm`](super::RemoteFacilitatorBuilder::confirm)s the facilitator's answers. A public endpoint is enough. Deposits, claims and
+    ///   refunds are checked and simulated with it before the facilitator is asked, and count when it shows the contract's event.
+    /// - **A lost answer** is no failure. The facilitator is asked again, with the same message, until
+    ///   [`settle_timeout`](super::RemoteFacilitatorBuilder::settle_timeout) has passed. Then the chain is read: the contract executes each
+    ///   action once, whoever asks for it.
+    /// - **The authorizer's key stays here**: claims and refunds leave with its signature over what may be claimed and refunded.
     ///
     /// ```no_run
     /// # async fn example(key: tower_x402::vouchers::AuthorizerKey) -> anyhow::Result<()> {
@@ -83,7 +74,7 @@ impl RemoteFacilitator {
     /// # Errors
     /// [`RemoteBuildError::NoNode`] without a node of this network, [`RemoteBuildError::NoContract`] if the chain lacks a contract,
     /// [`RemoteBuildError::NoChannels`] if the facilitator does not list the scheme in `/supported`.
-    pub async fn channels(&self, asset: Asset) -> Result<RemoteChannels, RemoteBuildError> {
+    pub async fn channels(&self, asset: Asset) -> Result<OnchainChannels, RemoteBuildError> {
         let (remote, network) = (&self.remote, asset.network);
         let node = remote.observer(network).ok_or(RemoteBuildError::NoNode(network))?.node();
         let missing = escrow::missing_contract(node.rpc()).await.map_err(|_| RemoteBuildError::Node(network))?;
@@ -100,57 +91,7 @@ impl RemoteFacilitator {
         }
         let clock = remote.journal.clock().clone();
         let asking = Asking { remote: remote.clone(), node: node.clone(), asset: asset.clone() };
-        Ok(RemoteChannels(OnchainChannels::new(
-            node.clone(),
-            vec![asset],
-            clock,
-            Arc::new(asking),
-            BlockRules::default(),
-        )))
-    }
-}
-
-#[async_trait]
-impl ChannelFacilitator for RemoteChannels {
-    fn network(&self) -> Network {
-        self.0.network()
-    }
-
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
-        self.0.observe(channels).await
-    }
-
-    async fn verify_deposit(
-        &self,
-        config: &ChannelConfig,
-        deposit: &Deposit,
-    ) -> Result<ChannelObservation, ChannelError> {
-        self.0.verify_deposit(config, deposit).await
-    }
-
-    async fn deposit(
-        &self,
-        config: &ChannelConfig,
-        voucher: &Voucher,
-        deposit: &Deposit,
-    ) -> Result<Executed, ChannelError> {
-        self.0.deposit(config, voucher, deposit).await
-    }
-
-    async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
-        self.0.claim(claims, authorizer).await
-    }
-
-    async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError> {
-        self.0.claim_signed(claims, signature).await
-    }
-
-    async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
-        self.0.settle(receiver, token).await
-    }
-
-    async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
-        self.0.refund_signed(refund).await
+        Ok(OnchainChannels::new(node.clone(), vec![asset], clock, Arc::new(asking), BlockRules::default()))
     }
 }
 

@@ -17,8 +17,6 @@ use tokio::{sync::Notify, time::Instant};
 
 pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
-#[cfg(all(feature = "onchain", feature = "vouchers"))]
-pub use channels::RemoteChannels;
 
 use api::{Answer, Api, NoAnswer};
 use echo_cache::EchoCache;

@@ -143,8 +143,12 @@ impl ChannelFacilitator for Faulty {
         self.around("observe", false, self.inner.observe(channels)).await
     }
 
-    async fn verify_deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<ChannelObservation, ChannelError> {
-        unimplemented!("a seller executes deposits at once")
+    async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<ChannelObservation, ChannelError> {
+        self.inner.verify_deposit(config, deposit).await
     }
 
     async fn deposit(
@@ -160,8 +164,8 @@ impl ChannelFacilitator for Faulty {
         self.around("claim", true, self.inner.claim(claims, authorizer)).await
     }
 
-    async fn claim_signed(&self, _: &[Claim], _: &Bytes) -> Result<Claimed, ChannelError> {
-        unimplemented!("a seller signs its claims")
+    async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError> {
+        self.inner.claim_signed(claims, signature).await
     }
 
     async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {

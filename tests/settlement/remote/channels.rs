@@ -26,7 +26,7 @@ use tower_x402::{
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer, PaymentOutcome, ReceiptExt as _},
     facilitator::{
         RemoteBuildError, RemoteFacilitator, RemoteFacilitatorBuilder,
-        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder, RemoteChannels},
+        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder},
     },
     ledger::MemoryLedger,
     server::{ActualPrice, RequestBody, RequirePaymentLayer},
@@ -38,7 +38,7 @@ use super::stage::{Reply, Stage, Turn, refusal, still_pending};
 /// A facilitator that serves channels, a seller's side of it, and a channel.
 struct Bank {
     stage: Stage,
-    channels: RemoteChannels,
+    channels: OnchainChannels,
     channel: Channel,
 }
 

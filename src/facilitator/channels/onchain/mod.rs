@@ -46,6 +46,9 @@ const READS_AFTER: usize = 8;
 
 /// Reads and moves the money of payment channels on one chain, with one or more keys that pay for gas.
 ///
+/// `RemoteFacilitator::channels` (feature `remote`) makes one without keys: somebody else's facilitator
+/// sends its transactions.
+///
 /// The keys hold no customer's money, and must not be used by anybody else, an
 /// [`OnchainFacilitator`](crate::facilitator::OnchainFacilitator) included: account nonces are counted in this process. Transactions of a
 /// process that crashed are not followed further; what they did is found on the chain.

@@ -168,7 +168,7 @@ fn one_row(by_chance: bool, tally: Tally) -> Matrix {
 /// The full matrix: every point, in every flow, on every ledger. Writes the results to `docs/`.
 #[cfg(feature = "test-postgres")]
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes half an hour; CI kills at every point of a first life once"]
+#[ignore = "takes 20 to 30 minutes; CI kills at every point of a first life once"]
 async fn full_matrix() {
     let backends = [Backend::Sqlite, Backend::Postgres];
     let mut costs = std::collections::BTreeMap::new();

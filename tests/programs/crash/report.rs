@@ -24,7 +24,7 @@ written by
 
     cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::full_matrix
 
-which needs PostgreSQL's programs, takes half an hour on two cores, and fails unless *violations* is 0 everywhere.
+which needs PostgreSQL's programs, takes 20 to 30 minutes on two cores, and fails unless *violations* is 0 everywhere.
 
 | facilitator | flow | ledger | points | kills | cuts | by chance | violations | told | dead | commits alone | of 8 |
 |---|---|---|---|---|---|---|---|---|---|---|---|

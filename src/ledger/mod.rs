@@ -48,8 +48,8 @@
 //! 10. **Failures.** A payment whose failure is on record is settled only if the payer presents it again. [`submit`](Ledger::submit)
 //!     and [`SettlementStep::Delegate`] name the number of [failures](Record::failures) that were known when settlement was requested,
 //!     and are refused if more are on record. So a payment queued in one process is not settled after another process has recorded
-//!     a failure. [`SettlementStep::Fail`] is refused before [`Settling::until`] for a payment that another process has submitted
-//!     or delegated, and always if it does not know the payment's newest transaction.
+//!     a failure. [`SettlementStep::Fail`] is refused for a payment that another process has submitted, delegated or claimed last, and if
+//!     it does not know the payment's newest transaction: a process that was held up does not know what became of a later attempt.
 //!
 //! Services that share a payee (`payTo`) must share its ledger. Otherwise one transfer could be credited twice.
 //!

@@ -437,7 +437,7 @@ impl Record {
     /// | `Reorg` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
     /// | `Claim` | `Due`, `Submitted`, `Unknown`, unless another process settles it | unchanged |
     /// | `Delegate` | `Due`, `Submitted`, `Unknown`, unless another process settles it or a failure is not known | `Unknown` |
-    /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process settles it; not if a newer transaction is not known | `Due`, with one failure more |
+    /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process settled it last; not if a newer transaction is not known | `Due`, with one failure more |
     /// | `Invalidate` | anything but `Settled` and `Final` | `Dead` |
     /// | `MarkUnknown` | `Due`, `Submitted`, `Unknown` | `Unknown` |
     ///
@@ -482,7 +482,7 @@ impl Record {
                 self.settlement = Final { transaction, block };
             }
             (SettlementStep::Fail { reason, by, known_transactions }, Due | Submitted | Unknown)
-                if (self.settlement == Due || self.may_be_settled_by(*by, now))
+                if (self.settlement == Due || self.settling.is_none_or(|settling| settling.by == *by))
                     && self.transactions.last().is_none_or(|newest| known_transactions.contains(newest)) =>
             {
                 self.settlement = Due;

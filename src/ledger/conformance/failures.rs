@@ -129,7 +129,17 @@ async fn assert_others_cannot_fail(ledger: &dyn Ledger, clock: &ManualClock, key
     let again = submission(1, 0, &[*key], 1);
     ledger.submit(again.clone()).await.unwrap();
     clock.advance(1);
-    ledger.settle(key, &fail_after(2, &[again.hash])).await.expect("the claim has ended");
+    let refused = ledger.settle(key, &fail_after(2, &[again.hash])).await;
+    assert!(
+        matches!(refused, Err(LedgerError::InvalidTransition(_))),
+        "it has not asked what became of it: {refused:?}"
+    );
+    let claim = SettlementStep::Claim(Settling { by: 2, until: UNTIL + 31 });
+    ledger.settle(key, &claim).await.expect("the other's claim has ended");
+    clock.advance(60);
+    let refused = ledger.settle(key, &fail_after(1, &[again.hash])).await;
+    assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "another has had it since: {refused:?}");
+    ledger.settle(key, &fail_after(2, &[again.hash])).await.expect("nobody has had it since");
 }
 
 /// Two tasks of one process: one finds that the payment was not executed, and the other submits it again before that is on record.

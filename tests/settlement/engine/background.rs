@@ -121,7 +121,7 @@ async fn failure_is_recorded_once_in_the_background() {
     super::nonces::foreign(&stage, 0, 100_000_000).await;
     let failed = SettlementStep::Fail {
         reason: tower_x402::protocol::Reason::InsufficientFunds,
-        by: 0,
+        by: 1,
         known_transactions: vec![transaction],
     };
     stage.ledger.settle(&payment.key(), &failed).await.unwrap();

@@ -3,19 +3,15 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_network::TxSigner;
-use alloy_primitives::{Address, Signature, U256};
-use alloy_provider::Provider;
-use alloy_rpc_client::RpcClient;
+use alloy_primitives::{Signature, U256};
 
-use super::{LONGEST, OnchainBuildError, OnchainFacilitator, Wallets, preflight::preflight};
+use super::{
+    OnchainBuildError, OnchainFacilitator, Wallets,
+    chain_settings::{ChainSettings, LONGEST, MAX_TRANSFER_GAS, chain_setters},
+};
 use crate::{
-    chain::{endpoint::client_at, node::Node, rpc::Rpc},
-    clock::{Clock, SystemClock},
     ledger::Ledger,
-    network::Network,
     settlement::{
-        accounts::SharedSigner,
-        confirmation::Depths,
         engine::{Engine, EngineSettings},
         journal::Journal,
         submitter::SubmitterSettings,
@@ -26,22 +22,12 @@ use crate::{
 /// A builder of an [`OnchainFacilitator`]. Network, node and signer are required; all else has defaults.
 #[must_use]
 pub struct OnchainFacilitatorBuilder {
-    network: Option<Network>,
-    url: Option<String>,
-    client: Option<RpcClient>,
-    signers: Vec<SharedSigner>,
+    chain: ChainSettings,
     ledger: Option<Arc<dyn Ledger>>,
-    clock: Arc<dyn Clock>,
-    max_gas_price: Option<u128>,
-    in_flight: usize,
     contract_wallets: usize,
-    confirm_timeout: Duration,
-    block_time: Option<Duration>,
-    rpc_timeout: Duration,
     max_transfer_gas: u64,
     batch_size: usize,
     batch_gas_cap: u32,
-    depths: Depths,
     backlog: usize,
     reconcile_interval: Duration,
     native_price: Option<Usdc>,
@@ -51,22 +37,12 @@ pub struct OnchainFacilitatorBuilder {
 impl Default for OnchainFacilitatorBuilder {
     fn default() -> Self {
         Self {
-            network: None,
-            url: None,
-            client: None,
-            signers: Vec::new(),
+            chain: ChainSettings::default(),
             ledger: None,
-            clock: Arc::new(SystemClock),
-            max_gas_price: None,
-            in_flight: 16,
             contract_wallets: 8,
-            confirm_timeout: Duration::from_secs(15),
-            block_time: None,
-            rpc_timeout: Duration::from_secs(5),
-            max_transfer_gas: 400_000,
+            max_transfer_gas: MAX_TRANSFER_GAS,
             batch_size: 100,
             batch_gas_cap: 120_000,
-            depths: Depths::default(),
             backlog: 10_000,
             reconcile_interval: Duration::from_secs(5),
             native_price: None,
@@ -76,36 +52,13 @@ impl Default for OnchainFacilitatorBuilder {
 }
 
 impl OnchainFacilitatorBuilder {
-    /// Sets the chain to settle on. Required. [`build`](Self::build) checks that the node is on it.
-    pub fn network(mut self, network: Network) -> Self {
-        self.network = Some(network);
-        self
-    }
-
-    /// Sets the node, by its `http` or `https` URL. The URL may hold a key: it appears in no error, span or `Debug` output.
-    pub fn rpc_url(mut self, url: impl AsRef<str>) -> Self {
-        self.url = Some(url.as_ref().to_owned());
-        self
-    }
-
-    /// Sets the node, as an alloy client with a transport of your choice.
-    pub fn client(mut self, client: RpcClient) -> Self {
-        self.client = Some(client);
-        self
-    }
-
-    /// Sets the node, as an alloy provider. Its transport is used; its fillers, wallet and poll interval are not.
-    pub fn provider<P: Provider<N>, N: alloy_network::Network>(self, provider: P) -> Self {
-        let client = provider.client();
-        let client = RpcClient::new(client.transport().clone(), client.is_local());
-        self.client(client)
-    }
+    chain_setters!();
 
     /// Adds a settlement key, which pays for gas: any alloy transaction signer that signs within five seconds. Required.
     ///
     /// Each key has its own nonces, and so its own [window](Self::in_flight) of transactions. Processes on one ledger may share keys.
     pub fn signer(mut self, signer: impl TxSigner<Signature> + Send + Sync + 'static) -> Self {
-        self.signers.push(Arc::new(signer));
+        self.chain.signers.push(Arc::new(signer));
         self
     }
 
@@ -115,25 +68,13 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
-    /// Sets the clock. Default: the machine's.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
-    }
-
     /// Sets the highest price that is offered for a unit of gas, in wei. While gas costs more, payments are neither verified nor settled:
     /// the error is [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy).
     ///
     /// Default: only the tip is bounded, by 20 times the base fee or 0.1 gwei, whichever is more. If the node refuses such a tip, the
     /// market's tip is offered.
     pub fn max_gas_price(mut self, wei: u128) -> Self {
-        self.max_gas_price = Some(wei);
-        self
-    }
-
-    /// Sets how many transactions of one key may wait for a block at once. Default: 16, about what nodes keep per account.
-    pub fn in_flight(mut self, transactions: usize) -> Self {
-        self.in_flight = transactions;
+        self.chain.max_gas_price = Some(wei);
         self
     }
 
@@ -147,7 +88,7 @@ impl OnchainFacilitatorBuilder {
     /// 15 seconds. The transaction is followed further, and
     /// [`Facilitator::reconcile`](crate::facilitator::Facilitator::reconcile) returns its outcome later.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
-        self.confirm_timeout = timeout.min(LONGEST);
+        self.chain.confirm_timeout = timeout.min(LONGEST);
         self
     }
 
@@ -165,19 +106,7 @@ impl OnchainFacilitatorBuilder {
     /// let builder = OnchainFacilitator::builder().confirmations(U256::from(1_000_000), 10);
     /// ```
     pub fn confirmations(mut self, from: U256, blocks: u64) -> Self {
-        self.depths.add(from, blocks);
-        self
-    }
-
-    /// Sets how long a block takes, at most an hour. Default: measured.
-    pub fn block_time(mut self, block_time: Duration) -> Self {
-        self.block_time = Some(block_time.min(LONGEST));
-        self
-    }
-
-    /// Sets how long one request to the node may take, at most an hour. Default: 5 seconds.
-    pub fn rpc_timeout(mut self, timeout: Duration) -> Self {
-        self.rpc_timeout = timeout.min(LONGEST);
+        self.chain.depths.add(from, blocks);
         self
     }
 
@@ -242,38 +171,22 @@ impl OnchainFacilitatorBuilder {
     ///
     /// # Errors
     /// [`OnchainBuildError`] names the setting to change.
-    pub async fn build(self) -> Result<OnchainFacilitator, OnchainBuildError> {
-        let network = self.network.ok_or(OnchainBuildError::Missing("network"))?;
-        if self.signers.is_empty() {
-            return Err(OnchainBuildError::Missing("signer"));
-        }
-        let accounts: Vec<Address> = self.signers.iter().map(|signer| signer.address()).collect();
-        if let Some(twice) = accounts.iter().enumerate().find(|(index, account)| accounts[..*index].contains(account)) {
-            return Err(OnchainBuildError::SameKey(*twice.1));
-        }
-        let client = match (self.client, self.url) {
-            (Some(client), _) => client,
-            (None, Some(url)) => client_at(&url)?,
-            (None, None) => return Err(OnchainBuildError::Missing("rpc_url, client or provider")),
-        };
+    pub async fn build(mut self) -> Result<OnchainFacilitator, OnchainBuildError> {
         if self.refuse_losses && self.native_price.is_none() {
             return Err(OnchainBuildError::Missing("native_price, without which refuse_losses cannot tell a loss"));
         }
-        let rpc = Rpc::new(client, self.rpc_timeout);
-        let node = Node::new(network, rpc, self.max_transfer_gas, self.max_gas_price, self.block_time);
-        let node = Arc::new(node.ok_or(OnchainBuildError::Probe)?);
-        preflight(&node, &*self.clock, &accounts).await?;
-        let journal = Journal::new(self.ledger, self.clock).ok_or(OnchainBuildError::Randomness)?;
+        let node = self.chain.connect(self.max_transfer_gas).await?;
+        let journal = Journal::new(self.ledger, self.chain.clock).ok_or(OnchainBuildError::Randomness)?;
         let settings = EngineSettings {
-            signers: self.signers,
-            in_flight: self.in_flight,
+            signers: self.chain.signers,
+            in_flight: self.chain.in_flight,
             submitter: SubmitterSettings {
                 gas_cap: self.max_transfer_gas,
                 batch_gas_cap: self.batch_gas_cap,
-                confirm_timeout: self.confirm_timeout,
+                confirm_timeout: self.chain.confirm_timeout,
             },
             batch_size: self.batch_size,
-            depths: self.depths,
+            depths: self.chain.depths,
             backlog: self.backlog,
             native_price: self.native_price,
             refuse_losses: self.refuse_losses,
@@ -286,6 +199,6 @@ impl OnchainFacilitatorBuilder {
 
 impl fmt::Debug for OnchainFacilitatorBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnchainFacilitatorBuilder").field("network", &self.network).finish_non_exhaustive()
+        f.debug_struct("OnchainFacilitatorBuilder").field("network", &self.chain.network).finish_non_exhaustive()
     }
 }

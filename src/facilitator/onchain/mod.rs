@@ -1,6 +1,7 @@
 //! The facilitator that settles on a chain itself, over JSON-RPC.
 
 mod builder;
+mod chain_settings;
 mod preflight;
 mod wallets;
 
@@ -10,8 +11,11 @@ use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
 
+pub(super) use self::chain_settings::LONGEST;
+#[cfg(any(feature = "vouchers", feature = "remote"))]
+pub(super) use self::chain_settings::MAX_TRANSFER_GAS;
 #[cfg(feature = "vouchers")]
-pub(super) use self::preflight::preflight;
+pub(super) use self::chain_settings::{ChainSettings, chain_setters};
 use self::wallets::Wallets;
 pub use self::{builder::OnchainFacilitatorBuilder, preflight::OnchainBuildError};
 pub use crate::{chain::batch_settler::BatchSettler, settlement::costs::SettlementStats};
@@ -25,9 +29,6 @@ use crate::{
     telemetry,
     usdc::Usdc,
 };
-
-/// Longer durations are cut to this one.
-const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// Verifies and settles EIP-3009 payments on one chain, with one or more settlement keys.
 ///

@@ -15,11 +15,7 @@ const SKEW_WARNING: u64 = 30;
 const SKEW_LIMIT: u64 = 86_400;
 
 /// Checks chain, clock and balances, and so finds most mistakes before they cost a payment.
-pub(in crate::facilitator) async fn preflight(
-    node: &Node,
-    clock: &dyn Clock,
-    accounts: &[Address],
-) -> Result<(), OnchainBuildError> {
+pub(super) async fn preflight(node: &Node, clock: &dyn Clock, accounts: &[Address]) -> Result<(), OnchainBuildError> {
     let (rpc, network) = (node.rpc(), node.network());
     let found = rpc.chain_id().await.map_err(|_| OnchainBuildError::Node)?;
     if found != network.chain_id() {

@@ -57,14 +57,12 @@ mod confirming {
             receipt_check::ExpectedTransfer,
             rpc::{Receipt, Rpc, RpcFailure},
         },
-        facilitator::{FacilitatorError, remote::RemoteBuildError},
+        facilitator::{FacilitatorError, onchain::MAX_TRANSFER_GAS, remote::RemoteBuildError},
         network::Network,
         payment::{Funds, Prechecked, SettlementOutcome},
         settlement::{finality::FinalityTracker, journal::Journal, reconciler::Reconcile},
     };
 
-    /// Gas that a simulated transfer may use; the default of the on-chain facilitator.
-    const MAX_TRANSFER_GAS: u64 = 400_000;
     /// The longest that one request to the node may take.
     const MAX_TIMEOUT: Duration = Duration::from_secs(5);
     /// How long to wait for a transaction that the facilitator names: the node may lag behind the facilitator's.

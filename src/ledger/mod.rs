@@ -146,6 +146,8 @@ pub use record::{
 };
 pub use responses::{ResponseLimits, StoredResponse};
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
+#[cfg(feature = "server")]
+pub(crate) use retry::Pauses;
 pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;

@@ -1,12 +1,37 @@
-//! Recording facts about the chain in a ledger that may fail for a moment.
+//! Steps of a ledger that may fail for a moment.
 
 use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
 
 use super::{Ledger, LedgerError, SettlementStep};
 use crate::payment::PaymentKey;
 
-/// The number of tries.
-const TRIES: u32 = 5;
+/// The longest pause between two tries.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// The pauses between tries, each twice as long as the one before.
+pub(crate) struct Pauses {
+    next: Duration,
+    until: Instant,
+}
+
+impl Pauses {
+    /// Makes pauses from `first` on. No try begins later than `within` from now.
+    pub(crate) fn new(first: Duration, within: Duration) -> Self {
+        Self { next: first, until: Instant::now() + within }
+    }
+
+    /// Waits before the next try. Returns `false`, at once, if there is to be none.
+    pub(crate) async fn wait(&mut self) -> bool {
+        if Instant::now() + self.next > self.until {
+            return false;
+        }
+        sleep(self.next).await;
+        self.next = (self.next * 2).min(LONGEST);
+        true
+    }
+}
 
 /// Takes a step of settlement. If the backend fails, tries again, five times within two seconds: a fact about the chain stays true.
 ///
@@ -19,18 +44,16 @@ pub(crate) async fn settle_with_retries(
     key: &PaymentKey,
     step: &SettlementStep,
 ) -> Result<bool, LedgerError> {
-    let mut tries = 0_u32;
+    let mut pauses = Pauses::new(Duration::from_millis(100), Duration::from_secs(2));
     loop {
         let error = match ledger.settle(key, step).await {
             Ok(()) => return Ok(true),
             Err(LedgerError::InvalidTransition(_)) => return Ok(false),
             Err(error) => error,
         };
-        tries += 1;
-        if tries == TRIES || !matches!(error, LedgerError::Backend(_)) {
+        if !matches!(error, LedgerError::Backend(_)) || !pauses.wait().await {
             return Err(error);
         }
-        tracing::warn!(%error, tries, payer = %key.payer, nonce = %key.nonce, "the ledger did not take an outcome");
-        tokio::time::sleep(Duration::from_millis(50 << tries)).await;
+        tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "the ledger did not take an outcome");
     }
 }

@@ -12,16 +12,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use crate::{
-    ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Record, Reservation},
+    ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Pauses, Record, Reservation},
     payment::{PaymentKey, Verified},
 };
-
-/// For how long a ledger that fails is asked to take a step after the work, the last try not included, and the first pause.
-const RETRY_FOR: Duration = Duration::from_secs(2);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// A leased payment: its record, and the right to change it.
 ///
@@ -105,9 +101,9 @@ impl HeldLease {
         step: FulfilmentStep,
     ) -> Result<(), LedgerError> {
         match ledger.fulfil(&self.record.lease(), &step).await {
-            Err(LedgerError::Backend(error)) => {
+            Err(error @ LedgerError::Backend(_)) => {
                 tracing::warn!(%error, "the ledger did not take a step");
-                Box::pin(step_again(ledger, &self.record.lease(), &step)).await?;
+                Box::pin(step_again(ledger, &self.record.lease(), &step, error)).await?;
             }
             answer => answer?,
         }
@@ -199,28 +195,31 @@ async fn give_back(ledger: &dyn Ledger, record: &Record) -> Result<(), LedgerErr
     ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await
 }
 
-async fn step_again(ledger: &dyn Ledger, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-    let until = Instant::now() + RETRY_FOR;
-    let mut pause = FIRST_PAUSE;
-    loop {
-        tokio::time::sleep(pause).await;
-        pause *= 2;
-        let mut error = match ledger.fulfil(lease, step).await {
+async fn step_again(
+    ledger: &dyn Ledger,
+    lease: &Lease,
+    step: &FulfilmentStep,
+    mut error: LedgerError,
+) -> Result<(), LedgerError> {
+    let mut pauses = pauses_after_work();
+    while pauses.wait().await {
+        error = match ledger.fulfil(lease, step).await {
             Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
-        if !matches!(error, LedgerError::Backend(_)) {
+            Err(error @ LedgerError::Backend(_)) => error,
             // It may have been taken before, and the answer was lost.
-            match ledger.get(&lease.key).await {
+            Err(error) => match ledger.get(&lease.key).await {
                 Ok(Some(record)) if record.epoch == lease.epoch && has_taken(&record, step) => return Ok(()),
                 Ok(_) => return Err(error),
-                Err(unknown) => error = unknown,
-            }
-        }
-        if Instant::now() + pause > until {
-            return Err(error);
-        }
+                Err(unknown) => unknown,
+            },
+        };
     }
+    Err(error)
+}
+
+/// For how long, and how often, a ledger that fails is asked to take a step after the work.
+pub(super) fn pauses_after_work() -> Pauses {
+    Pauses::new(Duration::from_millis(50), Duration::from_secs(2))
 }
 
 fn has_taken(record: &Record, step: &FulfilmentStep) -> bool {

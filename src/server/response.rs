@@ -26,17 +26,15 @@ use super::{
     answer::{Receipt, mark_paid},
     lease::InProgress,
 };
-use crate::ledger::{FulfilmentStep, Lease, Ledger, LedgerError, StoredResponse};
+use crate::ledger::{FulfilmentStep, Lease, Ledger, LedgerError, Pauses, StoredResponse};
 #[cfg(feature = "vouchers")]
 use crate::{ledger::channels::ChannelLedger, payment::PaymentKey};
 
 /// How long a response may take to finish after its client went away.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// For how long a ledger that fails is asked to keep a response, and the pauses in between, doubled up to the longest.
+/// For how long a ledger that fails is asked to keep a response.
 const KEEP_FOR: Duration = Duration::from_secs(60);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 pin_project! {
     /// The body of a response from [`RequirePayment`](super::RequirePayment): the handler's, streamed, or the layer's own.
@@ -491,17 +489,14 @@ async fn store(head: StoredResponse, copy: Option<BytesMut>, target: RecordingTa
 
 /// Keeps a response, with retries: it may be paid for already, and this is the only copy. Returns `true` if the ledger took it.
 async fn keep(ledger: &RecordingLedger, response: StoredResponse) -> bool {
-    let until = Instant::now() + KEEP_FOR;
-    let mut pause = FIRST_PAUSE;
-    loop {
-        let Err(error) = ledger.store(response.clone()).await else { return true };
+    let mut pauses = Pauses::new(Duration::from_millis(100), KEEP_FOR);
+    while let Err(error) = ledger.store(response.clone()).await {
         tracing::warn!(%error, "a response was not kept for replays");
-        if Instant::now() + pause > until {
+        if !pauses.wait().await {
             return false;
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
+    true
 }
 
 /// Losing this step costs nothing: a produced response is replayed like a delivered one.

@@ -18,7 +18,7 @@ use tracing::Instrument as _;
 
 use super::{
     answer::{self, Answer, Receipt, RequestContext, mark_paid},
-    lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy},
+    lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy, pauses_after_work},
     offer::VoucherOffer,
     payment_header::{Message, PAYMENT_SIGNATURE, RawHeader, X_PAYMENT},
     request_body::{LazyBody, RequestBody},
@@ -43,9 +43,6 @@ use crate::{
 const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 /// How often a channel that another process holds is looked at.
 const POLL: Duration = Duration::from_millis(100);
-/// For how long a ledger that fails is asked to charge for work that is done, and the first pause.
-const RETRY_FOR: Duration = Duration::from_secs(2);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a request cost, if that is less than its price. A handler puts it into the extensions of its response.
 ///
@@ -526,8 +523,7 @@ impl Sale {
 
     /// Charges for work that is done. If the ledger fails it is asked again for a while.
     async fn charge(&self, held: &ChannelRecord, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError> {
-        let until = Instant::now() + RETRY_FOR;
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = pauses_after_work();
         loop {
             let error = match self.channels.advance(&held.id, step).await {
                 Ok(record) => return Ok(record),
@@ -543,11 +539,9 @@ impl Sale {
                 },
                 _ => return Err(error),
             }
-            if Instant::now() + pause > until {
+            if !pauses.wait().await {
                 return Err(error);
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
         }
     }
 

@@ -290,17 +290,10 @@ impl RequestContext {
 
     /// The work was begun and failed. A client that paid for it before is told so: to pay anew would be to pay twice.
     pub(super) fn unfinished(&self, why: Unfinished, record: &Record) -> Answer {
-        let (status, error, what) = match why {
-            Unfinished::TooSlow => {
-                (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline")
-            }
-            Unfinished::BrokeOff => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off")
-            }
-        };
+        let Unfinished(status, error, what) = why;
         match record.settlement.paid_by() {
             Some(transaction) => self.paid_but_unfinished(record, transaction, status, error, what),
-            None => Answer::problem(status, error, &format!("{what}; nothing was charged for it"), None),
+            None => unfinished(why),
         }
     }
 
@@ -363,6 +356,11 @@ impl RequestContext {
             .retry_after(RETRY_SOON)
             .counted(RequestOutcome::Pending)
     }
+}
+
+/// The work was begun and failed, and nobody has paid for it.
+pub(super) fn unfinished(Unfinished(status, error, what): Unfinished) -> Answer {
+    Answer::problem(status, error, &format!("{what}; nothing was charged for it"), None)
 }
 
 /// The payment was presented with another request before.

@@ -488,7 +488,7 @@ async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Resul
     tokio::time::timeout_at(deadline, event).await.map_err(|_| answer::in_progress())
 }
 
-/// Runs work on a payment in a task of its own, so that neither a client that goes away nor a timeout above cancels it (invariant I5).
+/// Runs work on a payment [detached](work::detached).
 pub(super) struct Detached {
     facilitator: Arc<dyn Facilitator>,
     key: PaymentKey,
@@ -508,9 +508,9 @@ impl Detached {
     where
         T: Send + 'static,
     {
-        match tokio::spawn(work.in_current_span()).await {
-            Ok(done) => Ok(done),
-            Err(_panicked) => {
+        match work::detached(work).await {
+            Some(done) => Ok(done),
+            None => {
                 // Without the ledger there is less to say, and nothing else to do.
                 let record = self.facilitator.ledger().get(&self.key).await.ok().flatten();
                 Err(answer::panicked(record.as_ref(), &self.payer, self.version))

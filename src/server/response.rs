@@ -132,13 +132,15 @@ pub(super) fn replayed<R>(stored: &StoredResponse, receipt: Receipt) -> Response
     Response::from_parts(parts, body)
 }
 
-/// Why work that was begun came to nothing.
+/// Why work that was begun came to nothing, as the client is told.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Unfinished {
-    /// It took longer than it may.
-    TooSlow,
-    /// The handler's response ended before its end.
-    BrokeOff,
+pub(super) struct Unfinished(pub(super) StatusCode, pub(super) &'static str, pub(super) &'static str);
+
+impl Unfinished {
+    pub(super) const TOO_SLOW: Self =
+        Self(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline");
+    pub(super) const BROKE_OFF: Self =
+        Self(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off");
 }
 
 /// The body of a response that is being paid for. Dropped before it is [delivered](Self::deliver), what was being recorded is still
@@ -164,7 +166,7 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
             return Ok(Self::Streaming(body));
         };
         let read = tokio::time::timeout_at(deadline, read_exactly(body, length)).await;
-        let (bytes, trailers) = read.map_err(|_elapsed| Unfinished::TooSlow)?.ok_or(Unfinished::BrokeOff)?;
+        let (bytes, trailers) = read.map_err(|_elapsed| Unfinished::TOO_SLOW)?.ok_or(Unfinished::BROKE_OFF)?;
         Ok(Self::Whole { bytes, trailers })
     }
 
@@ -199,8 +201,8 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
         let begun = tokio::time::timeout_at(deadline, recorder.begin()).await;
         let why = match begun {
             Ok(true) => return Ok(()),
-            Ok(false) => Unfinished::BrokeOff,
-            Err(_elapsed) => Unfinished::TooSlow,
+            Ok(false) => Unfinished::BROKE_OFF,
+            Err(_elapsed) => Unfinished::TOO_SLOW,
         };
         recorder.discard();
         Err(why)

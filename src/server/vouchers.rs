@@ -5,25 +5,23 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256, keccak256};
+use alloy_primitives::{Address, B256, U256, keccak256};
 use bytes::Bytes;
-use http::{HeaderName, Request, Response, StatusCode, request::Parts, response};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, request::Parts, response};
 use http_body::Body;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
-use tower::ServiceExt as _;
 use tower_service::Service;
-use tracing::Instrument as _;
 
 use super::{
     answer::{self, Answer, Receipt, RequestContext, mark_paid},
     lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy, pauses_after_work},
     offer::VoucherOffer,
-    payment_header::{Message, PAYMENT_SIGNATURE, RawHeader, X_PAYMENT},
+    payment_header::{Message, RawHeader},
     request_body::{LazyBody, RequestBody},
-    response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, Unfinished, replayed},
-    work::VerifiedPayment,
+    response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, replayed},
+    work::{NotCharged, VerifiedPayment, detached, paid_head, run_handler},
 };
 use crate::{
     channels::Channels,
@@ -33,7 +31,7 @@ use crate::{
         channels::{Answer as Charged, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
     payment::PaymentKey,
-    protocol::{PaymentFlow, PaymentId, PaymentPayload, PaymentRequirements, Verbatim},
+    protocol::{PaymentFlow, PaymentId, PaymentPayload, PaymentRequirements, Verbatim, Version},
     telemetry::{self, RequestOutcome},
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, ChannelPayload, Deposit, RefundRequest, SCHEME, Voucher, reason},
@@ -103,28 +101,19 @@ where
         Err(answer) => return Ok(answer.into_response()),
     };
     let mut sale = Sale { channels, context, presented: read, request: B256::ZERO, has_secret: false };
-    match sale.begin(&payment, &parts, body).await {
-        Err(answer) => Ok(answer.into_response()),
+    let done = match sale.begin(&payment, &parts, body).await {
+        Err(answer) => return Ok(answer.into_response()),
         Ok(Begun::Replay(stored, charged, record)) => {
             telemetry::request(RequestOutcome::Replayed);
-            Ok(match sale.context.voucher_receipt(&sale.told(&charged, &record), None) {
+            return Ok(match sale.context.voucher_receipt(&sale.told(&charged, &record), None) {
                 Some(receipt) => replayed(&stored, receipt),
                 None => answer::not_kept().into_response(),
-            })
+            });
         }
-        Ok(Begun::Refund(held)) => {
-            let refunding = tokio::spawn(async move { sale.refund(held).await }.in_current_span());
-            Ok(match refunding.await {
-                Ok(Ok(answer) | Err(answer)) => answer.into_response(),
-                Err(_panicked) => answer::panicked(None, "", Default::default()).into_response(),
-            })
-        }
-        Ok(Begun::Work(held, body)) => {
-            // In a task of its own, so that a client that goes away does not cancel it (invariant I5).
-            let working = tokio::spawn(async move { sale.work(held, inner, parts, body).await }.in_current_span());
-            working.await.unwrap_or_else(|_panicked| Ok(answer::panicked(None, "", Default::default()).into_response()))
-        }
-    }
+        Ok(Begun::Refund(held)) => detached(async move { Ok(sale.refund(held).await.into_response()) }).await,
+        Ok(Begun::Work(held, body)) => detached(sale.work(held, inner, parts, body)).await,
+    };
+    done.unwrap_or_else(|| Ok(answer::panicked(None, "", Version::V2).into_response()))
 }
 
 /// What was presented, authenticated: the channel exists if something was deposited into it, and its payer signed.
@@ -454,46 +443,45 @@ impl Sale {
         B: Body<Data = Bytes> + Send + 'static,
         R: Body<Data = Bytes> + Send + 'static,
     {
-        let config = self.context.config.clone();
-        let deadline = Instant::now() + config.settings.limits.handler_deadline;
-        let request = self.handlers_request(&held, parts, body);
-        let response = match tokio::time::timeout_at(deadline, inner.oneshot(request)).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => {
-                telemetry::request(RequestOutcome::Failed);
-                held.lease.release().await;
-                return Err(error);
+        let settings = &self.context.config.settings;
+        let deadline = Instant::now() + settings.limits.handler_deadline;
+        let paid = Request::from_parts(paid_head(parts, self.verified_payment(&held)), body.into_unhashed());
+        let limit = self.channels.ledger().channel_response_limit();
+        match run_handler(inner, paid, settings, limit, deadline).await {
+            Ok((parts, body)) => {
+                Ok(self.after_work(held, parts, body, deadline).await.unwrap_or_else(Answer::into_response))
             }
-            Err(_elapsed) => return Ok(self.unfinished(Unfinished::TooSlow, &mut held).await.into_response()),
-        };
-        let (mut parts, body) = response.into_parts();
-        let asked = actual_price(&mut parts, self.presented.price);
-        if !config.settings.is_success(&parts) {
-            telemetry::request(RequestOutcome::Unsuccessful);
-            if let Some(receipt) = self.uncharged(&mut held).await {
-                mark_paid(&mut parts, receipt);
+            Err(mut why) => {
+                if let NotCharged::Unsuccessful(parts, _) = &mut why {
+                    take_overrides(parts);
+                }
+                why.answer(self.uncharged(&mut held).await, answer::unfinished)
             }
-            return Ok(Response::from_parts(parts, ResponseBody::inner(body)));
         }
-        let amount = match asked {
+    }
+
+    /// Charges for the response of work that succeeded, and lets the client have it. The error is what the client is told instead.
+    async fn after_work<R: Body<Data = Bytes> + Send + 'static>(
+        &self,
+        mut held: Box<Held>,
+        mut parts: response::Parts,
+        mut body: PaidBody<R>,
+        deadline: Instant,
+    ) -> Result<Response<ResponseBody<R>>, Answer> {
+        let amount = match actual_price(&mut parts, self.presented.price) {
             Ok(amount) => amount,
             Err(why) => {
                 tracing::error!(why, "a handler asked for another price than it may; nothing was charged");
                 let detail = "the work was not priced as it may be; nothing was charged for it";
                 let answer = Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None);
-                return Ok(answer.with_receipt(self.uncharged(&mut held).await).into_response());
+                return Err(answer.with_receipt(self.uncharged(&mut held).await));
             }
         };
-        let limit = self.channels.ledger().channel_response_limit();
-        let mut body = match PaidBody::read(&parts, body, limit, deadline).await {
-            Ok(body) => body,
-            Err(why) => return Ok(self.unfinished(why, &mut held).await.into_response()),
-        };
-        let now = config.settings.clock.now();
+        let now = self.context.config.settings.clock.now();
         if !body.is_whole() {
             body = body.record(&parts, self.recording(&held.lease.record, now));
             if let Err(why) = body.begin(deadline).await {
-                return Ok(self.unfinished(why, &mut held).await.into_response());
+                return Err(answer::unfinished(why).with_receipt(self.uncharged(&mut held).await));
             }
         }
         let response = body.to_keep(&parts, now);
@@ -503,7 +491,7 @@ impl Sale {
             // The response is not given, and the channel is freed.
             Err(error) => {
                 body.discard();
-                return Ok(self.not_charged(&error).into_response());
+                return Err(self.not_charged(&error));
             }
         }
         telemetry::request(RequestOutcome::Paid);
@@ -546,38 +534,33 @@ impl Sale {
     }
 
     /// Refunds what is left, or as much of it as was asked for.
-    async fn refund(self, mut held: Box<Held>) -> Result<Answer, Answer> {
+    async fn refund(self, mut held: Box<Held>) -> Answer {
         let Presented { voucher, refund, .. } = &self.presented;
         let refunded = self.channels.refund(&held.lease.record, voucher, refund.flatten()).await;
         held.lease.release().await;
-        let (executed, record) = refunded.map_err(|error| self.not_moved(&error))?;
+        let (executed, record) = match refunded {
+            Ok(refunded) => refunded,
+            Err(error) => return self.not_moved(&error),
+        };
         let body = serde_json::json!({ "message": "Refund acknowledged", "channelId": record.id });
         let told = Told { charged: None, record: &record, total: record.charged };
-        Ok(Answer::done(&body).with_receipt(self.context.voucher_receipt(&told, Some(&executed))))
+        Answer::done(&body).with_receipt(self.context.voucher_receipt(&told, Some(&executed)))
     }
 
-    /// Makes the handler's request: with the payment in its extensions, and without the header that carried it.
-    fn handlers_request<B: Body<Data = Bytes>>(
-        &self,
-        held: &Held,
-        mut parts: Parts,
-        body: LazyBody<B>,
-    ) -> Request<RequestBody<B>> {
+    /// Returns the payment as the handler sees it.
+    fn verified_payment(&self, held: &Held) -> VerifiedPayment {
         let ChannelRecord { config, network, .. } = &held.lease.record;
-        parts.extensions.insert(VerifiedPayment {
+        VerifiedPayment {
             payer: config.payer,
             pay_to: config.receiver,
-            amount: alloy_primitives::U256::from(self.presented.price),
+            amount: U256::from(self.presented.price),
             asset: config.token,
             network: *network,
             nonce: self.request,
             flow: PaymentFlow::Authorization,
             transaction: held.deposit.map(|deposit| deposit.transaction),
             attempt: 1,
-        });
-        parts.headers.remove(&PAYMENT_SIGNATURE);
-        parts.headers.remove(&X_PAYMENT);
-        Request::from_parts(parts, body.into_unhashed())
+        }
     }
 
     /// Returns what the payer is told of a request that was charged for.
@@ -590,19 +573,6 @@ impl Sale {
         let record = held.lease.release().await;
         let told = Told { charged: Some(0), record, total: record.charged };
         held.deposit.as_ref().and_then(|deposit| self.context.voucher_receipt(&told, Some(deposit)))
-    }
-
-    async fn unfinished(&self, why: Unfinished, held: &mut Held) -> Answer {
-        let (status, code, what) = match why {
-            Unfinished::TooSlow => {
-                (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline")
-            }
-            Unfinished::BrokeOff => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off")
-            }
-        };
-        let answer = Answer::problem(status, code, &format!("{what}; nothing was charged for it"), None);
-        answer.with_receipt(self.uncharged(held).await)
     }
 
     /// The work is done, and the books did not take the charge for it.
@@ -713,10 +683,14 @@ async fn release(channels: &Channels, record: &ChannelRecord) -> Option<ChannelR
     freed.inspect_err(|error| tracing::warn!(%error, channel = %record.id, "a channel was not freed")).ok()
 }
 
-/// Takes out of a response what the handler asks for it, in atomic units. The error says what is wrong with it.
+/// Takes out of a response what the handler says of its price.
+fn take_overrides(parts: &mut response::Parts) -> (Option<ActualPrice>, Option<HeaderValue>) {
+    (parts.extensions.remove(), parts.headers.remove(&OVERRIDES))
+}
+
+/// Returns what the handler asks for its response, in atomic units. The error says what is wrong with it.
 fn actual_price(parts: &mut response::Parts, price: u128) -> Result<u128, &'static str> {
-    let header = parts.headers.remove(&OVERRIDES);
-    let amount = match (parts.extensions.remove::<ActualPrice>(), header) {
+    let amount = match take_overrides(parts) {
         (Some(ActualPrice(amount)), _) => amount.atomic().into(),
         (None, Some(header)) => overridden(header.as_bytes(), price).ok_or("Settlement-Overrides cannot be read")?,
         (None, None) => price,

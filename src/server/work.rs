@@ -1,27 +1,30 @@
 //! The work on a leased payment: verify, admit, run the handler, keep the response, settle.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 use http_body::Body;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tower::ServiceExt as _;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use super::{
-    answer::{self, Answer, mark_paid},
+    answer::{self, Answer, Receipt, mark_paid},
+    builder::Settings,
     lease::HeldLease,
     paid_request::PaidRequest,
-    request_body::{LazyBody, RequestBody, SoFarRead},
+    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
+    request_body::{LazyBody, RequestBody},
     response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, Unfinished},
     settlement::Settler,
 };
 use crate::{
     ledger::{BodyDigest, FulfilmentStep, LedgerError, Record, Settlement},
     network::Network,
-    protocol::{PaymentFlow, Version, header_name},
+    protocol::{PaymentFlow, Version},
     telemetry::{self, RequestOutcome},
 };
 
@@ -106,43 +109,79 @@ where
         return Ok(answer.into_response());
     }
     let deadline = Instant::now() + config.settings.limits.handler_deadline;
-    let (paid, read) = paid_request(parts, body, VerifiedPayment::of(lease.record()));
-    let response = match tokio::time::timeout_at(deadline, inner.oneshot(paid)).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(error)) => {
-            telemetry::request(RequestOutcome::Failed);
-            lease.release(read.digest()).await;
-            return Err(error);
-        }
-        Err(_elapsed) => return Ok(unfinished(Unfinished::TooSlow, &request, &mut lease, &read).await),
-    };
-    let (mut parts, body) = response.into_parts();
-    if !config.settings.is_success(&parts) {
-        telemetry::request(RequestOutcome::Unsuccessful);
-        lease.release(read.digest()).await;
-        // Charged only if the money moved before the work.
-        if let Some(receipt) = request.context.receipt(lease.record()) {
-            mark_paid(&mut parts, receipt);
-        }
-        return Ok(Response::from_parts(parts, ResponseBody::inner(body)));
-    }
-    // A body that can be kept is part of the work: it is complete, and kept, before the payment is settled.
+    let (body, read) = body.into_hashed();
+    let paid = Request::from_parts(paid_head(parts, VerifiedPayment::of(lease.record())), body);
     let limit = request.facilitator.ledger().response_limit();
-    match PaidBody::read(&parts, body, limit, deadline).await {
-        Ok(body) => Ok(Box::pin(after_work(&mut request, &mut lease, read.digest(), parts, body)).await),
-        Err(why) => Ok(unfinished(why, &request, &mut lease, &read).await),
+    match run_handler(inner, paid, &config.settings, limit, deadline).await {
+        Ok((parts, body)) => Ok(Box::pin(after_work(&mut request, &mut lease, read.digest(), parts, body)).await),
+        Err(why) => {
+            lease.release(read.digest()).await;
+            let (context, record) = (&request.context, lease.record());
+            // Charged only if the money moved before the work.
+            why.answer(context.receipt(record), |why| context.unfinished(why, record))
+        }
     }
 }
 
-async fn unfinished<R>(
-    why: Unfinished,
-    request: &PaidRequest,
-    lease: &mut HeldLease,
-    read: &SoFarRead,
-) -> Response<ResponseBody<R>> {
-    let answer = request.context.unfinished(why, lease.record());
-    lease.release(read.digest()).await;
-    answer.into_response()
+/// Why the handler's work is not charged for.
+pub(super) enum NotCharged<R, E> {
+    Unsuccessful(response::Parts, R),
+    Unfinished(Unfinished),
+    Failed(E),
+}
+
+impl<R, E> NotCharged<R, E> {
+    /// Answers, with the receipt if there is one all the same.
+    pub(super) fn answer(
+        self,
+        receipt: Option<Receipt>,
+        unfinished: impl FnOnce(Unfinished) -> Answer,
+    ) -> Result<Response<ResponseBody<R>>, E> {
+        match self {
+            Self::Unsuccessful(mut parts, body) => {
+                if let Some(receipt) = receipt {
+                    mark_paid(&mut parts, receipt);
+                }
+                Ok(Response::from_parts(parts, ResponseBody::inner(body)))
+            }
+            Self::Unfinished(why) => Ok(unfinished(why).with_receipt(receipt).into_response()),
+            Self::Failed(error) => Err(error),
+        }
+    }
+}
+
+/// Runs the handler until `deadline`. A body that fits into the ledger is part of the work: it is read to its end.
+pub(super) async fn run_handler<S, B, R>(
+    inner: S,
+    request: Request<RequestBody<B>>,
+    settings: &Settings,
+    response_limit: usize,
+    deadline: Instant,
+) -> Result<(response::Parts, PaidBody<R>), NotCharged<R, S::Error>>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let (parts, body) = match timeout_at(deadline, inner.oneshot(request)).await {
+        Ok(Ok(response)) => response.into_parts(),
+        Ok(Err(error)) => {
+            telemetry::request(RequestOutcome::Failed);
+            return Err(NotCharged::Failed(error));
+        }
+        Err(_elapsed) => return Err(NotCharged::Unfinished(Unfinished::TOO_SLOW)),
+    };
+    if !settings.is_success(&parts) {
+        telemetry::request(RequestOutcome::Unsuccessful);
+        return Err(NotCharged::Unsuccessful(parts, body));
+    }
+    let body = PaidBody::read(&parts, body, response_limit, deadline).await.map_err(NotCharged::Unfinished)?;
+    Ok((parts, body))
+}
+
+/// Runs work in a task of its own, so that neither a client that goes away nor a timeout above cancels it (invariant I5). Returns `None`
+/// if it panicked.
+pub(super) async fn detached<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    tokio::spawn(work.in_current_span()).await.ok()
 }
 
 /// Verifies and admits the payment and, where the flow wants it, settles it. The error is what the client is told.
@@ -263,16 +302,11 @@ async fn defer(request: &PaidRequest, lease: &mut HeldLease) -> Result<bool, Ans
     }
 }
 
-/// Makes the handler's request: with the payment in its extensions, and without the header that carried it.
-fn paid_request<B: Body<Data = Bytes>>(
-    mut parts: Parts,
-    body: LazyBody<B>,
-    payment: VerifiedPayment,
-) -> (Request<RequestBody<B>>, SoFarRead) {
+/// Makes the head of the handler's request: with the payment in its extensions, and without the header that carried it.
+pub(super) fn paid_head(mut parts: Parts, payment: VerifiedPayment) -> Parts {
     parts.extensions.insert(payment);
     // Bearer data until the payment is settled; a handler that logs its headers must not log it.
-    parts.headers.remove(header_name::PAYMENT_SIGNATURE);
-    parts.headers.remove(header_name::X_PAYMENT);
-    let (body, read) = body.into_hashed();
-    (Request::from_parts(parts, body), read)
+    parts.headers.remove(&PAYMENT_SIGNATURE);
+    parts.headers.remove(&X_PAYMENT);
+    parts
 }

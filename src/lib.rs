@@ -114,6 +114,10 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(any(feature = "client", feature = "facilitator"))]
+#[macro_use]
+mod debug;
+
 #[cfg(any(feature = "onchain", feature = "remote", feature = "reqwest"))]
 mod body;
 #[cfg(feature = "onchain")]

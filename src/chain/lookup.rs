@@ -7,7 +7,7 @@
 //! `Transfer(payer → payee, amount)` right after it. The same rule holds for this crate's own settlements. `authorizationState`
 //! does not prove a payment, since cancelling an authorization sets it too.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
@@ -317,8 +317,4 @@ impl From<RpcFailure> for LookupError {
     }
 }
 
-impl fmt::Debug for PaymentLookup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PaymentLookup").field("network", &self.network).finish_non_exhaustive()
-    }
-}
+debug_fields!(PaymentLookup { network });

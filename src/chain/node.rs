@@ -2,7 +2,7 @@
 //!
 //! Settlement and the confirmation of remote settlements talk to a chain through this type only.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use alloy_primitives::{B256, Bytes, U256};
 use tokio::time::Instant;
@@ -182,8 +182,4 @@ impl Node {
     }
 }
 
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Node").field("network", &self.network).finish_non_exhaustive()
-    }
-}
+debug_fields!(Node { network });

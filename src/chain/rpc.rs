@@ -2,7 +2,7 @@
 //!
 //! Requests go to the transport directly, since alloy's client traces whole requests, and ours hold payers' signatures.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use alloy_json_rpc::{Request, RequestPacket, ResponsePacket, ResponsePayload, RpcError, SerializedRequest};
 use alloy_primitives::{Address, B256, Bytes, U64, U256};
@@ -173,11 +173,7 @@ impl Rpc {
     }
 }
 
-impl fmt::Debug for Rpc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rpc").field("timeout", &self.timeout).finish_non_exhaustive()
-    }
-}
+debug_fields!(Rpc { timeout });
 
 /// How a simulated call reverts.
 #[cfg(feature = "vouchers")]

@@ -5,7 +5,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -199,11 +198,7 @@ impl Drop for Sending {
     }
 }
 
-impl fmt::Debug for RpcBatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RpcBatcher").field("waiting", &self.gathering().waiting.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(RpcBatcher |this| { waiting: this.gathering().waiting.len() });
 
 #[cfg(test)]
 mod tests {

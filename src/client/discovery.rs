@@ -1,6 +1,6 @@
 //! Discovery: lists the resources that a facilitator knows.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use ::reqwest::{Client, ClientBuilder, StatusCode, redirect};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
@@ -142,12 +142,8 @@ impl DiscoveryClient {
     }
 }
 
-impl fmt::Debug for DiscoveryClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Path, query and the client's headers may hold a key.
-        f.debug_struct("DiscoveryClient").field("host", &self.url.host_str()).finish_non_exhaustive()
-    }
-}
+// Path, query and the client's headers may hold a key.
+debug_fields!(DiscoveryClient |this| { host: this.url.host_str() });
 
 /// Builder of a [`DiscoveryClient`].
 #[must_use]
@@ -200,11 +196,7 @@ impl DiscoveryClientBuilder {
     }
 }
 
-impl fmt::Debug for DiscoveryClientBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DiscoveryClientBuilder").field("max_pages", &self.max_pages).finish_non_exhaustive()
-    }
-}
+debug_fields!(DiscoveryClientBuilder { max_pages });
 
 /// A filter for resources: those that match everything that is set. The default matches all.
 ///

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -250,11 +250,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl fmt::Debug for Journal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("open", &self.state().open.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Journal |this| { open: this.state().open.len() });
 
 /// A signed payment, as the journal holds it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -309,20 +305,8 @@ impl JournalEntry {
     }
 }
 
-impl fmt::Debug for JournalEntry {
-    /// Leaves out the payment, and the URL, which may hold a token.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JournalEntry")
-            .field("signed_at", &self.signed_at)
-            .field("network", &self.network)
-            .field("payer", &self.payer)
-            .field("pay_to", &self.pay_to)
-            .field("amount", &self.amount)
-            .field("valid_before", &self.valid_before)
-            .field("nonce", &self.nonce)
-            .finish_non_exhaustive()
-    }
-}
+// Leaves out the payment, and the URL, which may hold a token.
+debug_fields!(JournalEntry { signed_at, network, payer, pay_to, amount, valid_before, nonce });
 
 /// An error that prevents opening a journal.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! The payer: chooses an offer, reserves its price in the budget and signs.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use http::{HeaderMap, HeaderValue, Method};
@@ -244,15 +244,7 @@ impl Payer {
     }
 }
 
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner")
-            .field("address", &self.signer.address())
-            .field("budget", &self.budget)
-            .field("policy", &self.policy)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Inner |this| { address: this.signer.address(), budget: this.budget, policy: this.policy });
 
 /// Builder of a [`Payer`].
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
@@ -122,11 +121,7 @@ impl Faults {
     }
 }
 
-impl fmt::Debug for Faults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Faults").field("calls", &self.calls()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Faults |this| { calls: this.calls() });
 
 /// The random numbers of one call (splitmix64).
 struct Draws(u64);

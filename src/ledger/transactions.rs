@@ -1,9 +1,6 @@
 //! Transactions as a ledger keeps them, and the account nonces that they use.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::collections::{BTreeMap, HashMap};
 
 use alloy_primitives::{Address, B256, Bytes};
 
@@ -61,17 +58,13 @@ impl JournaledTransaction {
     }
 }
 
-impl fmt::Debug for JournaledTransaction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The raw transaction holds signatures.
-        f.debug_struct("JournaledTransaction")
-            .field("sender", &self.sender)
-            .field("nonce", &self.nonce)
-            .field("hash", &self.hash)
-            .field("payments", &self.payments.len())
-            .finish_non_exhaustive()
-    }
-}
+// The raw transaction holds signatures.
+debug_fields!(JournaledTransaction |this| {
+    sender: this.sender,
+    nonce: this.nonce,
+    hash: this.hash,
+    payments: this.payments.len(),
+});
 
 /// The nonces of all senders, with their owners and transactions.
 #[derive(Debug, Default)]

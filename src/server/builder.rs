@@ -1,6 +1,6 @@
 //! Describes what a layer charges for, and checks the description.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
@@ -565,15 +565,7 @@ impl Default for RequirePaymentLayerBuilder {
     }
 }
 
-impl fmt::Debug for RequirePaymentLayerBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequirePaymentLayerBuilder")
-            .field("price", &self.price)
-            .field("payees", &self.payees)
-            .field("facilitators", &self.facilitators)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(RequirePaymentLayerBuilder { price, payees, facilitators });
 
 /// A policy that says which payments are settled after the response has left, and how much may be owed at a time; see
 /// [`deferred`](super::RequirePaymentLayerBuilder::deferred).
@@ -730,15 +722,11 @@ pub(super) struct Config {
     pub(super) unpriced: Semaphore,
 }
 
-impl fmt::Debug for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Config")
-            .field("catalogue", &self.catalogue)
-            .field("facilitators", &self.facilitators)
-            .field("limits", &self.settings.limits)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Config |this| {
+    catalogue: this.catalogue,
+    facilitators: this.facilitators,
+    limits: this.settings.limits,
+});
 
 /// About how many payments the chain is asked at once whether they are genuine.
 const UNPROVEN: usize = 64;

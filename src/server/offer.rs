@@ -474,14 +474,7 @@ impl Catalogue {
     }
 }
 
-impl fmt::Debug for Catalogue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Catalogue")
-            .field("price", &self.pricing.price)
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Catalogue |this| { price: this.pricing.price, options: this.options });
 
 /// Each option as v1 has it, without the amount and the URL, which depend on the request. `None` where it is not offered in v1.
 #[derive(Clone, Debug)]

@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -90,11 +89,7 @@ impl<B> Service<Request<B>> for PaymentStatus {
     }
 }
 
-impl fmt::Debug for PaymentStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PaymentStatus").finish_non_exhaustive()
-    }
-}
+debug_fields!(PaymentStatus {});
 
 /// The response future of [`PaymentStatus`].
 pub struct PaymentStatusFuture(Pin<Box<dyn Future<Output = Answer> + Send>>);
@@ -107,11 +102,7 @@ impl Future for PaymentStatusFuture {
     }
 }
 
-impl fmt::Debug for PaymentStatusFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PaymentStatusFuture").finish_non_exhaustive()
-    }
-}
+debug_fields!(PaymentStatusFuture {});
 
 async fn look_up(ledger: &dyn Ledger, key: &PaymentKey) -> Answer {
     match ledger.get(key).await {

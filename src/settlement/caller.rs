@@ -2,7 +2,7 @@
 //!
 //! Calls are not journalled: they must be such that sending one again cannot pay twice, and that the chain tells whether it was made.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256, TxKind};
@@ -332,8 +332,4 @@ impl Caller {
     }
 }
 
-impl fmt::Debug for Caller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller").field("accounts", &self.accounts).finish_non_exhaustive()
-    }
-}
+debug_fields!(Caller { accounts });

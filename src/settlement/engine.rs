@@ -2,7 +2,7 @@
 //!
 //! The engine composes the other parts of this folder. Each of them has one job and knows nothing of the engine.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use tokio::{
@@ -618,11 +618,4 @@ impl Reconcile for Engine {
     }
 }
 
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("network", &self.network())
-            .field("accounts", &self.accounts)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Engine |this| { network: this.network(), accounts: this.accounts });

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -413,11 +412,7 @@ fn full() -> FacilitatorError {
     FacilitatorError::Busy { what: "payments that wait for settlement", retry_after: Duration::from_secs(2) }
 }
 
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("waiting", &self.lock().payments.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Queue |this| { waiting: this.lock().payments.len() });
 
 /// The keys of the payments that this process settles now.
 #[derive(Clone, Debug, Default)]

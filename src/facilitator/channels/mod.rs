@@ -303,11 +303,7 @@ impl SignedRefund {
     }
 }
 
-impl fmt::Debug for SignedRefund {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SignedRefund").field("order", &self.order).finish_non_exhaustive()
-    }
-}
+debug_fields!(SignedRefund { order });
 
 /// Why an action on a channel was not done, or is not known to be done.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! The settings of the on-chain facilitator.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_network::TxSigner;
 use alloy_primitives::{Signature, U256};
@@ -197,8 +197,4 @@ impl OnchainFacilitatorBuilder {
     }
 }
 
-impl fmt::Debug for OnchainFacilitatorBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnchainFacilitatorBuilder").field("network", &self.chain.network).finish_non_exhaustive()
-    }
-}
+debug_fields!(OnchainFacilitatorBuilder |this| { network: this.chain.network });

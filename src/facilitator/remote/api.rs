@@ -1,6 +1,6 @@
 //! One exchange with a facilitator over HTTP, bounded in time and bytes, without redirects.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use ::reqwest::{Client, ClientBuilder, redirect::Policy};
 use async_trait::async_trait;
@@ -155,12 +155,8 @@ impl Api {
     }
 }
 
-impl fmt::Debug for Api {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The host alone: a path or a query may hold a key.
-        f.debug_struct("Api").field("host", &self.base.host_str()).finish_non_exhaustive()
-    }
-}
+// The host alone: a path or a query may hold a key.
+debug_fields!(Api |this| { host: this.base.host_str() });
 
 async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
     let answer = request.send().await.map_err(|error| {

@@ -1,6 +1,6 @@
 //! The settings of the remote facilitator.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use ::reqwest::{Client, ClientBuilder};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
@@ -176,11 +176,7 @@ fn http_url(text: &str) -> Option<Url> {
     Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
-impl fmt::Debug for RemoteFacilitatorBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteFacilitatorBuilder").field("networks", &self.networks).finish_non_exhaustive()
-    }
-}
+debug_fields!(RemoteFacilitatorBuilder { networks });
 
 /// Why a [`RemoteFacilitator`] was not built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Payment channels through the same facilitator: it sends the transactions, and a node of the seller's tells what they did.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
@@ -204,11 +204,7 @@ impl Asking {
     }
 }
 
-impl fmt::Debug for Asking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asking").field("api", &self.remote.api).field("asset", &self.asset).finish_non_exhaustive()
-    }
-}
+debug_fields!(Asking |this| { api: this.remote.api, asset: this.asset });
 
 /// Reads an answer. What it says about amounts and balances does not matter: the chain is asked for those.
 fn read(answer: &Answer) -> Reply {

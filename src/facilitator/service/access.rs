@@ -77,11 +77,7 @@ impl Access {
     }
 }
 
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").field("keys", &self.keys.len()).field("rate", &self.rate).finish_non_exhaustive()
-    }
-}
+debug_fields!(Access |this| { keys: this.keys.len(), rate: this.rate });
 
 /// A limit on requests per caller: a token bucket for each of up to 10,000 callers, and one for all others.
 ///

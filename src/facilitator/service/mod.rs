@@ -13,7 +13,6 @@ mod settle;
 
 use std::{
     convert::Infallible,
-    fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -128,11 +127,7 @@ impl FacilitatorService {
     }
 }
 
-impl fmt::Debug for FacilitatorService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FacilitatorService").field("facilitators", &self.shared.facilitators).finish_non_exhaustive()
-    }
-}
+debug_fields!(FacilitatorService |this| { facilitators: this.shared.facilitators });
 
 /// Builder of a [`FacilitatorService`].
 #[must_use]
@@ -226,11 +221,7 @@ impl FacilitatorServiceBuilder {
     }
 }
 
-impl fmt::Debug for FacilitatorServiceBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FacilitatorServiceBuilder").field("keys", &self.keys.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(FacilitatorServiceBuilder |this| { keys: this.keys.len() });
 
 impl<B> Service<Request<B>> for FacilitatorService
 where

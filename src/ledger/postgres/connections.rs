@@ -4,7 +4,6 @@
 //! connections that a restart of the server broke; and it reports a wrong password as a timeout.
 
 use std::{
-    fmt,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -144,12 +143,8 @@ impl Statement {
     }
 }
 
-impl fmt::Debug for Connections {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The options hold the password.
-        f.debug_struct("Connections").field("idle", &self.idle().len()).finish_non_exhaustive()
-    }
-}
+// The options hold the password.
+debug_fields!(Connections |this| { idle: this.idle().len() });
 
 impl Tries {
     pub(super) fn new() -> Self {

@@ -9,7 +9,6 @@ mod transactions;
 mod upkeep;
 
 use std::{
-    fmt,
     hash::{BuildHasher as _, RandomState},
     str::FromStr as _,
     sync::Arc,
@@ -103,11 +102,7 @@ impl PostgresLedger {
     }
 }
 
-impl fmt::Debug for PostgresLedger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresLedger").field("connections", &self.connections).finish_non_exhaustive()
-    }
-}
+debug_fields!(PostgresLedger { connections });
 
 #[async_trait]
 impl Ledger for PostgresLedger {
@@ -324,11 +319,7 @@ impl PostgresLedgerBuilder {
     }
 }
 
-impl fmt::Debug for PostgresLedgerBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresLedgerBuilder").field("schema", &self.schema).finish_non_exhaustive()
-    }
-}
+debug_fields!(PostgresLedgerBuilder { schema });
 
 const SCHEMA_EXISTS: &str = "SELECT FROM pg_namespace WHERE nspname = current_setting('search_path')";
 const SETTINGS: &str = "SELECT current_setting('synchronous_commit') AS synchronous_commit, \

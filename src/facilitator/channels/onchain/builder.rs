@@ -1,6 +1,6 @@
 //! The settings of on-chain channels.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_network::TxSigner;
 use alloy_primitives::{Signature, U256};
@@ -105,8 +105,4 @@ impl OnchainChannelsBuilder {
     }
 }
 
-impl fmt::Debug for OnchainChannelsBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnchainChannelsBuilder").field("network", &self.chain.network).finish_non_exhaustive()
-    }
-}
+debug_fields!(OnchainChannelsBuilder |this| { network: this.chain.network });

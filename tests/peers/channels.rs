@@ -39,7 +39,7 @@ impl Stage {
     }
 
     async fn at_fastapi() -> Self {
-        Self::at([PYTHON, "channels_server.py"], "batch-settlement").await
+        Self::at([PYTHON, "fastapi_server.py"], "batch-settlement").await
     }
 
     async fn at(server: [&str; 2], offers: &str) -> Self {

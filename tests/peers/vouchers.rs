@@ -63,7 +63,7 @@ async fn our_facilitator_serves_channels_of_the_official_express_server() {
 
 #[tokio::test]
 async fn our_facilitator_serves_channels_of_the_fastapi_server() {
-    pays_their_server([PYTHON, "channels_server.py"], PYTHON_CLIENT).await;
+    pays_their_server([PYTHON, "fastapi_server.py"], PYTHON_CLIENT).await;
 }
 
 /// Our own contract, with a key for gas.
@@ -101,6 +101,7 @@ async fn pays_their_server(server: [&str; 2], client: [&str; 2]) {
     tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await });
     let mut program = script(server);
     program.env("PAY_TO", PAYEE.to_string()).env("PRIVATE_KEY", SETTLER).env("FACILITATOR_URL", facilitator);
+    program.env("OFFERS", "batch-settlement");
     let server = Other::start(program).await;
     buys(&chain, client, &format!("{}/evaluate", server.url), true).await;
     let claimed = reqwest::Client::new().post(format!("{}/claim", server.url)).send().await.expect("an answer");

@@ -47,69 +47,56 @@ struct Inner {
 impl LlmJudge {
     /// Starts the settings of a judge that asks this model. Set its [`json_mode`](ChatClient::json_mode) if the endpoint has it.
     pub fn builder(model: ChatClient) -> LlmJudgeBuilder {
-        LlmJudgeBuilder {
+        LlmJudgeBuilder(Inner {
             model,
             specialty: "the quality of answers".to_owned(),
             time_limit: Duration::from_secs(45),
             max_submission: 128 * 1024,
-            concurrency: 8,
+            requests: Semaphore::new(8),
             nonces: Arc::new(OsNonces),
-        }
+        })
     }
 }
 
 /// The settings of an [`LlmJudge`]. Create it with [`LlmJudge::builder`].
+#[derive(Debug)]
 #[must_use]
-pub struct LlmJudgeBuilder {
-    model: ChatClient,
-    specialty: String,
-    time_limit: Duration,
-    max_submission: usize,
-    concurrency: usize,
-    nonces: Arc<dyn Nonces>,
-}
+pub struct LlmJudgeBuilder(Inner);
 
 impl LlmJudgeBuilder {
     /// Sets the specialty, which continues the instruction "You judge …". Default: "the quality of answers".
     pub fn specialty(mut self, specialty: impl Into<String>) -> Self {
-        self.specialty = specialty.into();
+        self.0.specialty = specialty.into();
         self
     }
 
     /// Sets how long judging a submission may take, retries included. Default: 45 s.
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time_limit = limit;
+        self.0.time_limit = limit;
         self
     }
 
     /// Sets the largest task and outputs together, in bytes. Default: 128 KiB. Choose it by the model's context.
     pub fn max_submission(mut self, bytes: usize) -> Self {
-        self.max_submission = bytes;
+        self.0.max_submission = bytes;
         self
     }
 
     /// Sets how many requests are made at once, over all submissions. Default: 8.
     pub fn concurrency(mut self, requests: NonZeroUsize) -> Self {
-        self.concurrency = requests.get();
+        self.0.requests = Semaphore::new(requests.get().min(Semaphore::MAX_PERMITS));
         self
     }
 
     /// Sets the source of random markers. Default: the operating system.
     pub fn nonces(mut self, nonces: Arc<dyn Nonces>) -> Self {
-        self.nonces = nonces;
+        self.0.nonces = nonces;
         self
     }
 
     /// Creates the judge.
     pub fn build(self) -> LlmJudge {
-        LlmJudge(Arc::new(Inner {
-            model: self.model,
-            specialty: self.specialty,
-            time_limit: self.time_limit,
-            max_submission: self.max_submission,
-            requests: Semaphore::new(self.concurrency.min(Semaphore::MAX_PERMITS)),
-            nonces: self.nonces,
-        }))
+        LlmJudge(Arc::new(self.0))
     }
 }
 
@@ -194,15 +181,6 @@ const fn is_pair(submission: &Submission) -> bool {
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LlmJudge")
-            .field("model", &self.model)
-            .field("specialty", &self.specialty)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for LlmJudgeBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LlmJudgeBuilder")
             .field("model", &self.model)
             .field("specialty", &self.specialty)
             .finish_non_exhaustive()

@@ -257,14 +257,8 @@ impl Inner {
 
 impl fmt::Debug for Student {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut student = f.debug_struct("Student");
-        student.field("payer", &self.payer).field("panel_size", &self.panel_size).finish_non_exhaustive()
+        student.field("payer", &self.0.payer).field("panel_size", &self.0.panel_size).finish_non_exhaustive()
     }
 }
 

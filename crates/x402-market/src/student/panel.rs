@@ -213,7 +213,6 @@ struct Answer {
 }
 
 /// A call that is waited for. If it is dropped, nothing more is signed for the call, and the evaluator is not blamed.
-#[derive(Debug)]
 struct CallHandle {
     hired: Hired,
     is_wanted: Arc<AtomicBool>,

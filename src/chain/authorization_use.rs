@@ -8,16 +8,13 @@ use alloy_sol_types::{SolCall as _, SolEvent};
 use serde_json::json;
 
 use super::{
+    log_search,
     receipt_check::ExpectedTransfer,
     rpc::{Log, Rpc, RpcFailure},
     transfer::Token,
 };
 
-/// Blocks per `eth_getLogs`, the largest first: providers allow different numbers.
-const RANGES: [u64; 4] = [2_000, 500, 100, 10];
-/// Requests per search. In the smallest ranges they cover about 900 blocks.
-const MAX_REQUESTS: usize = 96;
-/// How many of these search the oldest blocks, where most uses are; the others search the newest.
+/// How many requests search the oldest blocks, where most uses are; the others search the newest.
 const FOR_THE_OLDEST: usize = 64;
 
 /// What an authorization was used for.
@@ -66,7 +63,7 @@ pub(crate) async fn find_newest(
 async fn search(
     rpc: &Rpc,
     expected: &ExpectedTransfer,
-    [mut first, mut last]: [u64; 2],
+    blocks: [u64; 2],
     for_the_oldest: usize,
 ) -> Result<AuthorizationUse, RpcFailure> {
     let topics = json!([
@@ -74,38 +71,10 @@ async fn search(
         expected.payer.into_word(),
         expected.nonce,
     ]);
-    let mut ranges = RANGES.into_iter();
-    let mut range = ranges.next().unwrap_or(1);
-    for request in 0..MAX_REQUESTS {
-        if first > last {
-            break;
-        }
-        let newest_first = request >= for_the_oldest;
-        let (from, to) = match newest_first {
-            true => (first.max(last.saturating_sub(range - 1)), last),
-            false => (first, last.min(first.saturating_add(range - 1))),
-        };
-        let filter = json!({
-            "address": expected.token, "topics": topics, "fromBlock": U64::from(from), "toBlock": U64::from(to),
-        });
-        let logs: Vec<Log> = match rpc.call("eth_getLogs", [filter]).await {
-            Ok(logs) => logs,
-            Err(RpcFailure::Refused { code, message }) => {
-                range = ranges.next().ok_or(RpcFailure::Refused { code, message })?;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        if let Some(log) = logs.iter().find(|log| !log.removed && log.address == expected.token) {
-            return classify(rpc, expected, log).await;
-        }
-        match (newest_first, from.checked_sub(1)) {
-            (true, Some(before)) => last = before,
-            (true, None) => break,
-            (false, _) => first = to.saturating_add(1),
-        }
+    match log_search::find(rpc, expected.token, &topics, blocks, for_the_oldest, |_| true).await? {
+        Some(log) => classify(rpc, expected, &log).await,
+        None => Ok(AuthorizationUse::NotFound),
     }
-    Ok(AuthorizationUse::NotFound)
 }
 
 /// Tells from the receipt what the use that this log shows was for.

@@ -6,8 +6,10 @@
 //! A payment counts as made if one transaction has the token's `AuthorizationUsed(payer, nonce)` with exactly the matching
 //! `Transfer(payer → payee, amount)` right after it. The same rule holds for this crate's own settlements. `authorizationState`
 //! does not prove a payment, since cancelling an authorization sets it too.
+//!
+//! A payment by voucher is made when it is claimed: `claim_lookup` looks that up, with the same node.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
@@ -27,7 +29,7 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many blocks before and after its own a payment is searched that is in another block now. Together they are one request.
-const NEAR: u64 = 1_000;
+pub(super) const NEAR: u64 = 1_000;
 
 /// Looks up whether payments were made, at one node of one chain.
 ///
@@ -46,7 +48,7 @@ const NEAR: u64 = 1_000;
 pub struct PaymentLookup {
     network: Network,
     client: RpcClient,
-    rpc: Rpc,
+    pub(super) rpc: Rpc,
     is_of_network: OnceCell<()>,
 }
 
@@ -164,7 +166,8 @@ impl PaymentLookup {
     /// [`LookupError`].
     pub async fn transaction(&self, payment: &SoughtPayment, transaction: B256) -> Result<PaymentState, LookupError> {
         let latest = self.latest().await?;
-        self.look(&payment.expected(), transaction, latest).await
+        let expected = payment.expected();
+        self.look(|receipt| expected.is_paid_by(receipt), transaction, latest).await
     }
 
     /// Searches the newest `blocks` blocks for the payment, the newest first.
@@ -179,7 +182,9 @@ impl PaymentLookup {
         let expected = payment.expected();
         let found = authorization_use::find_newest(&self.rpc, &expected, latest.saturating_sub(blocks), latest).await;
         match found.map_err(search_error)? {
-            AuthorizationUse::Paid { transaction, .. } => self.look(&expected, transaction, latest).await,
+            AuthorizationUse::Paid { transaction, .. } => {
+                self.look(|receipt| expected.is_paid_by(receipt), transaction, latest).await
+            }
             AuthorizationUse::Otherwise { .. } => Ok(PaymentState::UsedOtherwise),
             AuthorizationUse::NotFound => Ok(PaymentState::NotFound),
         }
@@ -206,35 +211,50 @@ impl PaymentLookup {
         transaction: B256,
         block: u64,
     ) -> Result<Finality, LookupError> {
-        self.check_network().await?;
         let expected = payment.expected();
-        let Some(is_final) = self.finalized().await?.filter(|is_final| *is_final >= block) else {
-            return Ok(Finality::Open);
-        };
-        let Some(receipt) = self.rpc.receipt(transaction).await? else {
-            let is_gone = self.is_gone(&expected, transaction, [block, is_final]).await;
-            return Ok(if is_gone { Finality::Reorged } else { Finality::Open });
-        };
-        if receipt.transaction_hash != transaction || receipt.block() > is_final {
-            return Ok(Finality::Open);
+        match self.final_receipt(|receipt| expected.is_paid_by(receipt), transaction, block).await? {
+            ControlFlow::Break(finality) => Ok(finality),
+            ControlFlow::Continue(is_final) => {
+                let is_gone = self.is_gone(&expected, transaction, [block, is_final]).await;
+                Ok(if is_gone { Finality::Reorged } else { Finality::Open })
+            }
         }
-        Ok(match self.block_of(&receipt).await? {
-            Some(_) if expected.is_paid_by(&receipt) => Finality::Final,
+    }
+
+    /// Tells from the receipt of a transaction that was in this block whether its payment is final. Without a receipt, returns the newest
+    /// final block.
+    pub(super) async fn final_receipt(
+        &self,
+        is_made_by: impl Fn(&Receipt) -> bool,
+        transaction: B256,
+        block: u64,
+    ) -> Result<ControlFlow<Finality, u64>, LookupError> {
+        self.check_network().await?;
+        let Some(is_final) = self.finalized().await?.filter(|is_final| *is_final >= block) else {
+            return Ok(ControlFlow::Break(Finality::Open));
+        };
+        let Some(receipt) = self.rpc.receipt(transaction).await? else { return Ok(ControlFlow::Continue(is_final)) };
+        if receipt.transaction_hash != transaction || receipt.block() > is_final {
+            return Ok(ControlFlow::Break(Finality::Open));
+        }
+        Ok(ControlFlow::Break(match self.block_of(&receipt).await? {
+            Some(_) if is_made_by(&receipt) => Finality::Final,
             Some(_) => Finality::Reorged,
             None => Finality::Open,
-        })
+        }))
     }
 
     /// Returns the number of the node's newest block, after checking the node's chain.
-    async fn latest(&self) -> Result<u64, LookupError> {
+    pub(super) async fn latest(&self) -> Result<u64, LookupError> {
         self.check_network().await?;
         let block = self.rpc.block("latest").await?.ok_or(LookupError::NoBlock)?;
         Ok(block.number.saturating_to())
     }
 
-    async fn look(
+    /// Returns the state of a payment that this transaction is said to have made.
+    pub(super) async fn look(
         &self,
-        expected: &ExpectedTransfer,
+        is_made_by: impl Fn(&Receipt) -> bool,
         transaction: B256,
         latest: u64,
     ) -> Result<PaymentState, LookupError> {
@@ -245,7 +265,7 @@ impl PaymentLookup {
         if !receipt.succeeded() {
             return Ok(PaymentState::Failed);
         }
-        if !expected.is_paid_by(&receipt) {
+        if !is_made_by(&receipt) {
             return Ok(PaymentState::NotThis);
         }
         let Some(block) = self.block_of(&receipt).await? else { return Ok(PaymentState::Replaced) };
@@ -304,7 +324,7 @@ impl SoughtPayment {
     }
 }
 
-fn search_error(failure: RpcFailure) -> LookupError {
+pub(super) fn search_error(failure: RpcFailure) -> LookupError {
     match failure {
         RpcFailure::Refused { .. } => LookupError::SearchRefused,
         RpcFailure::Silent => LookupError::NoAnswer,

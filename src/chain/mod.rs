@@ -14,17 +14,22 @@
 //! | `authorization_use` | which transaction used an authorization? |
 //! | `escrow` | what is in payment channels? |
 //! | `lookup` | was a payment made, and is it final? |
+//! | `claim_lookup` | the same of a charge on a payment channel |
+//! | `log_search` | in which of many blocks is a log? |
 
 pub(crate) mod authorization_use;
 pub(crate) mod batch;
 pub(crate) mod batch_settler;
 pub(crate) mod block_time;
 pub(crate) mod broadcast;
+#[cfg(feature = "vouchers")]
+mod claim_lookup;
 pub(crate) mod confirm;
 pub(crate) mod endpoint;
 #[cfg(feature = "vouchers")]
 pub(crate) mod escrow;
 pub(crate) mod fees;
+mod log_search;
 mod lookup;
 pub(crate) mod node;
 pub(crate) mod probe;
@@ -33,4 +38,6 @@ pub(crate) mod rpc;
 pub(crate) mod rpc_batcher;
 pub(crate) mod transfer;
 
+#[cfg(feature = "vouchers")]
+pub use claim_lookup::SoughtCharge;
 pub use lookup::{Finality, LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment};

@@ -4,13 +4,14 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     Network,
-    chain::{LookupError, PaymentLookup, PaymentState, SoughtPayment},
+    chain::{Finality, LookupError, PaymentLookup, PaymentState, SoughtCharge, SoughtPayment},
 };
 
 use support::{
     authorization::{authorization, sign},
     chain::Chain,
     devnet::DevnetChain,
+    escrow::{Channel, claim_call, send},
     token::transfer_vrs,
 };
 
@@ -56,6 +57,47 @@ async fn other_payments_do_not_match() {
         assert_eq!(lookup.transaction(&other, transaction).await, Ok(PaymentState::NotThis));
         assert_eq!(lookup.search(&other, 100).await, Ok(PaymentState::UsedOtherwise));
     }
+}
+
+#[tokio::test]
+async fn charge_is_found_in_the_transaction_that_claimed_all_of_it() {
+    let chain = DevnetChain::start(None).await;
+    let lookup = PaymentLookup::at_url(Network::BASE_SEPOLIA, chain.rpc_url()).unwrap();
+    let (relayer, authorizer) = (chain.relayer().await, PrivateKeySigner::random());
+    let mut channels = Vec::new();
+    for _ in 0..2 {
+        let channel = Channel::funded(&chain, Address::repeat_byte(2), &authorizer, 10_000).await;
+        channel.deposit(&chain, &relayer, 10_000).await;
+        channels.push(channel);
+    }
+    let sought = |channel: &Channel, charged, amount| SoughtCharge { channel: channel.id(), charged, amount };
+    // Claimed once alone, and then together with the other channel.
+    let rows = [channels[0].row(10_000, 1_000).await, channels[0].row(10_000, 3_000).await];
+    let first = send(&chain, &relayer, &claim_call(&rows[..1], &authorizer)).await.transaction_hash;
+    let both = [channels[1].row(10_000, 5_000).await, rows[1].clone()];
+    let second = send(&chain, &relayer, &claim_call(&both, &authorizer)).await.transaction_hash;
+    for (channel, charged, amount, by) in
+        [(0, 1_000, 1_000, first), (0, 500, 1, first), (0, 2_000, 1_000, second), (1, 5_000, 5_000, second)]
+    {
+        let charge = sought(&channels[channel], charged, amount);
+        let PaymentState::Made(mined) = lookup.search_claim(&charge, 100).await.unwrap() else {
+            panic!("{charge:?} was claimed")
+        };
+        assert_eq!(mined.transaction, by);
+        assert_eq!(lookup.claim(&charge, by).await, Ok(PaymentState::Made(mined)));
+        assert_eq!(lookup.claim_finality(&charge, by, mined.block).await, Ok(Finality::Final));
+    }
+    let across = sought(&channels[0], 1_500, 1_000);
+    assert_eq!(lookup.search_claim(&across, 100).await, Ok(PaymentState::NotThis));
+    assert_eq!(lookup.claim(&sought(&channels[0], 1_000, 1_000), second).await, Ok(PaymentState::NotThis));
+    assert_eq!(lookup.claim(&sought(&channels[0], 1_000, 2_000), first).await, Ok(PaymentState::NotThis));
+    assert_eq!(lookup.claim(&across, B256::repeat_byte(9)).await, Ok(PaymentState::NotMined));
+    assert_eq!(lookup.search_claim(&sought(&channels[1], 5_000, 1), 0).await, Ok(PaymentState::NotFound));
+
+    // What is not claimed is not searched for.
+    chain.devnet.faults().reset();
+    assert_eq!(lookup.search_claim(&sought(&channels[0], 3_001, 1), 100).await, Ok(PaymentState::NotFound));
+    assert!(!chain.devnet.faults().calls().contains_key("eth_getLogs"), "{:?}", chain.devnet.faults().calls());
 }
 
 #[tokio::test]

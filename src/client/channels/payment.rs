@@ -35,6 +35,8 @@ const PREFIX: &str = "invalid_batch_settlement_evm_";
 pub struct ChannelReceipt {
     /// The channel.
     pub id: ChannelId,
+    /// The fields that make the channel: who paid, who may claim, in which token.
+    pub config: ChannelConfig,
     /// The price of the request: the most that it could cost. [`Receipt::amount`] is what the seller charged of it.
     pub price: Usdc,
     /// The deposit that was sent along, if one was.
@@ -125,7 +127,7 @@ impl VoucherPayment {
             pay_to: config.receiver,
             nonce: B256::ZERO,
             reason: None,
-            channel: Some(ChannelReceipt { id, price, deposit: None, charged: Usdc::ZERO, finding: None }),
+            channel: Some(ChannelReceipt { id, config, price, deposit: None, charged: Usdc::ZERO, finding: None }),
         };
         let mut challenge = challenge.clone();
         challenge.add_payment_id(payer.nonces())?;

@@ -20,16 +20,23 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fmt, io,
-    ops::Range,
+    ops::{
+        Bound::{Excluded, Unbounded},
+        Range,
+    },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
-use tower_x402::{Usdc, client::JournalFile};
+use tower_x402::{
+    Network, Usdc,
+    client::{JournalFile, Receipt},
+    vouchers::{ChannelConfig, ChannelId, Escrow},
+};
 
 use super::selection::{Observation, Skill};
 
@@ -78,13 +85,48 @@ impl CallOutcome {
     }
 }
 
-/// The payer and the nonce of an authorization, which identify a payment.
+/// The payer and the nonce, which identify a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EvidencePayment {
     /// The address that paid.
     pub payer: Address,
-    /// The nonce of the authorization.
+    /// The nonce of the authorization, or that of a [`ChannelCharge`].
     pub nonce: B256,
+}
+
+/// The charge on a payment channel that paid for a call by voucher.
+///
+/// With the amount paid it is a part of what the seller claims of the channel: the part that ends at `charged`. Parts of different calls
+/// do not overlap, so anybody can compare them with what was claimed on the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChannelCharge {
+    /// The channel. Its payer paid, and its receiver is the evaluator.
+    pub channel: ChannelConfig,
+    /// What was charged in the channel in all, this call included.
+    pub charged: Usdc,
+}
+
+impl ChannelCharge {
+    /// Returns the charge that a receipt is about, or `None` if nothing was charged by voucher.
+    pub fn of(receipt: &Receipt) -> Option<Self> {
+        let channel = receipt.channel.as_ref()?;
+        let is_charged = receipt.outcome.is_paid() && receipt.amount > Usdc::ZERO;
+        is_charged.then_some(Self { channel: channel.config, charged: channel.charged })
+    }
+
+    /// Returns the channel's id on this chain.
+    pub fn channel_id(&self, network: Network) -> ChannelId {
+        Escrow::on(network).channel_id(&self.channel)
+    }
+
+    /// Returns what identifies the payment. The nonce is the EIP-712 digest of a voucher over [`charged`](Self::charged), so it depends on
+    /// the chain and on every field of the channel.
+    pub fn payment(&self, network: Network) -> EvidencePayment {
+        let escrow = Escrow::on(network);
+        let nonce = escrow.voucher_digest(escrow.channel_id(&self.channel), self.charged.atomic().into());
+        EvidencePayment { payer: self.channel.payer, nonce }
+    }
 }
 
 /// A record of one call to an evaluator.
@@ -93,9 +135,12 @@ pub struct EvidencePayment {
 #[non_exhaustive]
 pub struct Evidence {
     /// The payment for the call. Evidence without one counts only for the student that recorded it: a price mismatch that was found before
-    /// anything was signed, or a payment by voucher, which the chain does not show one by one.
+    /// anything was signed, or a call for which a voucher was signed and nothing charged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payment: Option<EvidencePayment>,
+    /// The charge on a payment channel, if the payment was made by voucher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charge: Option<ChannelCharge>,
     /// The address that is paid.
     pub evaluator: Address,
     /// The skill, in at most 128 bytes.
@@ -112,14 +157,33 @@ impl Evidence {
     /// Creates a record of a call without a payment. `evaluator` is the address that is paid, `at` the time in seconds since the Unix
     /// epoch.
     pub fn new(evaluator: Address, skill: impl Into<String>, paid: Usdc, at: u64, outcome: CallOutcome) -> Self {
-        Self { payment: None, evaluator, skill: skill.into(), at, paid, outcome }
+        Self { payment: None, charge: None, evaluator, skill: skill.into(), at, paid, outcome }
     }
 
-    /// Sets the payment for the call.
+    /// Sets the payment for the call, or the charge if it was paid by voucher, from the receipt.
+    #[must_use]
+    pub fn with_receipt(self, receipt: &Receipt) -> Self {
+        let charge = ChannelCharge::of(receipt);
+        let payment = match charge {
+            Some(charge) => Some(charge.payment(receipt.network)),
+            None if receipt.is_by_voucher() => None,
+            None => Some(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce }),
+        };
+        Self { payment, charge, ..self }
+    }
+
+    /// Sets the payment for the call, by an authorization. See [`with_receipt`](Self::with_receipt) for vouchers.
     #[must_use]
     pub const fn with_payment(mut self, payment: EvidencePayment) -> Self {
         self.payment = Some(payment);
+        self.charge = None;
         self
+    }
+
+    /// Returns the charge, and where the part of the channel begins that it ends.
+    pub(crate) fn charged_part(&self) -> Option<(&ChannelCharge, Usdc)> {
+        let charge = self.charge.as_ref()?;
+        Some((charge, charge.charged.checked_sub(self.paid).unwrap_or(Usdc::ZERO)))
     }
 
     /// Returns the observation for a selector, in which the skill has this number.
@@ -189,6 +253,7 @@ struct Inner {
     records: VecDeque<Evidence>,
     /// The payments of all records.
     payments: HashSet<EvidencePayment>,
+    charges: Charges,
     first_seen: BTreeMap<Address, u64>,
     exploration_cost: Usdc,
     /// The time of the newest dropped record. Whether a record as old as that was in the log before is not known.
@@ -200,11 +265,40 @@ struct Inner {
     is_full: bool,
 }
 
+/// The parts of payment channels that paid for records: where each ends, and where it begins. They do not overlap.
+#[derive(Default)]
+struct Charges(HashMap<ChannelConfig, BTreeMap<Usdc, Usdc>>);
+
+impl Charges {
+    /// Returns `true` if a part of this record's charge paid for another record.
+    fn overlap(&self, evidence: &Evidence) -> bool {
+        let Some((charge, begin)) = evidence.charged_part() else { return false };
+        let next = self.0.get(&charge.channel).and_then(|parts| parts.range((Excluded(begin), Unbounded)).next());
+        next.is_some_and(|(_, next_begin)| *next_begin < charge.charged)
+    }
+
+    fn insert(&mut self, evidence: &Evidence) {
+        if let Some((charge, begin)) = evidence.charged_part() {
+            self.0.entry(charge.channel).or_default().insert(charge.charged, begin);
+        }
+    }
+
+    fn remove(&mut self, evidence: &Evidence) {
+        let Some((charge, _)) = evidence.charged_part() else { return };
+        if let Some(parts) = self.0.get_mut(&charge.channel) {
+            parts.remove(&charge.charged);
+            if parts.is_empty() {
+                self.0.remove(&charge.channel);
+            }
+        }
+    }
+}
+
 /// One line of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase")]
 enum Line {
-    Evidence(Evidence),
+    Evidence(Box<Evidence>),
     Dropped {
         until: u64,
     },
@@ -225,6 +319,7 @@ impl EvidenceLog {
             capacity: capacity.max(1),
             records: VecDeque::new(),
             payments: HashSet::new(),
+            charges: Charges::default(),
             first_seen: BTreeMap::new(),
             exploration_cost: Usdc::ZERO,
             dropped_until: None,
@@ -249,7 +344,7 @@ impl EvidenceLog {
             let mut inner = log.lock();
             for (index, line) in text.lines().enumerate() {
                 match serde_json::from_str(line) {
-                    Ok(Line::Evidence(evidence)) => inner.keep(evidence),
+                    Ok(Line::Evidence(evidence)) => inner.keep(*evidence),
                     Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
                     Ok(Line::Seen { evaluator, at }) => inner.see(evaluator, at),
                     Ok(Line::Explored { paid }) => inner.add_exploration_cost(paid),
@@ -270,7 +365,7 @@ impl EvidenceLog {
     pub fn record(&self, evidence: Evidence, now: u64) -> Result<(), EvidenceError> {
         let mut inner = self.lock();
         inner.check(&evidence, now)?;
-        let line = line(&Line::Evidence(evidence.clone()))?;
+        let line = line(&Line::Evidence(Box::new(evidence.clone())))?;
         inner.append(&line)?;
         inner.keep(evidence);
         inner.shorten();
@@ -388,7 +483,7 @@ impl Inner {
         if self.dropped_until.is_some_and(|until| evidence.at <= until) {
             return Err(EvidenceError::TooOld);
         }
-        if evidence.payment.is_some_and(|payment| self.payments.contains(&payment)) {
+        if self.has_payment_of(evidence) {
             return Err(EvidenceError::Duplicate);
         }
         let is_probability = |p: f64| (0.0..=1.0).contains(&p);
@@ -404,10 +499,17 @@ impl Inner {
         Ok(())
     }
 
+    /// Returns `true` if the payment of this record, or a part of it, is on record.
+    fn has_payment_of(&self, evidence: &Evidence) -> bool {
+        evidence.payment.is_some_and(|payment| self.payments.contains(&payment)) || self.charges.overlap(evidence)
+    }
+
     fn keep(&mut self, evidence: Evidence) {
-        if evidence.payment.is_some_and(|payment| !self.payments.insert(payment)) {
+        if self.has_payment_of(&evidence) {
             return;
         }
+        self.payments.extend(evidence.payment);
+        self.charges.insert(&evidence);
         self.records.push_back(evidence);
         if self.records.len() > self.capacity
             && let Some(dropped) = self.records.pop_front()
@@ -416,6 +518,7 @@ impl Inner {
             if let Some(payment) = dropped.payment {
                 self.payments.remove(&payment);
             }
+            self.charges.remove(&dropped);
         }
     }
 
@@ -435,7 +538,7 @@ impl Inner {
         }
         let Some(file) = &mut self.file else { return };
         let dropped = self.dropped_until.map(|until| Line::Dropped { until });
-        let kept = self.records.iter().cloned().map(Line::Evidence);
+        let kept = self.records.iter().cloned().map(Box::new).map(Line::Evidence);
         let seen = self.first_seen.iter().map(|(evaluator, at)| Line::Seen { evaluator: *evaluator, at: *at });
         let paid = self.exploration_cost;
         let explored = (paid > Usdc::ZERO).then_some(Line::Explored { paid });
@@ -461,7 +564,7 @@ fn line(record: &Line) -> io::Result<Vec<u8>> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvidenceError {
-    /// The payment is on record already. Each payment supports one record.
+    /// The payment is on record already, or a part of the charge is. Each payment supports one record.
     #[error("the payment is on record already")]
     Duplicate,
     /// The record is not newer than one that was dropped, so that it may have been on record before.
@@ -508,6 +611,7 @@ mod tests {
                 payer: Address::repeat_byte(number % 3),
                 nonce: B256::repeat_byte(number),
             }),
+            charge: None,
             evaluator: Address::repeat_byte(number % 5),
             skill: if number.is_multiple_of(2) { "prose" } else { "arithmetic" }.into(),
             at,
@@ -560,6 +664,38 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 100).unwrap();
         assert!(matches!(log.record(again, 9), Err(EvidenceError::Duplicate)));
         assert_eq!(log.len(), 1);
+    }
+
+    #[test]
+    fn each_part_of_a_channel_supports_one_record() {
+        let charge = |number: u8, charged: u64, paid: u64| {
+            let channel = ChannelConfig {
+                payer: Address::repeat_byte(1),
+                payer_authorizer: Address::ZERO,
+                receiver: Address::repeat_byte(2),
+                receiver_authorizer: Address::repeat_byte(3),
+                token: Address::repeat_byte(4),
+                withdraw_delay: 900,
+                salt: B256::ZERO,
+            };
+            let charge = ChannelCharge { channel, charged: Usdc::from_atomic(charged) };
+            let payment = Some(charge.payment(Network::BASE));
+            Evidence { payment, charge: Some(charge), paid: Usdc::from_atomic(paid), ..evidence(number, number.into()) }
+        };
+        let path = Path::new();
+        let log = EvidenceLog::open(path.file(), 2).unwrap();
+        log.record(charge(1, 2_000, 1_000), 9).unwrap();
+        let refused = |log: &EvidenceLog, evidence| matches!(log.record(evidence, 9), Err(EvidenceError::Duplicate));
+        for (charged, paid) in [(2_000, 1), (1_001, 1_000), (1_500, 100), (2_999, 1_000), (5_000, 5_000)] {
+            assert!(refused(&log, charge(2, charged, paid)), "{charged} {paid}");
+        }
+        log.record(charge(2, 1_000, 1_000), 9).unwrap();
+        drop(log);
+        let log = EvidenceLog::open(path.file(), 2).unwrap();
+        assert!(refused(&log, charge(3, 1_999, 1)) && refused(&log, charge(3, 500, 1)));
+        log.record(charge(3, 3_000, 1_000), 9).unwrap();
+        // The first was dropped, and with it its part.
+        log.record(charge(4, 1_500, 500), 9).unwrap();
     }
 
     #[test]

@@ -6,7 +6,10 @@ use alloy_primitives::address;
 use tower_x402::ledger::SqliteLedger;
 use x402_market::directory::{CardQuery, DirectoryStore, ReportQuery};
 
-use super::stage::{PRICE, Stage, checker};
+use super::{
+    charges::Tab,
+    stage::{PRICE, Stage, checker},
+};
 use support::{devnet::DevnetChain, sqlite_file};
 
 async fn open<'a>(chain: &'a DevnetChain, path: &Path) -> Stage<'a> {
@@ -35,7 +38,7 @@ async fn file_of_an_earlier_version_is_migrated() {
     for end in ["", "-wal"] {
         fs::copy(format!("{}{end}", path.display()), format!("{}{end}", old.display())).unwrap();
     }
-    sqlite_file::note_as_sqlx(&old, 3);
+    sqlite_file::note_as_sqlx(&old, 4);
     DirectoryStore::open(&old).await.expect("the first time").close().await;
     let again = open(&chain, &old).await;
     let read = async |stage: &Stage<'_>| {
@@ -70,6 +73,10 @@ async fn file_written_by_tower_x402_0_1_is_opened_and_goes_on() {
     assert_eq!(stage.post(&next).await.0, 201);
     let reports = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
     assert_eq!(reports.iter().map(|accepted| accepted.id).collect::<Vec<_>>(), [1, 2]);
+    // A payment by voucher can be reported, too.
+    let tab = Tab::open(&stage, booth.payee.address()).await;
+    tab.claim(&stage, PRICE).await;
+    assert_eq!(stage.post(&tab.report(PRICE, PRICE).await).await.0, 201);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! A directory: which cards are listed, which reports are accepted, and how far readers trust them.
 mod cards;
+mod charges;
 mod evidence;
 mod file;
 mod forging;

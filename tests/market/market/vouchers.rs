@@ -67,7 +67,12 @@ async fn student_whose_money_is_all_in_escrow_spends_it_there() {
     let books = student.spending();
     assert_eq!((books.paid, books.held, books.elsewhere), (Usdc::from_atomic(5 * PRICE), Usdc::ZERO, Usdc::ZERO));
     let records = student.evidence().find(&EvidenceQuery::default());
-    assert!(records.len() == 5 && records.iter().all(|record| record.payment.is_none()), "{records:?}");
+    let charged: Vec<_> = records.iter().map(|record| record.charge.unwrap().charged).collect();
+    assert_eq!(charged, [1, 2, 3, 4, 5].map(|number| Usdc::from_atomic(number * PRICE)));
+    for record in &records {
+        assert_eq!(record.payment, Some(record.charge.unwrap().payment(Network::BASE_SEPOLIA)));
+        assert_eq!(record.charge.unwrap().channel.receiver, record.evaluator);
+    }
     channels.claim_all().await.unwrap();
     assert_eq!(booth.income(&stage).await, 5 * PRICE);
 }

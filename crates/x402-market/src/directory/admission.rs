@@ -243,7 +243,9 @@ fn stored_answer(stored: Stored) -> Result<Answer, Answer> {
     match stored {
         Stored::New(id) => Ok(Answer::json(StatusCode::CREATED, &json!({ "id": id }))),
         Stored::Duplicate(id) => Ok(Answer::json(StatusCode::OK, &json!({ "id": id }))),
-        Stored::Conflict => Err(Answer::problem(StatusCode::CONFLICT, "spoken", "this payment has another report")),
+        Stored::Conflict => {
+            Err(Answer::problem(StatusCode::CONFLICT, "spoken", "this payment, or a part of it, has another report"))
+        }
         Stored::TooOld => {
             let detail = "reports about payments of that time were deleted";
             Err(Answer::problem(StatusCode::GONE, "too_old", detail))

@@ -125,7 +125,7 @@ pub enum Publication {
     Accepted,
     /// The payment has another report. Each payment supports one.
     Conflict,
-    /// The payment is not on the chain, or not deep enough. Send the report again later.
+    /// The payment is not on the chain, not claimed, or not deep enough. Send the report again later.
     NotYet,
     /// The directory cannot take the report now. Send it again later.
     Busy {
@@ -266,7 +266,8 @@ impl DirectoryClient {
         }
     }
 
-    /// Signs evidence with the key that paid, and sends it to the directory once. `receipt` is that of the payment.
+    /// Signs evidence with the key that paid, and sends it to the directory once. `receipt` is that of the payment. The directory searches
+    /// for the claim of a payment by voucher.
     ///
     /// # Errors
     /// [`DirectoryError`] if the evidence cannot be signed, or the directory cannot be asked.
@@ -277,6 +278,8 @@ impl DirectoryClient {
         signer: &(impl Signer + Sync),
     ) -> Result<Publication, DirectoryError> {
         let Receipt { network, asset, transaction, .. } = *receipt;
+        // That of a payment by voucher is a deposit.
+        let transaction = transaction.filter(|_| !receipt.is_by_voucher());
         self.publish_signed(&SignedEvidence::sign(evidence, network, asset, transaction, signer).await?).await
     }
 
@@ -305,7 +308,8 @@ impl DirectoryClient {
     /// directory cannot take at once is sent up to five times. Publishing the same log again changes nothing.
     ///
     /// `transaction` returns the transaction that settled a payment, if that is known. Otherwise the directory must search for it, and
-    /// finds only recent ones.
+    /// finds only recent ones. A payment by voucher can be reported once the evaluator has claimed it, as a rule within an hour; until then
+    /// it is among [`Published::later`]. Its transaction is that of the claim, not of the deposit.
     ///
     /// Evidence that says whether a verdict was right tells the evaluator that the task was an audit. Publish it only after you no
     /// longer use that task.

@@ -25,7 +25,7 @@
 //! - **signed by the payer**, all of it ([`SignedEvidence`]),
 //! - **about a payment that reached the evaluator**: `PaymentChecker` finds the payment on the chain, in a block that is deep enough and
 //!   of about the report's time,
-//! - **the only one about its payment**: network, asset, payer and nonce identify it,
+//! - **the only one about its payment**: network, asset, payer and nonce identify it, and charges on a payment channel do not overlap,
 //! - **about a skill that the evaluator has offered** on a card that the directory has seen, **for at least the lowest price** per output
 //!   that the directory has seen for it, and not by the evaluator itself.
 //!
@@ -37,14 +37,46 @@
 //! than the directory has seen asked. These include customers to whom the evaluator shows a cheaper card than to the directory. Few
 //! reports about an evaluator are therefore no praise.
 //!
+//! # Payments by voucher
+//!
+//! Sellers on [payment channels](tower_x402::vouchers) charge off the chain, and claim many charges at once. So a report names the
+//! [charge](crate::evidence::ChannelCharge): the channel's seven fields, and what was charged in it in all, the evaluation included. With
+//! the amount paid it is a part of what is claimed of the channel, from `charged - paid` to `charged`, in atomic units of the token:
+//!
+//! ```json
+//! "evidence": {
+//!   "payment": { "payer": "0x3C44…", "nonce": "0x9d1e…" },
+//!   "charge": {
+//!     "channel": {
+//!       "payer": "0x3C44…", "payerAuthorizer": "0x90F7…", "receiver": "0x9965…", "receiverAuthorizer": "0x7099…",
+//!       "token": "0x036C…", "withdrawDelay": 900, "salt": "0x0000…"
+//!     },
+//!     "charged": "3000"
+//!   },
+//!   "evaluator": "0x9965…", "skill": "prose", "at": 1760000000, "paid": "1000", "outcome": { "kind": "garbage" }
+//! }
+//! ```
+//!
+//! The nonce is the EIP-712 digest of a voucher over `charged` in this channel. So the signature of the report covers the channel, too.
+//! The directory accepts the report if
+//!
+//! - the channel's payer is the reporter, its receiver the evaluator, its token the report's `asset`,
+//! - one event `Claimed` of the escrow contract took the whole part. Until then the answer is `not_yet`, as for a payment that is not deep
+//!   enough; sellers claim within an hour, unless they set another time. What is claimed cannot be taken back: refunds and withdrawals
+//!   only take what is not,
+//! - no other report is about a part of this part. So reports about a channel are never about more than was claimed of it.
+//!
+//! Such reports are cheaper for an evaluator that reports about itself: it pays the gas of one deposit and one claim for any number of
+//! them, where each transfer costs gas of its own. The money comes back to it in both cases.
+//!
 //! # What is deleted
 //!
 //! All storage is bounded. A card that cannot be fetched is unlisted after a day and deleted after 30 days. Reports are deleted after 180
 //! days, or when there are too many, those about the oldest payments first. A payment whose report may have been deleted cannot be
 //! reported again.
 //!
-//! If a reorg removes a payment, its report is deleted once all nodes agree that the payment is gone for good: its authorization is unused
-//! in a final block, or was used by another transaction. The nodes must answer calls at a final block for that.
+//! If a reorg removes a payment, its report is deleted once all nodes agree that the payment is gone for good: in a final block its
+//! authorization is unused, or its charge unclaimed, or another transaction did it. The nodes must answer calls at a final block for that.
 //!
 //! # Run a directory
 //!

@@ -12,11 +12,12 @@ use tokio::{
 use tower_x402::chain::Finality;
 use tower_x402::{
     Asset, Network,
-    chain::{LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment},
+    chain::{LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtCharge, SoughtPayment},
     payment::PaymentKey,
 };
 
 use super::{ReportError, SignedEvidence};
+use crate::evidence::Evidence;
 
 /// How long a check waits for a permit.
 const PERMIT_WAIT: Duration = Duration::from_secs(2);
@@ -28,6 +29,10 @@ const LATE: PaymentCheckError = PaymentCheckError::Unavailable("the node did not
 /// A payment took place if one transaction, in a block that is deep enough, contains `AuthorizationUsed(payer, nonce)` of the token,
 /// directly followed by `Transfer(payer → evaluator, paid)`. Sellers recognize payments by the same rule. `authorizationState` is not
 /// enough, because cancelling an authorization sets it, too.
+///
+/// A payment by voucher took place if one event `Claimed` of the escrow contract, in such a block, claimed the whole
+/// [charge](crate::evidence::ChannelCharge) for the evaluator. What is claimed cannot be taken back by the payer: refunds and withdrawals
+/// only take what is not. Two reports can name parts of one claim that overlap. Whoever counts reports refuses that, as the directory does.
 ///
 /// With several nodes, all must agree. A lying node can then keep a report out, but it cannot get one in or have one removed.
 ///
@@ -47,6 +52,7 @@ pub struct PaymentChecker {
     depth: u64,
     search: u64,
     drift: Duration,
+    claim_delay: Duration,
     timeout: Duration,
     permits: Semaphore,
 }
@@ -57,7 +63,7 @@ pub struct PaymentChecker {
 pub struct ReportedPayment {
     /// Its identity.
     pub key: PaymentKey,
-    /// The transaction that settled it.
+    /// The transaction that settled it, or claimed it from a payment channel.
     pub transaction: B256,
     /// The number of its block.
     pub block: u64,
@@ -86,7 +92,7 @@ pub enum PaymentCheckError {
     /// The chain contradicts the report.
     #[error("{0}")]
     NotPaid(&'static str),
-    /// The report's time and the block's time are too far apart. See [`PaymentChecker::drift`].
+    /// The report's time and the block's time are too far apart. See [`PaymentChecker::drift`] and [`PaymentChecker::claim_delay`].
     #[error("the report is of {at}, but the payment's block is of {block_time}")]
     Implausible {
         /// The time in the report, in seconds since the Unix epoch.
@@ -112,6 +118,7 @@ impl PaymentChecker {
             depth: 12,
             search: 10_000,
             drift: Duration::from_secs(3_600),
+            claim_delay: Duration::from_secs(86_400),
             timeout: Duration::from_secs(10),
             permits: Semaphore::new(16),
         }
@@ -167,6 +174,13 @@ impl PaymentChecker {
         self
     }
 
+    /// Sets how much later than [`drift`](Self::drift) allows a charge on a payment channel may be claimed. Default: 1 day. Sellers claim
+    /// within an hour, unless they set another time.
+    pub fn claim_delay(mut self, delay: Duration) -> Self {
+        self.claim_delay = delay;
+        self
+    }
+
     /// Sets how long a check may take in all. Default: 10 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -207,7 +221,8 @@ impl PaymentChecker {
         };
         let mined = timeout(self.timeout, looking).await.map_err(|_| LATE)??;
         let (at, block_time) = (report.evidence.at, mined.block_time);
-        if at.abs_diff(block_time) > self.drift.as_secs() {
+        let latest = self.drift + report.evidence.charge.map_or(Duration::ZERO, |_| self.claim_delay);
+        if block_time < at.saturating_sub(self.drift.as_secs()) || block_time > at.saturating_add(latest.as_secs()) {
             return Err(PaymentCheckError::Implausible { at, block_time });
         }
         Ok(ReportedPayment { key, transaction: mined.transaction, block: mined.block, block_time })
@@ -237,7 +252,11 @@ impl PaymentChecker {
             let mut all = None;
             for node in &self.nodes {
                 // A node that is behind that block, or has the payment in a block that is not final, does not know.
-                let here = match node.finality(&sought, transaction, block).await? {
+                let finality = match &sought {
+                    Sought::Transfer(payment) => node.finality(payment, transaction, block).await?,
+                    Sought::Charge(charge) => node.claim_finality(charge, transaction, block).await?,
+                };
+                let here = match finality {
                     Finality::Final => Some(true),
                     Finality::Reorged => Some(false),
                     Finality::Open => None,
@@ -260,21 +279,26 @@ impl PaymentChecker {
     async fn look(
         &self,
         node: &PaymentLookup,
-        sought: &SoughtPayment,
+        sought: &Sought,
         transaction: Option<B256>,
     ) -> Result<MinedPayment, PaymentCheckError> {
-        let state = match transaction {
-            Some(transaction) => node.transaction(sought, transaction).await?,
-            None => node.search(sought, self.search).await?,
+        let state = match (sought, transaction) {
+            (Sought::Transfer(payment), Some(transaction)) => node.transaction(payment, transaction).await?,
+            (Sought::Transfer(payment), None) => node.search(payment, self.search).await?,
+            (Sought::Charge(charge), Some(transaction)) => node.claim(charge, transaction).await?,
+            (Sought::Charge(charge), None) => node.search_claim(charge, self.search).await?,
         };
         match state {
             PaymentState::Made(mined) if mined.latest < mined.block.saturating_add(self.depth) => {
                 Err(PaymentCheckError::NotYet("the payment's block is not deep enough"))
             }
             PaymentState::Made(mined) => Ok(mined),
-            PaymentState::NotFound => {
-                Err(PaymentCheckError::NotYet("the payment is not in the newest blocks; name its transaction"))
-            }
+            PaymentState::NotFound => Err(PaymentCheckError::NotYet(match sought {
+                Sought::Transfer(_) => "the payment is not in the newest blocks; name its transaction",
+                Sought::Charge(_) => {
+                    "the charge was not claimed in the newest blocks; if it was before, name the transaction"
+                }
+            })),
             PaymentState::NotMined => Err(PaymentCheckError::NotYet("the transaction is in no block")),
             PaymentState::Replaced => Err(PaymentCheckError::NotYet("the payment's block was replaced")),
             PaymentState::Failed => Err(PaymentCheckError::NotPaid("the transaction failed")),
@@ -282,20 +306,38 @@ impl PaymentChecker {
                 Err(PaymentCheckError::NotPaid("the authorization was cancelled, or used for another payment"))
             }
             // A state that is added later does not prove a payment.
-            PaymentState::NotThis | _ => Err(PaymentCheckError::NotPaid(
-                "the transaction does not execute this payer's authorization with this nonce, for exactly this amount, to this evaluator",
-            )),
+            PaymentState::NotThis | _ => Err(PaymentCheckError::NotPaid(match sought {
+                Sought::Transfer(_) => {
+                    "the transaction does not execute this payer's authorization with this nonce, for exactly this amount, to this evaluator"
+                }
+                Sought::Charge(_) => "the transaction does not claim the whole charge from this payment channel",
+            })),
         }
     }
 }
 
-fn sought(key: &PaymentKey, report: &SignedEvidence) -> SoughtPayment {
-    SoughtPayment {
-        token: key.asset,
-        payer: key.payer,
-        payee: report.evidence.evaluator,
-        amount: U256::from(report.evidence.paid.atomic()),
-        nonce: key.nonce,
+/// What a report says that was paid.
+enum Sought {
+    Transfer(SoughtPayment),
+    Charge(SoughtCharge),
+}
+
+/// Returns what to look for. The report is verified, so its channel is of its payer, evaluator and token.
+fn sought(key: &PaymentKey, report: &SignedEvidence) -> Sought {
+    let Evidence { evaluator, paid, charge, .. } = &report.evidence;
+    match charge {
+        Some(charge) => Sought::Charge(SoughtCharge {
+            channel: charge.channel_id(key.network),
+            charged: charge.charged.atomic().into(),
+            amount: paid.atomic().into(),
+        }),
+        None => Sought::Transfer(SoughtPayment {
+            token: key.asset,
+            payer: key.payer,
+            payee: *evaluator,
+            amount: U256::from(paid.atomic()),
+            nonce: key.nonce,
+        }),
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature, payment::PaymentKey};
 
-use crate::evidence::{CallOutcome, Evidence, EvidencePayment};
+use crate::evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment};
 
 /// The longest name of a skill, in bytes.
 const SKILL_BYTES: usize = 128;
@@ -34,10 +34,12 @@ mod typed {
 ///
 /// `Evidence(address asset,address payer,bytes32 nonce,address evaluator,uint256 paid,string skill,uint64 at,string outcome)`
 ///
-/// `outcome` is the canonical JSON (RFC 8785) of the evidence's outcome. The signature must be a key's. Contract wallets are not
+/// `outcome` is the canonical JSON (RFC 8785) of the evidence's outcome. If the evaluation was paid by voucher, `nonce` is that of the
+/// [charge](crate::evidence::ChannelCharge), which covers the channel and what was charged in it in all. The signature must be a key's. Contract wallets are not
 /// supported: what they accept as a signature (ERC-1271) can change later, and a report must stay valid for every reader.
 ///
-/// The transaction is not signed. It says where to look for the payment, and is no part of the report.
+/// The transaction is not signed. It says where to look for the payment, and is no part of the report. For a payment by voucher, that is
+/// the transaction with which the evaluator claimed the charge.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -67,7 +69,7 @@ pub struct SignedEvidence {
     pub asset: Address,
     /// The evidence. It is about a payment of more than zero to somebody else, and its outcome is one that follows a payment.
     pub evidence: Evidence,
-    /// The transaction that settled the payment, if it is known.
+    /// The transaction that settled the payment or claimed the charge, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction: Option<B256>,
     /// The payer's signature.
@@ -87,6 +89,9 @@ pub enum ReportError {
     /// A score or a confidence is outside [0, 1], or the name of the skill is empty or longer than 128 bytes.
     #[error("a score or a confidence is outside [0, 1], or the skill's name is not 1 to 128 bytes long")]
     OutOfRange,
+    /// The evidence names a charge on a payment channel that is of another payer, evaluator, token, chain or amount than the report.
+    #[error("the payment channel contradicts the report: {0}")]
+    Channel(&'static str),
     /// The payer is the evaluator itself.
     #[error("the payer is the evaluator itself")]
     PaidItself,
@@ -118,7 +123,7 @@ impl SignedEvidence {
         transaction: Option<B256>,
         signer: &(impl Signer + Sync),
     ) -> Result<Self, ReportError> {
-        let payment = reportable(&evidence)?;
+        let payment = reportable(&evidence, network, asset)?;
         if payment.payer != signer.address() {
             return Err(ReportError::WrongSigner { payer: payment.payer, signer: signer.address() });
         }
@@ -134,7 +139,7 @@ impl SignedEvidence {
     /// # Errors
     /// [`ReportError`] says what is wrong.
     pub fn verify(&self) -> Result<PaymentKey, ReportError> {
-        let EvidencePayment { payer, nonce } = reportable(&self.evidence)?;
+        let EvidencePayment { payer, nonce } = reportable(&self.evidence, self.network, self.asset)?;
         let typed = typed(&self.evidence, self.asset, EvidencePayment { payer, nonce })?;
         match self.signature.recover(typed.eip712_signing_hash(&domain(self.network))) {
             Ok(signer) if signer == payer => Ok(PaymentKey { network: self.network, asset: self.asset, payer, nonce }),
@@ -155,10 +160,22 @@ fn domain(network: Network) -> Eip712Domain {
 }
 
 /// Checks that the evidence can be reported, and returns its payment.
-fn reportable(evidence: &Evidence) -> Result<EvidencePayment, ReportError> {
+fn reportable(evidence: &Evidence, network: Network, asset: Address) -> Result<EvidencePayment, ReportError> {
     let payment = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO).ok_or(ReportError::NoPayment)?;
     if payment.payer == evidence.evaluator {
         return Err(ReportError::PaidItself);
+    }
+    if let Some(charge) = &evidence.charge {
+        let ChannelCharge { channel, charged } = charge;
+        let contradiction = [
+            (channel.receiver == evidence.evaluator, "its receiver is not the evaluator"),
+            (channel.token == asset, "its token is not the report's"),
+            (evidence.paid <= *charged, "less was charged in all than was paid"),
+            (charge.payment(network) == payment, "payer and nonce are not those of the charge"),
+        ];
+        if let Some((_, why)) = contradiction.into_iter().find(|(holds, _)| !holds) {
+            return Err(ReportError::Channel(why));
+        }
     }
     let probability = |p: f64| (0.0..=1.0).contains(&p);
     let is_in_range = match evidence.outcome {

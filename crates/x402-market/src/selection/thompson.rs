@@ -587,6 +587,7 @@ mod tests {
             }
             let evidence = Evidence {
                 payment: Some(EvidencePayment { payer: by, nonce: alloy_primitives::B256::repeat_byte(turn) }),
+                charge: None,
                 evaluator: observation.evaluator,
                 skill: "prose".into(),
                 at: 100,
@@ -616,6 +617,7 @@ mod tests {
             let nonce = alloy_primitives::B256::repeat_byte(turn as u8);
             let evidence = Evidence {
                 payment: Some(EvidencePayment { payer: me, nonce }),
+                charge: None,
                 evaluator: of.evaluator,
                 skill: "prose".into(),
                 at: 100 + turn as u64,

@@ -27,7 +27,8 @@ use super::{
     state::{Ended, HireRequest, Hired, Part, State},
 };
 use crate::{
-    CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard, evidence::Evidence,
+    CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard,
+    evidence::{Evidence, EvidenceError},
     selection::Skill,
 };
 
@@ -310,7 +311,12 @@ async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, is_wanted: &Arc<At
 /// Writes evidence to the log. What the log refuses is known until the process ends.
 fn record(inner: &Inner, evidence: Vec<Evidence>, exploration_cost: Usdc, now: u64) {
     for evidence in evidence {
-        if let Err(error) = inner.evidence.record(evidence, now) {
+        let mut recorded = inner.evidence.record(evidence.clone(), now);
+        // A seller that lost its books charges the same part of the channel again. Only one record of it can be reported.
+        if evidence.charge.is_some() && matches!(recorded, Err(EvidenceError::Duplicate)) {
+            recorded = inner.evidence.record(Evidence { payment: None, charge: None, ..evidence }, now);
+        }
+        if let Err(error) = recorded {
             tracing::warn!(%error, "could not record evidence about an evaluator");
             inner.state().spending.unrecorded += 1;
         }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     EvaluateError, Submission, VerifiedCard,
     client::PaidEvaluation,
-    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
+    evidence::{CallOutcome, Evidence, EvidenceLog},
     selection::{Candidate, Choice, Job, Observation, Selector, Skill, Skills},
 };
 
@@ -259,12 +259,12 @@ impl State {
             self.spending.add(evaluator, (skill, skill_name), outcome.as_ref(), receipt);
             signed = sum([signed, receipt.map_or(Usdc::ZERO, |receipt| receipt.amount)]);
             let Some(outcome) = outcome else { continue };
-            // No chain shows which request a voucher paid for, so that nobody else could check the record.
-            let payment = receipt.filter(|receipt| !receipt.is_by_voucher());
-            let payment = payment.map(|receipt| EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
             let paid = receipt.filter(|receipt| receipt.outcome.is_paid());
             let paid = paid.map_or(Usdc::ZERO, |receipt| receipt.amount);
-            let record = Evidence { payment, evaluator, skill: skill_name.to_owned(), at: now, paid, outcome };
+            let mut record = Evidence::new(evaluator, skill_name, paid, now, outcome);
+            if let Some(receipt) = receipt {
+                record = record.with_receipt(receipt);
+            }
             // The selector learned of the timeout when the call was given up.
             if !(is_overdue && evidence.is_empty()) {
                 self.selector.learn(&record.observation(skill));

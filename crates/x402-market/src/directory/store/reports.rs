@@ -1,6 +1,6 @@
-//! The reports of a directory, one for each payment. The table is called `voices`, as in the first version.
+//! The reports of a directory, one for each payment. Parts of a channel that paid do not overlap. The table is called `voices`, as in the first version.
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
 use tower_x402::payment::PaymentKey;
 
@@ -23,7 +23,7 @@ pub(in crate::directory) enum Stored {
     New(u64),
     /// The same report is stored under this number.
     Duplicate(u64),
-    /// The payment has another report.
+    /// The payment, or a part of it, has another report.
     Conflict,
     /// The payment is as old as reports that were deleted, so it may have had one.
     TooOld,
@@ -108,13 +108,43 @@ fn stored(
 ) -> Result<Option<Stored>, rusqlite::Error> {
     let PaymentKey { network, asset, payer, nonce } = key;
     let payment = (network.chain_id().cast_signed(), asset.as_slice(), payer.as_slice(), nonce.as_slice());
-    connection
+    let of_payment = connection
         .prepare_cached("SELECT id, said FROM voices WHERE chain_id = ? AND asset = ? AND payer = ? AND nonce = ?")?
         .query_row(payment, |row| match report_in(row)?.reports_the_same(report) {
             true => Ok(Stored::Duplicate(number(row, "id")?)),
             false => Ok(Stored::Conflict),
         })
-        .optional()
+        .optional()?;
+    Ok(match (of_payment, Charged::of(report)) {
+        (None, Some(charged)) if charged.overlaps(connection)? => Some(Stored::Conflict),
+        _ => of_payment,
+    })
+}
+
+/// The part of a channel that paid for the evaluation of a report.
+#[derive(Clone, Copy, Debug)]
+struct Charged {
+    channel: B256,
+    from: i64,
+    to: i64,
+}
+
+/// Finds the first part that ends after a part begins. Stored parts do not overlap, so if that one begins behind, all others do.
+const NEXT: &str = "SELECT charged_from FROM voices WHERE channel = ? AND charged_to > ? ORDER BY charged_to LIMIT 1";
+
+impl Charged {
+    fn of(report: &SignedEvidence) -> Option<Self> {
+        let (charge, begin) = report.evidence.charged_part()?;
+        let channel = charge.channel_id(report.network).digest();
+        Some(Self { channel, from: signed(begin.atomic()), to: signed(charge.charged.atomic()) })
+    }
+
+    /// Returns `true` if a stored report is about a part of this part.
+    fn overlaps(&self, connection: &Connection) -> Result<bool, rusqlite::Error> {
+        let mut next = connection.prepare_cached(NEXT)?;
+        let begins: Option<i64> = next.query_row((self.channel.as_slice(), self.from), |row| row.get(0)).optional()?;
+        Ok(begins.is_some_and(|begins| begins < self.to))
+    }
 }
 
 fn put_report(
@@ -150,8 +180,9 @@ fn put_report(
 
 fn insert(work: &Connection, payment: &ReportedPayment, report: &SignedEvidence) -> Result<i64, rusqlite::Error> {
     let json = serde_json::to_string(report).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
-    let insert = "INSERT INTO voices (chain_id, asset, payer, nonce, evaluator, skill, said, block, block_time, final) \
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)";
+    let insert = "INSERT INTO voices (chain_id, asset, payer, nonce, evaluator, skill, said, block, block_time, final, \
+        channel, charged_from, charged_to) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)";
+    let charged = Charged::of(report);
     let PaymentKey { network, asset, payer, nonce } = &payment.key;
     let values = (
         network.chain_id().cast_signed(),
@@ -163,6 +194,9 @@ fn insert(work: &Connection, payment: &ReportedPayment, report: &SignedEvidence)
         json,
         signed(payment.block),
         signed(payment.block_time),
+        charged.map(|charged| charged.channel.0),
+        charged.map(|charged| charged.from),
+        charged.map(|charged| charged.to),
     );
     work.prepare_cached(insert)?.insert(values)
 }
@@ -251,5 +285,14 @@ mod tests {
             let plan: Vec<String> = explain.await.unwrap();
             assert!(plan.len() == 1 && plan[0].starts_with("SEARCH") && plan[0].contains(index), "{plan:?}");
         }
+        let explain = store.run(|connection| {
+            let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {NEXT}"))?;
+            explain.query_row((B256::ZERO.as_slice(), 5), |row| row.get::<_, String>("detail"))
+        });
+        let plan = explain.await.unwrap();
+        assert!(
+            plan.starts_with("SEARCH") && plan.contains("voices_by_channel (channel=? AND charged_to>?)"),
+            "{plan}"
+        );
     }
 }

@@ -27,6 +27,8 @@ use super::{
     request_body::{LazyBody, RequestBody, read_whole},
     response::ResponseBody,
 };
+#[cfg(feature = "vouchers")]
+use crate::channels::Channels;
 use crate::telemetry::{self, RequestOutcome};
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -47,6 +49,12 @@ impl RequirePaymentLayer {
 
     pub(super) fn new(config: Config) -> Self {
         Self { config: Arc::new(config) }
+    }
+
+    /// Returns the channels whose vouchers the layer takes, if it takes any.
+    #[cfg(feature = "vouchers")]
+    pub fn channels(&self) -> Option<&Channels> {
+        self.config.settings.channels.as_ref()
     }
 }
 

@@ -21,6 +21,7 @@ use tower::ServiceExt as _;
 use tower_layer::Layer as _;
 use tower_service::Service;
 use tower_x402::{
+    channels::Channels,
     facilitator::Facilitator,
     server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, is_navigation},
 };
@@ -65,6 +66,7 @@ pub struct EvaluatorService {
     work: Arc<Work>,
     income: Arc<Income>,
     facilitator: Arc<dyn Facilitator>,
+    channels: Option<Channels>,
 }
 
 type Answer = Response<ResponseBody<Full<Bytes>>>;
@@ -120,12 +122,14 @@ impl EvaluatorService {
         ];
         let income = Arc::new(Income::of(work.pricing.pay_to));
         let paid = paywall.layer(Judging(work.clone()));
-        Ok(Self { pages: Arc::new(pages), paid, work, income, facilitator })
+        let channels = paywall.channels().cloned();
+        Ok(Self { pages: Arc::new(pages), paid, work, income, facilitator, channels })
     }
 
     /// Returns what the evaluator judged and earned.
     pub async fn stats(&self) -> EvaluatorStats {
-        let earned = self.income.earned(self.facilitator.ledger().as_ref()).await;
+        let channels = self.channels.as_ref().map(|channels| channels.ledger().as_ref());
+        let earned = self.income.earned(self.facilitator.ledger().as_ref(), channels).await;
         EvaluatorStats { earned: earned.ok(), ..self.work.counters.stats() }
     }
 

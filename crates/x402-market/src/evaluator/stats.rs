@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use tokio::sync::Mutex;
 use tower_x402::{
     Network,
-    ledger::{Ledger, LedgerError, Listing, SettlementState},
+    ledger::{Ledger, LedgerError, Listing, SettlementState, channels::ChannelLedger},
 };
 
 use crate::{AgentCard, judge::JudgeError};
@@ -24,8 +24,9 @@ pub struct EvaluatorStats {
     pub asked: u64,
     /// The results by skill.
     pub skills: BTreeMap<String, SkillStats>,
-    /// The payee's income by token, from the payments that the ledger still has on record, without what was charged by voucher. `None` if the
-    /// ledger cannot be read.
+    /// The payee's income by token, from what the ledgers still have on record: settled payments, and what was charged by voucher,
+    /// claimed or not. A channel is forgotten about an hour after all of it was claimed, and counts again when it is used again. `None` if
+    /// a ledger cannot be read.
     pub earned: Option<Vec<Earnings>>,
 }
 
@@ -57,9 +58,11 @@ pub struct Earnings {
     pub network: Network,
     /// The token.
     pub asset: Address,
-    /// The number of payments.
+    /// The number of settled payments, without those by voucher.
     pub payments: u64,
-    /// The sum of the payments, in atomic units.
+    /// The number of payment channels in which something was charged.
+    pub channels: u64,
+    /// The sum of the settled payments and of what was charged in these channels since they were opened, in atomic units.
     #[serde(serialize_with = "decimal")]
     pub units: U256,
 }
@@ -176,9 +179,12 @@ impl Counter {
     }
 }
 
+/// How many channels are read at a time.
+const CHANNELS_PER_PAGE: usize = 1_000;
+
 /// Adds up what a payee was paid.
 ///
-/// That reads the whole ledger, so the sum is reused for twenty times as long as it took. Frequent requests cost at most a twentieth of a
+/// That reads all of both ledgers, so the sum is reused for twenty times as long as it took. Frequent requests cost at most a twentieth of a
 /// core.
 #[derive(Debug)]
 pub(super) struct Income {
@@ -197,7 +203,11 @@ impl Income {
         Self { pay_to, last: Mutex::default() }
     }
 
-    pub(super) async fn earned(&self, ledger: &dyn Ledger) -> Result<Vec<Earnings>, LedgerError> {
+    pub(super) async fn earned(
+        &self,
+        ledger: &dyn Ledger,
+        channels: Option<&dyn ChannelLedger>,
+    ) -> Result<Vec<Earnings>, LedgerError> {
         // Requests that waited for the lock find the sum.
         let mut last = self.last.lock().await;
         let started = Instant::now();
@@ -206,26 +216,50 @@ impl Income {
         {
             return Ok(sum.earned.clone());
         }
-        let earned = self.add_up(ledger).await?;
+        let earned = self.add_up(ledger, channels).await?;
         let valid_until = Instant::now() + started.elapsed() * 20;
         *last = Some(Sum { earned: earned.clone(), valid_until });
         Ok(earned)
     }
 
-    async fn add_up(&self, ledger: &dyn Ledger) -> Result<Vec<Earnings>, LedgerError> {
-        let mut sums: BTreeMap<(Network, Address), (u64, U256)> = BTreeMap::new();
+    async fn add_up(
+        &self,
+        ledger: &dyn Ledger,
+        channels: Option<&dyn ChannelLedger>,
+    ) -> Result<Vec<Earnings>, LedgerError> {
+        let mut sums = Sums::default();
         let mut paid = Listing::of([SettlementState::Settled, SettlementState::Final]);
         loop {
             let page = ledger.list(&paid).await?;
             let Some(last) = page.last() else { break };
             paid.after = Some(last.key);
             for record in page.iter().filter(|record| record.terms.offer().pay_to == self.pay_to) {
-                let sum = sums.entry((record.key.network, record.key.asset)).or_default();
-                sum.0 += 1;
-                sum.1 = sum.1.saturating_add(record.authorization.value);
+                let sum = sums.of(record.key.network, record.key.asset);
+                sum.payments += 1;
+                sum.units = sum.units.saturating_add(record.authorization.value);
             }
         }
-        let earned = |((network, asset), (payments, units))| Earnings { network, asset, payments, units };
-        Ok(sums.into_iter().map(earned).collect())
+        let mut after = None;
+        while let Some(channels) = channels {
+            let page = channels.channels(after, CHANNELS_PER_PAGE).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.id);
+            for record in page.iter().filter(|record| record.config.receiver == self.pay_to && record.charged > 0) {
+                let sum = sums.of(record.network, record.config.token);
+                sum.channels += 1;
+                sum.units = sum.units.saturating_add(U256::from(record.charged));
+            }
+        }
+        Ok(sums.0.into_values().collect())
+    }
+}
+
+#[derive(Default)]
+struct Sums(BTreeMap<(Network, Address), Earnings>);
+
+impl Sums {
+    fn of(&mut self, network: Network, asset: Address) -> &mut Earnings {
+        let none = Earnings { network, asset, payments: 0, channels: 0, units: U256::ZERO };
+        self.0.entry((network, asset)).or_insert(none)
     }
 }

@@ -21,18 +21,22 @@ use url::Url;
 OUTPUT
   One JSON document on standard output at the end:
     {\"groups\": {\"rolled_out\", \"pushed\", \"equal_scores\", \"unjudged\", \"too_long\", \"unsure\"}, \"budget\", \"spent\", \"reserved\",
-     \"on_chain\": {\"paid\", \"agrees\", \"open\"} | null, \"elsewhere\", \"evaluators\": [{\"name\", \"evaluator\", \"earned\", \"answered\",
+     \"escrow\", \"on_chain\": {\"paid\", \"agrees\", \"open\", \"escrow\"} | null, \"elsewhere\", \"evaluators\": [{\"name\", \"evaluator\", \"earned\", \"answered\",
      \"audited\", \"right\", \"failed\", \"lies\"}], \"learning\": {\"start\": {...}, \"end\": {...}},
      \"atropos\": {\"environment\", \"step\", \"batches\"}, \"plots\"}
   Amounts are in atomic units (millionths of a USDC). Progress goes to standard error. --out draws learning.svg and learning.png.
 
-  spent and reserved are the budget's. on_chain is the view of the newest block: paid is what left the payer; open is the part
-  of it that the budget still calls reserved, because its block is not final; agrees says whether chain and budget agree (null
-  while something is open, or if the chain could not be asked). elsewhere is the part of earned whose purpose is not recorded,
-  because the process was killed between paying and recording it.
+  spent and reserved are the budget's. escrow is what is left in payment channels; a refund stays reserved until the chain has
+  proved it for good. on_chain is the view of the newest block: paid is what left the payer and is not in payment channels; open is
+  the part of it that the budget still calls reserved, because its block is not final; escrow is what is in the channels and was not
+  charged; agrees says whether chain and budget agree (null while something is open, or if the chain could not be asked). elsewhere
+  is the part of earned whose purpose is not recorded, because the process was killed between paying and recording it.
 
   Each sequence's overrides hold the evaluators' \"critique\", their \"confidence\" and the \"payments\" for its group: payer, nonce,
-  transaction and amount.
+  transaction and amount. The nonce of a payment by voucher is the voucher's digest; its transaction is a deposit, or null.
+
+  At the end the evaluators are asked for refunds of what is left in payment channels. With --checkpoint, a run that did not
+  complete leaves it there for the next.
 
 ENVIRONMENT
   STUDENT_PRIVATE_KEY  the key that pays, with --evaluator (32 bytes in hex); its account needs USDC and no ETH
@@ -103,6 +107,13 @@ pub(crate) struct Flags {
     /// The EIP-712 version of --asset
     #[arg(long, requires = "asset")]
     asset_version: Option<String>,
+    /// How to pay: by a transfer for each submission (exact), by vouchers of payment channels only, or both: three transfers to an
+    /// evaluator, then vouchers if it offers them
+    #[arg(long, value_enum, default_value = "both")]
+    pub(crate) scheme: Scheme,
+    /// How many payment channels may be open to one evaluator; each carries one request at a time
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) channels: u32,
     /// The seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -112,6 +123,13 @@ pub(crate) struct Flags {
     /// How many seconds to wait for the trainer, each time
     #[arg(long, default_value_t = 600)]
     pub(crate) patience: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Scheme {
+    Exact,
+    Vouchers,
+    Both,
 }
 
 impl Flags {

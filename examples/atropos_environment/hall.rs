@@ -1,5 +1,7 @@
 //! A market in this process: a chain, and evaluators of different price and quality.
 
+use std::sync::Arc;
+
 use alloy_primitives::{Address, U256, keccak256};
 use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
@@ -7,8 +9,11 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tower_x402::{
     Usdc,
+    channels::Channels,
     devnet::{Devnet, DevnetPort},
-    facilitator::OnchainFacilitator,
+    facilitator::{OnchainFacilitator, channels::OnchainChannels},
+    ledger::MemoryLedger,
+    vouchers::AuthorizerKey,
 };
 use url::Url;
 use x402_market::{
@@ -16,7 +21,7 @@ use x402_market::{
     judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
 };
 
-/// What the settlement key gets: one ether, in wei.
+/// What each key that pays for gas gets: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
 
 /// The chain and the evaluators. They end with the process.
@@ -53,9 +58,15 @@ impl Hall {
         devnet.fund(settler.address(), U256::from(GAS_TANK));
         let facilitator = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
         let facilitator = facilitator.signer(settler).build().await?;
+        let claimer = PrivateKeySigner::random();
+        devnet.fund(claimer.address(), U256::from(GAS_TANK));
+        let contract = OnchainChannels::builder().network(devnet.network()).client(devnet.rpc_client());
+        let contract = contract.signer(claimer.clone()).build().await?;
+        let channels = Channels::builder(contract, AuthorizerKey::new(claimer)).ledger(Arc::new(MemoryLedger::new()));
+        let channels = channels.build()?;
         let mut evaluators = Vec::new();
         for stall in &STALLS {
-            evaluators.push(stall.open(&devnet, &facilitator).await?);
+            evaluators.push(stall.open(&devnet, &facilitator, &channels).await?);
         }
         let port = devnet.serve("127.0.0.1:0").await?;
         Ok(Self { rpc_url: port.url().clone(), devnet, evaluators, _port: port })
@@ -63,7 +74,12 @@ impl Hall {
 }
 
 impl Stall {
-    async fn open(&self, devnet: &Devnet, facilitator: &OnchainFacilitator) -> anyhow::Result<Url> {
+    async fn open(
+        &self,
+        devnet: &Devnet,
+        facilitator: &OnchainFacilitator,
+        channels: &Channels,
+    ) -> anyhow::Result<Url> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url: Url = format!("http://{}", listener.local_addr()?).parse()?;
         let key = PrivateKeySigner::random();
@@ -73,7 +89,8 @@ impl Stall {
         }
         let card = card.price(self.price).pay_to(devnet.network(), key.address()).build()?.sign(&key).await?;
         let judge = Fallible { name: self.name, skills: self.skills };
-        let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator.clone()).build()?;
+        let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator.clone());
+        let evaluator = evaluator.paywall(|paywall| paywall.vouchers(channels.clone())).build()?;
         tokio::spawn(async { axum::serve(listener, Router::new().fallback_service(evaluator)).await });
         Ok(url)
     }

@@ -7,7 +7,7 @@
 //! rollout.rs     the source of answers: ../policy, or a model behind an endpoint
 //! scoring.rs     turns verdicts into a scored group for the trainer
 //! delivery.rs    delivers groups to the server
-//! money.rs       the payer and its budget
+//! money.rs       the payer, its budget, and its payment channels
 //! chain.rs       compares the budget with the chain
 //! hall.rs        a market in this process, if no evaluator is named
 //! checkpoint.rs  the state that lets an interrupted run continue
@@ -109,7 +109,7 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     if let Some(path) = &flags.checkpoint {
         checkpoint.write(path)?;
     }
-    let (student, names) = student(flags, hall.as_ref(), payer, &checkpoint).await?;
+    let (student, names) = student(flags, hall.as_ref(), payer.clone(), &checkpoint).await?;
 
     let trainer = if flags.trainer { Some(Trainer::start(flags).await?) } else { None };
     eprintln!("waiting for the trainer at {}", flags.atropos_url.origin().ascii_serialization());
@@ -130,6 +130,11 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     };
     let ended = run.go().await;
     student.wait_until_idle().await;
+    // The next run with this checkpoint goes on spending what is in escrow.
+    let goes_on = flags.checkpoint.is_some() && !matches!(ended, Ok(End::Done | End::NoMoney));
+    if !goes_on && let Err(error) = money::close_channels(&payer).await {
+        eprintln!("atropos_environment: {error:#}");
+    }
     let step = delivery.step().await;
     let left = delivery.leave().await;
     if let Err(error) = left {
@@ -222,6 +227,7 @@ async fn summarize(
         budget: flags.budget,
         spent: budget.spent(),
         reserved: budget.reserved(),
+        escrow: budget.in_escrow(),
         on_chain,
         elsewhere: books.elsewhere,
         evaluators: earners.into_values().collect(),

@@ -119,6 +119,8 @@ pub(crate) struct Summary {
     pub(crate) budget: Usdc,
     pub(crate) spent: Usdc,
     pub(crate) reserved: Usdc,
+    /// What is left in payment channels.
+    pub(crate) escrow: Usdc,
     pub(crate) on_chain: Option<OnChain>,
     /// The part of the evaluators' earnings whose purpose was not recorded before a process ended.
     pub(crate) elsewhere: Usdc,

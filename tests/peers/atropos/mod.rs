@@ -13,3 +13,4 @@ mod proxy;
 mod server;
 mod signals;
 mod trainer;
+mod vouchers;

@@ -7,7 +7,7 @@
 //! `Transfer(payer → payee, amount)` right after it. The same rule holds for this crate's own settlements. `authorizationState`
 //! does not prove a payment, since cancelling an authorization sets it too.
 //!
-//! A payment by voucher is made when it is claimed: `claim_lookup` looks that up, with the same node.
+//! A payment by voucher is made when it is claimed. The file `claim_lookup.rs` adds the methods that look that up.
 
 use std::{ops::ControlFlow, time::Duration};
 

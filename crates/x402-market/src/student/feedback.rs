@@ -148,7 +148,7 @@ pub struct CallPayment {
     pub network: Network,
     /// The address that pays.
     pub payer: Address,
-    /// The nonce of the authorization. Together with payer, token and chain it identifies the payment.
+    /// The nonce of the authorization, or the voucher's digest. Together with payer, token and chain it identifies the payment.
     pub nonce: B256,
 }
 

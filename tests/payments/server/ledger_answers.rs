@@ -17,7 +17,7 @@ use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use support::{
-    around_ledger::{AroundLedger, Call, Refusing},
+    around_ledger::{Around, AroundLedger, Call, Refusing},
     authorization::unix_now,
     eventually::{eventually, in_time},
     scripted::{Scripted, customer, echo, key, layer, not_yet, paid, record, serve},
@@ -252,6 +252,38 @@ async fn stream_is_recorded_as_delivered_when_its_client_has_it() {
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "ab");
     let fulfilment = async || record(&facilitator, &purchase).await.unwrap().fulfilment;
     eventually("it is delivered", async || fulfilment().await == Fulfilment::Delivered).await;
+}
+
+/// A ledger that has to be waited for before it takes the step `Deliver`.
+struct DeliveredLater;
+
+impl Around for DeliveredLater {
+    async fn around<T: Send>(
+        &self,
+        call: Call<'_>,
+        work: impl Future<Output = Result<T, LedgerError>> + Send,
+    ) -> Result<T, LedgerError> {
+        if matches!(call, Call::Fulfil(FulfilmentStep::Deliver)) {
+            tokio::task::yield_now().await;
+        }
+        work.await
+    }
+}
+
+/// Otherwise it would be owed, by the operator's books, once its response is no longer kept.
+#[tokio::test]
+async fn whole_response_is_recorded_as_delivered() {
+    let at_once: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    for ledger in [at_once.clone(), AroundLedger::new(at_once, DeliveredLater)] {
+        let mut scripted = Scripted::new();
+        scripted.ledger = ledger;
+        let facilitator = Arc::new(scripted);
+        let (app, _) = serve(layer(&facilitator), echo);
+        let purchase = customer().pay(&app, evaluate("x")).await;
+        assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+        let fulfilment = async || record(&facilitator, &purchase).await.unwrap().fulfilment;
+        eventually("it is delivered", async || fulfilment().await == Fulfilment::Delivered).await;
+    }
 }
 
 #[tokio::test]

@@ -280,6 +280,26 @@ async fn what_somebody_else_executed_before_the_last_attempt_is_found() {
     assert_eq!((done.amount, channel.state(&stage.chain).await, stage.sent().await), (1_000, (9_000, 0), 4));
 }
 
+/// Copies of a deposit reach several processes, of which one executes it: the transactions of the others revert.
+#[tokio::test]
+async fn a_deposit_that_another_process_made_first_is_not_held_against_its_payer() {
+    let stage = Stage::start(None).await;
+    let channel = &stage.channel;
+    for n in 1..=4 {
+        let deposit = stage.sign(1_000).await;
+        let (devnet, call) = (stage.chain.devnet.clone(), channel.deposit_call(&deposit).abi_encode());
+        stage.fault(move |method, _| {
+            if matches!(method, SEND | SEND_SYNC) {
+                drop(devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, call.clone()));
+            }
+            Fault::None
+        });
+        let done = stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
+        assert_eq!((done.amount, u64::try_from(channel.state(&stage.chain).await.0).unwrap()), (1_000, n * 1_000));
+        assert_eq!(stage.sent().await, n, "each was sent, and reverted");
+    }
+}
+
 /// The payer takes money out between the simulation and the transaction: the batch reverts, and is sent again without that row.
 #[tokio::test]
 async fn a_row_that_goes_bad_on_the_way_is_left_out_of_the_second_attempt() {

@@ -1,6 +1,6 @@
 //! Deposits: checked, executed once, and found on the chain if they were executed before.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
@@ -80,11 +80,15 @@ impl Inner {
     ) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
-        let mut attempts = Attempts::default();
+        let (mut attempts, mut has_reverted) = (Attempts::default(), false);
         loop {
             let state = attempts.read(self.deposit_state(channel, config, nonce).await)?;
             if state.is_used {
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
+            }
+            // Had another process made the deposit first, the revert would not be the payer's doing.
+            if mem::take(&mut has_reverted) {
+                self.backoff.note_revert(config.payer);
             }
             // A contract wallet can make deposits look good and then fail, at the cost of the sender's gas.
             if attempts.made == 0 && self.backoff.rejection(config.payer).is_some() {
@@ -94,9 +98,7 @@ impl Inner {
             attempts.next()?;
             let gas = self.check_deposit(config, deposit, &state).await?;
             let sent = self.send(call(config, deposit), gas, payload.clone(), state.channel.block).await;
-            if sent.as_ref().is_ok_and(|receipt| !receipt.succeeded()) {
-                self.backoff.note_revert(config.payer);
-            }
+            has_reverted = sent.as_ref().is_ok_and(|receipt| !receipt.succeeded());
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {

@@ -12,6 +12,7 @@ use http::{HeaderMap, StatusCode};
 use support::{
     around_ledger::{CHANNEL_METHODS, method_of},
     faulty_ledger::{Fault, How, faulty_channels},
+    sqlite_file,
 };
 use tower_x402::{
     ManualClock, Network,
@@ -173,6 +174,61 @@ async fn a_request_is_on_disk_before_its_work_and_an_observation_costs_no_commit
         assert!(matches!(refused, Err(ChannelLedgerError::Mismatch(_))), "{refused:?}");
     }
     assert_eq!(ledger.commits() - before, 2, "reading writes nothing, nor does a refused step");
+}
+
+/// Every step but an observation, in an order in which each is taken.
+fn steps() -> Vec<ChannelStep> {
+    let (network, observation, now, until) = (Network::BASE, observation(1, 100, 0, 1), START, START + 30);
+    let response = StoredResponse {
+        status: StatusCode::OK,
+        headers: HeaderMap::new(),
+        body: "verdict".into(),
+        trailers: None,
+        stored_at: START,
+    };
+    vec![
+        ChannelStep::Open { network, config: config(1), observation, now },
+        begin(1, hash(1), 10, 10),
+        ChannelStep::Charge { epoch: 1, amount: 7, response: Some(Arc::new(response)), now },
+        begin(1, hash(2), 17, 10),
+        ChannelStep::Release { epoch: 2 },
+        ChannelStep::BeginClaim { now, until },
+        ChannelStep::EndClaim { until },
+        ChannelStep::Refund { amount: 5, now },
+        begin(1, hash(3), 17, 10),
+    ]
+}
+
+/// Makes all writes of channels fail after so many.
+fn fill_the_disk_after(writes: usize, path: &Path) {
+    let sql = format!(
+        "CREATE TABLE writes (n INTEGER); INSERT INTO writes VALUES (0);
+         CREATE TRIGGER disk BEFORE INSERT ON channels BEGIN
+             UPDATE writes SET n = n + 1;
+             SELECT RAISE(FAIL, 'disk full') FROM writes WHERE n > {writes};
+         END;"
+    );
+    sqlite_file::change(path, &sql);
+}
+
+/// Whoever sees the state of a step sees it only when it is on disk.
+#[tokio::test]
+async fn steps_on_channels_wait_for_the_disk() {
+    for (taken, step) in steps().iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger.sqlite");
+        sqlite(&path, 10).await.close().await;
+        fill_the_disk_after(taken, &path);
+        let ledger = sqlite(&path, 10).await;
+        for step in &steps()[..taken] {
+            ledger.advance(&id(1), step).await.unwrap();
+        }
+        let failed = ledger.advance(&id(1), step).await;
+        assert!(matches!(failed, Err(ChannelLedgerError::Ledger(LedgerError::Backend(_)))), "{step:?}: {failed:?}");
+        assert!(ledger.channel(&id(1)).await.is_err(), "{step:?}: what is not on disk is not shown");
+        assert!(ledger.channels(None, 10).await.is_err(), "{step:?}");
+        ledger.close().await;
+    }
 }
 
 #[tokio::test]

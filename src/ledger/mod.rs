@@ -145,9 +145,9 @@ pub use record::{
     SettlementStep, Settling,
 };
 pub use responses::{ResponseLimits, StoredResponse};
-#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 #[cfg(feature = "server")]
 pub(crate) use retry::Pauses;
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;

@@ -231,19 +231,17 @@ impl RequirePaymentLayerBuilder {
         let extensions = Verbatim::of(&extensions).ok().filter(|_| !extensions.is_empty());
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
-        let catalogue = Catalogue {
+        let catalogue = Catalogue::new(
             pricing,
             options,
-            takes_exact: self.settings.takes_exact,
+            self.settings.takes_exact,
             voucher_offers,
-            max_timeout_seconds: timeout,
-            resource: self.resource,
+            timeout,
+            self.resource,
             location,
             extensions,
-            in_v1: None,
-            fixed: None,
-        };
-        let catalogue = catalogue.prepared(self.speaks_v1);
+            self.speaks_v1,
+        );
         let (uri, headers) = (Uri::default(), HeaderMap::new());
         let longest = catalogue.render(&catalogue.target(&uri, &headers), &catalogue.longest(), None);
         let size = longest.map_or(usize::MAX, |offers| offers.header.len());

@@ -154,28 +154,36 @@ pub(super) enum Location {
 
 /// All that the layer offers.
 pub(super) struct Catalogue {
-    pub(super) pricing: Pricing,
-    pub(super) options: Vec<PaymentOption>,
+    pricing: Pricing,
+    options: Vec<PaymentOption>,
     /// Whether the options are offered; if not, only vouchers are taken.
-    pub(super) takes_exact: bool,
+    takes_exact: bool,
     /// The offers to pay with vouchers, without the amount.
-    pub(super) voucher_offers: Vec<PaymentRequirements>,
-    pub(super) max_timeout_seconds: u64,
-    pub(super) resource: ResourceInfo,
-    pub(super) location: Location,
-    pub(super) extensions: Option<Verbatim<Map<String, Value>>>,
+    voucher_offers: Vec<PaymentRequirements>,
+    max_timeout_seconds: u64,
+    resource: ResourceInfo,
+    location: Location,
+    extensions: Option<Verbatim<Map<String, Value>>>,
     /// `None` if v1 is turned off.
-    pub(super) in_v1: Option<OffersV1>,
+    in_v1: Option<OffersV1>,
     /// `None` if the price depends on the request.
-    pub(super) fixed: Option<Fixed>,
+    fixed: Option<Fixed>,
+    /// The 402 without an error for a fixed price.
+    prebuilt: Option<Prebuilt>,
 }
 
 /// What is offered at a fixed price.
-pub(super) struct Fixed {
+struct Fixed {
     offers: Arc<[Offer]>,
     by_voucher: Arc<[VoucherOffer]>,
-    /// The 402 without an error, for any URL.
-    template: Option<OffersTemplate>,
+}
+
+/// A 402 that is written in advance, as far as it can be.
+enum Prebuilt {
+    /// At a fixed URL.
+    Whole(RenderedOffers),
+    /// For any URL.
+    Template(OffersTemplate),
 }
 
 /// An offer: its terms, and the facilitator that settles them.
@@ -256,17 +264,38 @@ pub(super) struct RenderedOffers {
 }
 
 impl Catalogue {
-    /// Prepares what is the same for every request. `in_v1` and `fixed` must be `None` before.
-    pub(super) fn prepared(mut self, speaks_v1: bool) -> Self {
-        self.in_v1 = speaks_v1.then(|| OffersV1::of(&self.options, self.max_timeout_seconds, &self.resource));
-        if let Price::Fixed(amount) = self.pricing.price {
-            let offers = self.offers_at(amount);
-            let by_voucher = self.voucher_offers(&offers);
-            let marked = self.assemble(OffersTemplate::MARK, &offers, &by_voucher, None);
-            let template = marked.and_then(|marked| OffersTemplate::of(&marked));
-            self.fixed = Some(Fixed { offers, by_voucher, template });
+    #[expect(clippy::too_many_arguments, reason = "the builder has them one by one, and nobody else calls this")]
+    pub(super) fn new(
+        pricing: Pricing,
+        options: Vec<PaymentOption>,
+        takes_exact: bool,
+        voucher_offers: Vec<PaymentRequirements>,
+        max_timeout_seconds: u64,
+        resource: ResourceInfo,
+        location: Location,
+        extensions: Option<Verbatim<Map<String, Value>>>,
+        speaks_v1: bool,
+    ) -> Self {
+        let in_v1 = speaks_v1.then(|| OffersV1::of(&options, max_timeout_seconds, &resource));
+        let mut catalogue = Self {
+            pricing,
+            options,
+            takes_exact,
+            voucher_offers,
+            max_timeout_seconds,
+            resource,
+            location,
+            extensions,
+            in_v1,
+            fixed: None,
+            prebuilt: None,
+        };
+        if let Price::Fixed(amount) = catalogue.pricing.price {
+            let offers = catalogue.offers_at(amount);
+            catalogue.fixed = Some(Fixed { by_voucher: catalogue.voucher_offers(&offers), offers: offers.clone() });
+            catalogue.prebuilt = catalogue.prebuild(&offers);
         }
-        self
+        catalogue
     }
 
     /// Returns `true` if payments of v1 are read.
@@ -309,10 +338,10 @@ impl Catalogue {
         offers: &[Offer],
         error: Option<(&str, &str)>,
     ) -> Option<RenderedOffers> {
-        let url = self.url(target);
-        match self.fixed.as_ref().and_then(|fixed| fixed.template.as_ref()) {
-            Some(template) if error.is_none() => template.fill(&url),
-            _ => self.assemble(&url, offers, &self.voucher_offers(offers), error),
+        match (&self.prebuilt, error) {
+            (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
+            (Some(Prebuilt::Template(template)), None) => template.fill(&self.url(target)),
+            _ => self.assemble(&self.url(target), offers, &self.voucher_offers(offers), error),
         }
     }
 
@@ -399,6 +428,18 @@ impl Catalogue {
         self.options.iter().enumerate().map(offer).collect()
     }
 
+    fn prebuild(&self, offers: &[Offer]) -> Option<Prebuilt> {
+        /// No URL, and in no description of a resource.
+        const MARK: &str = "tower-x402: the URL of what was asked for";
+        match &self.location {
+            Location::Url(url) => self.assemble(url, offers, &self.voucher_offers(offers), None).map(Prebuilt::Whole),
+            Location::Origin(_) | Location::Request { .. } => {
+                let demand = self.assemble(MARK, offers, &self.voucher_offers(offers), None)?;
+                OffersTemplate::of(&demand, MARK).map(Prebuilt::Template)
+            }
+        }
+    }
+
     /// Writes a 402.
     fn assemble(
         &self,
@@ -437,7 +478,7 @@ debug_fields!(Catalogue |this| { price: this.pricing.price, options: this.option
 
 /// Each option as v1 has it, without the amount and the URL, which depend on the request. `None` where it is not offered in v1.
 #[derive(Clone, Debug)]
-pub(super) struct OffersV1(Vec<Option<v1::PaymentRequirementsV1>>);
+struct OffersV1(Vec<Option<v1::PaymentRequirementsV1>>);
 
 impl OffersV1 {
     fn of(options: &[PaymentOption], max_timeout_seconds: u64, resource: &ResourceInfo) -> Self {
@@ -498,13 +539,10 @@ struct TextTemplate {
 }
 
 impl OffersTemplate {
-    /// No URL, and in no description of a resource; needs no escapes in JSON.
-    const MARK: &str = "tower-x402: the URL of what was asked for";
-
-    /// Makes a template of offers in which the URL is the [mark](Self::MARK). Returns `None` if it is not in there.
-    fn of(marked: &RenderedOffers) -> Option<Self> {
-        let header = STANDARD.decode_to_vec(marked.header.as_bytes()).ok()?;
-        Some(Self { header: TextTemplate::of(&header, Self::MARK)?, body: TextTemplate::of(&marked.body, Self::MARK)? })
+    /// Makes a template of offers in which the URL is `mark`, a text that needs no escapes in JSON. Returns `None` if it is not in there.
+    fn of(demand: &RenderedOffers, mark: &str) -> Option<Self> {
+        let header = STANDARD.decode_to_vec(demand.header.as_bytes()).ok()?;
+        Some(Self { header: TextTemplate::of(&header, mark)?, body: TextTemplate::of(&demand.body, mark)? })
     }
 
     /// Returns the offers for the resource at `url`.
@@ -555,12 +593,12 @@ mod tests {
 
     #[test]
     fn filled_template_is_what_would_have_been_written() {
-        let template = OffersTemplate::of(&rendered(OffersTemplate::MARK)).unwrap();
+        let template = OffersTemplate::of(&rendered("the mark"), "the mark").unwrap();
         for url in ["", "/evaluate", "https://api.example/a%20b", "/\"}{\\", "/ü\u{1}"] {
             let (filled, written) = (template.fill(url).unwrap(), rendered(url));
             assert_eq!(filled.header, written.header, "{url}");
             assert_eq!(filled.body, written.body, "{url}");
         }
-        assert!(OffersTemplate::of(&rendered("another")).is_none());
+        assert!(OffersTemplate::of(&rendered("another"), "the mark").is_none());
     }
 }

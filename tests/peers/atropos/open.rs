@@ -154,7 +154,7 @@ async fn silent_node_makes_open_payments_unknown_and_the_summary_is_written() {
     running.says("the budget cannot be compared with the chain").await;
     let document = running.document().await;
     assert_eq!(units(&document["spent"]), student.has_paid(&stage).await);
-    let unknown = serde_json::json!({ "paid": null, "agrees": null, "open": null });
+    let unknown = serde_json::json!({ "paid": null, "agrees": null, "open": null, "escrow": null });
     assert_eq!(document["on_chain"], unknown, "{document:#}");
     drop(trainer);
 }

@@ -160,8 +160,8 @@ async fn serve(app: Router) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns a student that knows the evaluator at this URL.
+/// Returns a student that knows the evaluator at this URL. It is seeded, since one with other random numbers may keep its money.
 fn student() -> Result<StudentBuilder, Box<dyn Error>> {
     let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).build();
-    Ok(Student::builder(payer).source(vec![env::var("EVALUATOR_URL")?.parse::<Url>()?]).tasks(100))
+    Ok(Student::builder(payer).source(vec![env::var("EVALUATOR_URL")?.parse::<Url>()?]).tasks(100).seed(1))
 }

@@ -296,7 +296,9 @@ async fn parts_of_hire_evaluators_audit_and_read_reports() {
 
     let other = chain.buyer("$1");
     let payer = Payer::builder(other.clone()).build();
-    let student = Student::builder(payer).source(vec![origin.parse::<url::Url>().unwrap()]).tasks(100).build().unwrap();
+    // Seeded, since a decoy may keep the money.
+    let student = Student::builder(payer).source(vec![origin.parse::<url::Url>().unwrap()]).tasks(100).seed(1);
+    let student = student.build().unwrap();
     student.discover().await;
     let task = Task::new("arithmetic", "What is 17 * 23?").unwrap();
     let feedback = student.evaluate(&Submission::single(task, "391").unwrap()).await.unwrap();

@@ -16,17 +16,6 @@ impl Fingerprint {
     /// Returns the fingerprint of a request's head, presented to this seller, whose prices depend on the headers `priced_by` too. Every
     /// part is preceded by its length and the values of a header by their number, so that none can pass for another.
     pub(super) fn of(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Self {
-        Self::counting(true, parts, seller, priced_by)
-    }
-
-    /// Returns the same as it was until values were counted, so that a payment on record from then is known again; `None` if it was
-    /// no different. A value `cookie` of `Authorization` could pass for one of `Cookie`.
-    pub(super) fn uncounted(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Option<Self> {
-        let is_different = HEADERS.iter().any(|name| parts.headers.contains_key(name));
-        is_different.then(|| Self::counting(false, parts, seller, priced_by))
-    }
-
-    fn counting(counts: bool, parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_be_bytes());
@@ -48,7 +37,7 @@ impl Fingerprint {
             let count = values.iter().count() as u64;
             add(name.as_str().as_bytes());
             // No name of a header has the bytes of a number, so that where there are no values none needs to be said.
-            if counts && count > 0 {
+            if count > 0 {
                 add(&count.to_be_bytes());
             }
             values.iter().for_each(|value| add(value.as_bytes()));
@@ -158,23 +147,6 @@ mod tests {
             digest(&[("cookie", "x"), ("cookie", "y")]),
             "0x495417f3ac16323a4803487aff7aee5851f2d5ffbc231c87594568ff393f2e5a"
         );
-    }
-
-    #[test]
-    fn fingerprint_from_before_values_were_counted_is_found_again() {
-        let uncounted = |headers: &[(&str, &str)]| {
-            let mut request = Request::builder().method("POST").uri("/a?x=1");
-            for (name, value) in headers {
-                request = request.header(*name, *value);
-            }
-            let (parts, ()) = request.body(()).unwrap().into_parts();
-            Fingerprint::uncounted(&parts, ["https://api.example", ""], &[])
-        };
-        assert_eq!(uncounted(&[("x-other", "x")]), None, "there it is the same");
-        let old = uncounted(&[("authorization", "x")]).unwrap();
-        assert_eq!(old.digest.to_string(), "0xd7005b6fbd40dbaf52a310776b9affed3c4a2989dd86c3136ade4a82aac6b792");
-        assert!(old.names_caller);
-        assert_eq!(uncounted(&[("authorization", "cookie")]), uncounted(&[("cookie", "cookie")]));
     }
 
     #[test]

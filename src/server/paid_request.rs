@@ -101,7 +101,7 @@ where
         Ok(request) => request,
         Err(answer) => return Ok(answer.into_response()),
     };
-    match request.lease_or_replay(&parts, &mut body).await {
+    match request.lease_or_replay(&mut body).await {
         Ok(Next::Work(lease)) => {
             let detached = Detached::of(&request);
             match detached.run(work::run(request, lease, inner, parts, body)).await {
@@ -244,7 +244,7 @@ impl PaidRequest {
     }
 
     /// Leases the payment for work, or finds the response to it, after whatever there is to wait for.
-    async fn lease_or_replay<B, R>(&mut self, parts: &Parts, body: &mut LazyBody<B>) -> Result<Next<R>, Answer>
+    async fn lease_or_replay<B, R>(&mut self, body: &mut LazyBody<B>) -> Result<Next<R>, Answer>
     where
         B: Body<Data = Bytes>,
     {
@@ -257,7 +257,7 @@ impl PaidRequest {
         }
         loop {
             let Some(in_progress) = config.in_progress.enter(self.key) else {
-                Box::pin(self.wait_for_copy(parts, body, deadline)).await?;
+                Box::pin(self.wait_for_copy(body, deadline)).await?;
                 continue;
             };
             if self.refusal.is_none() {
@@ -279,14 +279,14 @@ impl PaidRequest {
                     (None, None) => return Err(answer::unread(&ReadError::TooLarge)),
                 }
             };
-            if let Some(next) = Box::pin(self.go_on(parts, record, in_progress, body, deadline)).await? {
+            if let Some(next) = Box::pin(self.go_on(record, in_progress, body, deadline)).await? {
                 return Ok(next);
             }
         }
     }
 
     /// Waits while another request in this process works on the payment.
-    async fn wait_for_copy<B>(&self, parts: &Parts, body: &mut LazyBody<B>, deadline: Instant) -> Result<(), Answer>
+    async fn wait_for_copy<B>(&self, body: &mut LazyBody<B>, deadline: Instant) -> Result<(), Answer>
     where
         B: Body<Data = Bytes>,
     {
@@ -295,7 +295,7 @@ impl PaidRequest {
         let Some(waiting) = waiting.map_err(|TooManyCopies| answer::in_progress())? else { return Ok(()) };
         let known = self.facilitator.ledger().get(&self.key).await;
         if let Some(record) = known.map_err(|error| answer::ledger_failed(&error))? {
-            self.check_same_request(&record, parts)?;
+            self.check_same_request(&record)?;
             // It is compared once there is an answer; until then its client may send it.
             body.read(&config.settings.limits).await?;
         }
@@ -319,7 +319,6 @@ impl PaidRequest {
     /// Goes on with a payment that is known. Returns `None` if it must be looked at again.
     async fn go_on<B, R>(
         &mut self,
-        parts: &Parts,
         record: Box<Record>,
         in_progress: InProgress,
         body: &mut LazyBody<B>,
@@ -328,7 +327,7 @@ impl PaidRequest {
     where
         B: Body<Data = Bytes>,
     {
-        self.check_same_request(&record, parts)?;
+        self.check_same_request(&record)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
         self.payment = record.payment().with_echoed(self.payment.echoed().cloned());
         let config = self.context.config.clone();
@@ -412,21 +411,18 @@ impl PaidRequest {
 
     /// Refuses a payment that was first used for another request (invariant I7), or that differs from the one known. The id
     /// comes first: without it, nothing is learned of the request.
-    fn check_same_request(&self, record: &Record, parts: &Parts) -> Result<(), Answer> {
+    fn check_same_request(&self, record: &Record) -> Result<(), Answer> {
         // Payers that send ids where they are not offered are not held to them, except to one that was accepted before.
         let is_same_id =
             record.id == self.id || (record.id.is_none() && !self.context.config.settings.payment_identifier);
         if !is_same_id {
             return Err(answer::other_id());
         }
-        let is_same_request = record.request == self.fingerprint || self.has_earlier_fingerprint(record, parts);
-        if record.is_of(&self.payment) && is_same_request { Ok(()) } else { Err(answer::other_request()) }
-    }
-
-    /// Returns `true` if the request is the one on record from before a change of fingerprints. Records age out, and this with them.
-    fn has_earlier_fingerprint(&self, record: &Record, parts: &Parts) -> bool {
-        let catalogue = &self.context.config.catalogue;
-        Fingerprint::uncounted(parts, catalogue.seller(), catalogue.priced_by()) == Some(record.request)
+        if record.is_of(&self.payment) && record.request == self.fingerprint {
+            Ok(())
+        } else {
+            Err(answer::other_request())
+        }
     }
 
     async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Answer> {

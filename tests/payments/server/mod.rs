@@ -19,7 +19,6 @@ mod produced;
 mod same_nonce;
 mod scripted;
 mod status;
-mod upgraded;
 mod v1;
 mod voucher_attacks;
 mod voucher_faults;

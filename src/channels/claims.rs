@@ -118,6 +118,8 @@ impl Inner {
             let page = self.ledger.channels(after, TOGETHER).await.map_err(|error| in_the_books(error.into()))?;
             let Some(last) = page.last() else { break };
             after = Some(last.id);
+            // Others may have the ledger, too: a seller on another chain, or one with another key.
+            let page = page.into_iter().filter(|record| self.is_ours(record)).collect();
             let page = self.look_at_stale(page).await;
             if everything {
                 // What was claimed and not transferred, as after a crash, is transferred now.
@@ -151,6 +153,11 @@ impl Inner {
             }
             None => Ok(report),
         }
+    }
+
+    /// Returns `true` if the channel is on this chain, and this seller's key claims from it.
+    fn is_ours(&self, record: &ChannelRecord) -> bool {
+        record.network == self.facilitator.network() && record.config.receiver_authorizer == self.authorizer.address()
     }
 
     /// Looks at the channels that may not be forgotten yet, if that was long ago: a withdrawal may have been announced, or a reorganization

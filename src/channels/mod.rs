@@ -301,7 +301,8 @@ pub struct ChannelsBuilder {
 }
 
 impl ChannelsBuilder {
-    /// Sets the ledger, which is needed. Several processes that sell with one authorizer share one.
+    /// Sets the ledger, which is needed. Several processes that sell with one authorizer share one. Channels on other chains, and those of
+    /// other authorizers, may be in it as well, and are left alone.
     pub fn ledger(mut self, ledger: Arc<dyn ChannelLedger>) -> Self {
         self.ledger = Some(ledger);
         self

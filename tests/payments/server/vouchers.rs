@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::U256;
+use alloy_primitives::{B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
 use futures_util::future::join_all;
@@ -26,9 +26,13 @@ use support::{
 use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, Network, Usdc,
-    channels::{Channels, ClaimPolicy},
+    channels::{Channels, ClaimPolicy, ClaimReport},
     facilitator::channels::OnchainChannels,
-    ledger::{MemoryLedger, channels::ChannelLedger},
+    ledger::{
+        MemoryLedger,
+        channels::{ChannelLedger, ChannelStep},
+        conformance::channels::observation,
+    },
     server::{ActualPrice, PriceError, Quote},
     vouchers::{AuthorizerKey, ChannelConfig, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
@@ -587,6 +591,40 @@ async fn a_seller_can_take_vouchers_only() {
     assert_eq!(send(&both, purchase.on(evaluate("a"))).await.status, StatusCode::OK, "it still pays where it is taken");
     let channel = stage.filled(&only).await;
     assert_eq!(stage.charged(&channel).await, COST);
+}
+
+/// A ledger may be shared with sellers on other chains, or with other keys.
+#[tokio::test]
+async fn channels_of_other_sellers_in_the_ledger_are_left_alone() {
+    let stage = Stage::open().await;
+    let channel = stage.filled(&stage.app()).await;
+    // The same channel on another chain, where as much was charged.
+    let id = Escrow::on(Network::BASE).channel_id(&channel.config);
+    let mut observation = observation(1, DEPOSIT, 0, 1);
+    observation.state.channel_id = id;
+    let (network, config, now) = (Network::BASE, channel.config, unix_now());
+    let voucher = Voucher { channel_id: id, ..voucher(&channel, COST).await };
+    let request = B256::ZERO;
+    for step in [
+        ChannelStep::Open { network, config, observation, now },
+        ChannelStep::Begin { request, voucher, price: COST, now, until: now + 60 },
+        ChannelStep::Charge { epoch: 1, amount: COST, response: None, now },
+    ] {
+        stage.ledger.advance(&id, &step).await.expect("memory");
+    }
+    let [key, sender] = std::array::from_fn(|_| PrivateKeySigner::random());
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let url = stage.chain.rpc_url();
+    let other = Stage::channels(&url, &key, sender, stage.ledger.clone(), stage.clock.clone()).await;
+    // By now both would look at channels before they claim.
+    stage.clock.advance(301);
+    let before = stage.ledger.channels(None, 10).await.expect("memory");
+    assert_eq!(other.claim_all().await.expect("nothing to do"), ClaimReport::default());
+    assert_eq!(stage.ledger.channels(None, 10).await.expect("memory"), before);
+    let report = stage.channels.claim_all().await.expect("the devnet claims");
+    assert_eq!((report.claimed, report.refused), (COST, vec![]));
+    let elsewhere = stage.ledger.channel(&id).await.expect("memory");
+    assert_eq!(elsewhere, before.into_iter().find(|record| record.id == id));
 }
 
 #[tokio::test]

@@ -31,7 +31,8 @@ use crate::{
     usdc::{ParseUsdcError, Usdc},
 };
 
-/// Describes a [`RequirePaymentLayer`]. A price, a payee and a facilitator are needed; everything else has a default.
+/// Describes a [`RequirePaymentLayer`]. A price and a payee are needed, and a facilitator unless only vouchers are taken; everything else
+/// has a default.
 ///
 /// ```
 /// # use alloy_primitives::address;
@@ -193,7 +194,8 @@ impl RequirePaymentLayerBuilder {
         if self.payees.is_empty() {
             return Err(BuildError::NoPayee);
         }
-        if self.facilitators.is_empty() {
+        let takes_exact = self.settings.takes_exact;
+        if takes_exact && self.facilitators.is_empty() {
             return Err(BuildError::NoFacilitator);
         }
         let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
@@ -206,11 +208,15 @@ impl RequirePaymentLayerBuilder {
                     return Err(BuildError::ZeroPayee);
                 }
                 let mut option = PaymentOption { asset, pay_to: *pay_to, flow, facilitator: 0 };
-                let sample = Terms::new(option.offer(U256::from(1), timeout));
-                let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
-                option.facilitator = facilitator.ok_or(BuildError::NotServed(option.asset.network))?;
-                if self.settings.deferred.is_some() && !self.facilitators[option.facilitator].settles_in_background() {
-                    return Err(BuildError::NotDeferrable(option.asset.network));
+                if takes_exact {
+                    let sample = Terms::new(option.offer(U256::from(1), timeout));
+                    let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
+                    option.facilitator = facilitator.ok_or(BuildError::NotServed(option.asset.network))?;
+                    if self.settings.deferred.is_some()
+                        && !self.facilitators[option.facilitator].settles_in_background()
+                    {
+                        return Err(BuildError::NotDeferrable(option.asset.network));
+                    }
                 }
                 options.push(option);
             }
@@ -354,7 +360,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers.
+    /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
+    /// have their own.
     #[cfg(feature = "vouchers")]
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;
@@ -648,7 +655,7 @@ pub enum BuildError {
         "no USDC is known on {0}: call .pay_to_in(Asset::new(…), address) with the token's EIP-712 name and version"
     )]
     NoUsdc(Network),
-    /// No facilitator was set: call `facilitator`.
+    /// No facilitator was set: call `facilitator`. Only a layer that takes nothing but vouchers needs none.
     #[error("no facilitator: call .facilitator(…)")]
     NoFacilitator,
     /// No facilitator serves this network: add one that does.

@@ -33,7 +33,7 @@ use tower_x402::{
         channels::{ChannelLedger, ChannelStep},
         conformance::channels::observation,
     },
-    server::{ActualPrice, PriceError, Quote},
+    server::{ActualPrice, BuildError, PriceError, Quote, RequirePaymentLayer},
     vouchers::{AuthorizerKey, ChannelConfig, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
@@ -591,6 +591,20 @@ async fn a_seller_can_take_vouchers_only() {
     assert_eq!(send(&both, purchase.on(evaluate("a"))).await.status, StatusCode::OK, "it still pays where it is taken");
     let channel = stage.filled(&only).await;
     assert_eq!(stage.charged(&channel).await, COST);
+}
+
+#[tokio::test]
+async fn a_seller_of_vouchers_only_needs_no_facilitator() {
+    let stage = Stage::open().await;
+    let builder = || RequirePaymentLayer::builder().price("$0.001").pay_to(Network::BASE_SEPOLIA, stage.shop.pay_to);
+    let app = stage.shop.app(builder().vouchers_only(stage.channels.clone()));
+    let channel = stage.filled(&app).await;
+    assert_eq!(stage.charged(&channel).await, COST);
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let purchase = customer.pay(&stage.app(), evaluate("a")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("a"))).await.reason(), "unsupported_scheme");
+    let both = builder().vouchers(stage.channels.clone()).build();
+    assert!(matches!(both, Err(BuildError::NoFacilitator)));
 }
 
 /// A ledger may be shared with sellers on other chains, or with other keys.

@@ -66,6 +66,23 @@ impl ChannelConfig {
     }
 }
 
+/// Writes the JSON without checksums, which take a hash each: for databases.
+pub(crate) fn without_checksums<S: Serializer>(it: &ChannelConfig, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Plain {
+        payer: Address,
+        payer_authorizer: Address,
+        receiver: Address,
+        receiver_authorizer: Address,
+        token: Address,
+        withdraw_delay: u32,
+        salt: B256,
+    }
+    let ChannelConfig { payer, payer_authorizer, receiver, receiver_authorizer, token, withdraw_delay, salt } = *it;
+    Plain { payer, payer_authorizer, receiver, receiver_authorizer, token, withdraw_delay, salt }.serialize(serializer)
+}
+
 /// A channel that the contract would not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

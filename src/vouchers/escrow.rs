@@ -1,7 +1,9 @@
 //! The escrow contract on one chain, and what is signed for it.
 
+use std::sync::LazyLock;
+
 use alloy_primitives::{Address, B256, U256, address, aliases::U40, keccak256};
-use alloy_sol_types::{Eip712Domain, SolStruct as _};
+use alloy_sol_types::{Eip712Domain, SolStruct};
 
 use super::{ChannelConfig, ChannelId};
 use crate::network::Network;
@@ -42,6 +44,12 @@ pub(super) mod typed {
     }
 }
 
+// Each request takes several of these digests, and hashing a type or a domain costs more than the rest of a digest.
+static CHANNEL_CONFIG_TYPE: LazyLock<B256> =
+    LazyLock::new(|| keccak256(typed::ChannelConfig::eip712_encode_type().as_bytes()));
+static VOUCHER_TYPE: LazyLock<B256> = LazyLock::new(|| keccak256(typed::Voucher::eip712_encode_type().as_bytes()));
+static KNOWN: LazyLock<[Escrow; 2]> = LazyLock::new(|| [Network::BASE, Network::BASE_SEPOLIA].map(Escrow::hashed));
+
 /// The contract `x402BatchSettlement` on one chain. It has the same address everywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Escrow {
@@ -68,6 +76,10 @@ impl Escrow {
 
     /// Returns the contract on this chain.
     pub fn on(network: Network) -> Self {
+        KNOWN.iter().find(|known| known.network == network).cloned().unwrap_or_else(|| Self::hashed(network))
+    }
+
+    fn hashed(network: Network) -> Self {
         Self { network, separator: domain(network).separator() }
     }
 
@@ -97,12 +109,12 @@ impl Escrow {
             withdrawDelay: U40::from(config.withdraw_delay),
             salt: config.salt,
         };
-        self.digest(typed.eip712_hash_struct()).into()
+        self.digest(hash_struct(&CHANNEL_CONFIG_TYPE, &typed)).into()
     }
 
     /// Returns the digest that a payer signs: "of this channel at most `max_claimable_amount` may be claimed in all".
     pub fn voucher_digest(&self, channel: ChannelId, max_claimable_amount: u128) -> B256 {
-        self.digest(typed_voucher(channel, max_claimable_amount).eip712_hash_struct())
+        self.digest(hash_struct(&VOUCHER_TYPE, &typed_voucher(channel, max_claimable_amount)))
     }
 
     /// Returns the digest that a receiver's authorizer signs to refund up to `amount`. `nonce` is the contract's `refundNonce` of the
@@ -124,6 +136,11 @@ impl Escrow {
     fn digest(&self, struct_hash: B256) -> B256 {
         keccak256([b"\x19\x01", self.separator.as_slice(), struct_hash.as_slice()].concat())
     }
+}
+
+/// Returns `hashStruct` of EIP-712.
+fn hash_struct(type_hash: &B256, typed: &impl SolStruct) -> B256 {
+    keccak256([type_hash.as_slice(), &typed.eip712_encode_data()].concat())
 }
 
 fn domain(network: Network) -> Eip712Domain {

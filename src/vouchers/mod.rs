@@ -52,6 +52,7 @@ mod state;
 mod voucher;
 
 pub use authorizer::{AuthorizerError, AuthorizerKey};
+pub(crate) use channel::without_checksums;
 pub use channel::{
     ChannelConfig, ChannelConfigError, ChannelId, MAX_WITHDRAW_DELAY, MIN_WITHDRAW_DELAY, ParseChannelIdError,
 };

@@ -30,6 +30,7 @@ pub struct ChannelRecord {
     /// The chain.
     pub network: Network,
     /// What makes the channel.
+    #[serde(serialize_with = "crate::vouchers::without_checksums")]
     pub config: ChannelConfig,
     /// What was charged in all, the watermark. It never falls.
     #[serde(with = "crate::vouchers::amount")]

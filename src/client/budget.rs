@@ -358,11 +358,6 @@ impl Reservation {
         self.on_drop = OnDrop::Keep;
     }
 
-    /// Releases the amount: the signature never left this process.
-    pub(super) fn release(mut self) {
-        self.on_drop = OnDrop::Release;
-    }
-
     /// Counts the amount as spent.
     pub(super) fn spend(mut self) {
         self.on_drop = OnDrop::Spend;

@@ -9,6 +9,7 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 use url::Url;
 
 #[cfg(feature = "vouchers")]
@@ -16,7 +17,10 @@ use super::channels::{Books, ChannelEntry};
 use super::{
     JournalFile, PaymentOutcome, Receipt,
     budget::{Charge, Reservation, add_to, host_of},
+    journal_queue::{Write, WriteQueue},
 };
+#[cfg(feature = "vouchers")]
+use crate::vouchers::ChannelId;
 use crate::{network::Network, protocol::Version, usdc::Usdc};
 
 /// The file is compacted at this length, in bytes, or at four times its length after the last time.
@@ -48,6 +52,8 @@ pub struct Journal(Arc<Inner>);
 struct Inner {
     /// Held while the disk is written, so it is only locked on threads that may block. Locked before `state`.
     file: Option<Mutex<OpenFile>>,
+    /// What waits to be written to the file.
+    queue: Arc<WriteQueue>,
     state: Mutex<State>,
     /// Told when a channel is free again.
     #[cfg(feature = "vouchers")]
@@ -91,6 +97,7 @@ impl Journal {
         }
         Ok(Self(Arc::new(Inner {
             file: Some(Mutex::new(file)),
+            queue: Arc::default(),
             state,
             #[cfg(feature = "vouchers")]
             freed: Arc::default(),
@@ -132,41 +139,21 @@ impl Journal {
         self.state().remember_resolved(nonce, paid);
     }
 
-    /// Records a payment; when this returns, it may be sent. The reservation is held from then on. If the payment cannot be recorded,
-    /// its amount is released, even if the caller was cancelled in the meantime.
+    /// Records a payment; when this returns, it may be sent. The reservation is held from then on. If the payment is not recorded, its
+    /// amount is released, even if the caller was cancelled in the meantime.
     pub(super) async fn record_signed(
         &self,
         entry: JournalEntry,
         mut reservation: Reservation,
     ) -> io::Result<Reservation> {
-        let this = self.clone();
-        let write = move || {
+        let finish = |journal: &Self, record, written: io::Result<()>| {
+            written?;
             // From here on the signature may survive this process: dropping the reservation must not free the amount.
             reservation.hold();
-            match this.write_signed(entry) {
-                Ok(()) => Ok(reservation),
-                Err(error) => {
-                    reservation.release();
-                    Err(error)
-                }
-            }
+            journal.state().apply(record);
+            Ok(reservation)
         };
-        self.run_blocking(write).await
-    }
-
-    fn write_signed(&self, entry: JournalEntry) -> io::Result<()> {
-        let record = Record::Signed(entry);
-        // The file stays locked until the state has the payment, since compaction writes what the state has.
-        let _file = match &self.0.file {
-            Some(file) => {
-                let mut file = lock(file);
-                file.append(&record, true, &self.0.state)?;
-                Some(file)
-            }
-            None => None,
-        };
-        self.state().apply(record);
-        Ok(())
+        self.append(Record::Signed(entry), true, finish).await
     }
 
     /// Applies an outcome in memory, and returns the payment if this closed it.
@@ -178,22 +165,55 @@ impl Journal {
 
     /// Writes an outcome that [`close`](Self::close) applied.
     pub(super) async fn write_outcome(&self, outcome: Record) -> io::Result<()> {
-        let this = self.clone();
-        let write = move || match &this.0.file {
-            Some(file) => lock(file).append(&outcome, false, &this.0.state),
-            None => Ok(()),
-        };
-        self.run_blocking(write).await
+        self.append(outcome, false, |_, _, written| written).await
     }
 
-    /// Runs `write` on a thread that may block, if there is a file.
-    async fn run_blocking<T: Send + 'static>(
+    /// Appends a record to the file, if there is one, and calls `finish` with the record and whether it was written. If `durable`, it is on
+    /// disk then.
+    ///
+    /// `finish` is called before any later record is written: what it changes in the state is there when the file is compacted the next
+    /// time. If the caller is cancelled, either `finish` is called all the same, or it is dropped and nothing was written.
+    async fn append<T: Send + 'static>(
         &self,
-        write: impl FnOnce() -> io::Result<T> + Send + 'static,
+        record: Record,
+        durable: bool,
+        finish: impl FnOnce(&Self, Record, io::Result<()>) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        match self.0.file {
-            Some(_) => tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?,
-            None => write(),
+        if self.0.file.is_none() {
+            return finish(self, record, Ok(()));
+        }
+        let line = match line(&record) {
+            Ok(line) => line,
+            Err(error) => return finish(self, record, Err(error)),
+        };
+        let room = match self.0.queue.room().await {
+            Ok(room) => room,
+            Err(error) => return finish(self, record, Err(error)),
+        };
+        let (finished, outcome) = oneshot::channel();
+        let journal = self.clone();
+        let finish = move |written| {
+            let result = finish(&journal, record, written);
+            // Whoever drops the journal now can open its file again at once.
+            drop(journal);
+            drop(finished.send(result));
+        };
+        if let Some(mut writer) = self.0.queue.add(Write { line, durable, finish: Box::new(finish), room }) {
+            let journal = Arc::downgrade(&self.0);
+            let append = move |lines: &[u8], durable| match journal.upgrade() {
+                Some(inner) => Self(inner).append_lines(lines, durable),
+                None => Err(io::Error::other("the journal was dropped")),
+            };
+            tokio::task::spawn_blocking(move || writer.run(append));
+        }
+        outcome.await.map_err(io::Error::other)?
+    }
+
+    /// Blocks on the disk.
+    fn append_lines(&self, lines: &[u8], durable: bool) -> io::Result<()> {
+        match &self.0.file {
+            Some(file) => lock(file).append(lines, durable, &self.0.state),
+            None => Ok(()),
         }
     }
 
@@ -217,31 +237,30 @@ impl Journal {
         self.0.freed.clone()
     }
 
-    /// Runs `write` on a thread that may block, if there is a file.
-    pub(super) async fn blocking<T: Send + 'static>(
-        &self,
-        write: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
-    ) -> io::Result<T> {
-        let this = self.clone();
-        self.run_blocking(move || write(&this)).await
-    }
-
-    /// Records a channel as it is now, and returns what the journal had before. Blocks on the disk.
+    /// Records a channel as it is now, and calls `finish` with what the journal had before.
     ///
     /// An entry that need not be durable holds even if it cannot be written: then a later process knows less, which is the safe side.
-    pub(super) fn write_channel(&self, entry: ChannelEntry, durable: bool) -> io::Result<Option<ChannelEntry>> {
-        let record = Record::Channel(Box::new(entry));
-        let mut file = self.0.file.as_ref().map(lock);
-        if let Some(file) = &mut file
-            && let Err(error) = file.append(&record, durable, &self.0.state)
-        {
-            if durable {
-                return Err(error);
+    /// `finish` is dropped if the entry is not recorded; that the caller was cancelled does not say which of the two happens.
+    pub(super) async fn write_channel<T: Send + 'static>(
+        &self,
+        (id, entry): (ChannelId, ChannelEntry),
+        durable: bool,
+        finish: impl FnOnce(Option<ChannelEntry>) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let put = move |journal: &Self, record, written: io::Result<()>| {
+            if let Err(error) = written {
+                if durable {
+                    return Err(error);
+                }
+                tracing::warn!(%error, "the state of a payment channel could not be written to the journal");
             }
-            tracing::warn!(%error, "the state of a payment channel could not be written to the journal");
-        }
-        let Record::Channel(entry) = record else { return Ok(None) };
-        Ok(self.state().books.put(*entry))
+            let before = match record {
+                Record::Channel(entry) => journal.state().books.put(id, *entry),
+                _ => None,
+            };
+            Ok(finish(before))
+        };
+        self.append(Record::Channel(Box::new(entry)), durable, put).await
     }
 }
 
@@ -468,7 +487,7 @@ impl State {
             Record::Void { nonce } => (nonce, false),
             #[cfg(feature = "vouchers")]
             Record::Channel(entry) => {
-                self.books.put(*entry);
+                self.books.put(entry.id(), *entry);
                 return None;
             }
         };
@@ -506,11 +525,11 @@ impl State {
 }
 
 impl OpenFile {
-    fn append(&mut self, record: &Record, durable: bool, state: &Mutex<State>) -> io::Result<()> {
+    fn append(&mut self, lines: &[u8], durable: bool, state: &Mutex<State>) -> io::Result<()> {
         if self.file.length() >= self.compact_at {
             self.compact(state);
         }
-        self.file.append(&line(record)?, durable)
+        self.file.append(lines, durable)
     }
 
     /// Rewrites the file as its compacted records. If that fails, the file is kept as it is.

@@ -53,6 +53,7 @@ mod error;
 mod exchange;
 mod journal;
 mod journal_file;
+mod journal_queue;
 #[cfg(feature = "local-signer")]
 pub mod key;
 mod layer;

@@ -17,12 +17,17 @@ use crate::{
 
 /// How many sets of lanes are remembered by their ids, which take a hash each.
 const MAX_LANE_SETS: usize = 1 << 10;
+/// How long another channel is preferred to one that its seller called busy, in seconds.
+const BUSY_FOR: u64 = 30;
 
 /// The channels of a journal. A channel is leased to one request at a time.
 #[derive(Clone, Default)]
 pub(in crate::client) struct Books {
     entries: BTreeMap<ChannelId, ChannelEntry>,
     leased: BTreeMap<ChannelId, Promise>,
+    /// Channels that their seller works on, although no request of these books uses them, and until when another one is preferred, in
+    /// seconds since the Unix epoch.
+    busy: BTreeMap<ChannelId, u64>,
     lanes: HashMap<(Network, ChannelConfig), Vec<ChannelId>>,
 }
 
@@ -48,7 +53,7 @@ pub(super) struct Terms {
 #[derive(Debug)]
 pub(super) enum Choice {
     /// This one, which is leased to it now. A deposit of this much may be made if one is needed.
-    Lane(Box<ChannelEntry>, Usdc),
+    Lane(ChannelId, Box<ChannelEntry>, Usdc),
     /// One of those that are in use.
     Wait,
 }
@@ -67,8 +72,7 @@ impl Books {
     }
 
     /// Records a channel as it is now, and returns what it was before.
-    pub(in crate::client) fn put(&mut self, entry: ChannelEntry) -> Option<ChannelEntry> {
-        let id = entry.id();
+    pub(in crate::client) fn put(&mut self, id: ChannelId, entry: ChannelEntry) -> Option<ChannelEntry> {
         if let Some(promise) = self.leased.get_mut(&id) {
             promise.deposit = Usdc::ZERO;
         }
@@ -76,9 +80,8 @@ impl Books {
     }
 
     /// Leases a channel, unless it is leased.
-    pub(super) fn lease(&mut self, entry: &ChannelEntry) -> bool {
-        let promise = Promise { payee: entry.config.receiver, deposit: Usdc::ZERO };
-        let id = entry.id();
+    pub(super) fn lease(&mut self, id: ChannelId, payee: Address) -> bool {
+        let promise = Promise { payee, deposit: Usdc::ZERO };
         let is_free = !self.leased.contains_key(&id);
         if is_free {
             self.leased.insert(id, promise);
@@ -90,12 +93,23 @@ impl Books {
         self.leased.remove(&id);
     }
 
+    /// Notes that a channel's seller works on another request of it.
+    pub(super) fn set_busy(&mut self, id: ChannelId, now: u64) {
+        self.busy.retain(|_, until| *until > now);
+        self.busy.insert(id, now.saturating_add(BUSY_FOR));
+    }
+
+    pub(super) fn is_busy(&self, id: ChannelId, now: u64) -> bool {
+        self.busy.get(&id).is_some_and(|until| *until > now)
+    }
+
     pub(super) fn has_channel_with(&self, payee: Address) -> bool {
         self.entries.values().any(|entry| entry.config.receiver == payee)
     }
 
     /// Leases the best channel for a request: one that needs no deposit, or else one that waits for its deposit, or else one to be filled
-    /// again, or else a new one. Earlier lanes come first, so that later ones are idle when there is little to do.
+    /// again, or else a new one, or else one that its seller called busy. Earlier lanes come first, so that later ones are idle when there is
+    /// little to do.
     ///
     /// `no_deposit` is why no deposit can be made, if it is known that none can.
     pub(super) fn choose(
@@ -106,45 +120,66 @@ impl Books {
         no_deposit: Option<&Refusal>,
     ) -> Result<Choice, Refusal> {
         self.check_disputes(terms)?;
-        let (mut pending, mut empty, mut new, mut is_any_in_use) = (None, None, None, false);
+        let payee = terms.config.receiver;
+        let (mut ready, mut pending, mut empty, mut new, mut busy) = (None, None, None, None, None);
+        let mut is_any_in_use = false;
+        let escrow = Escrow::on(terms.network);
+        if self.lanes.len() >= MAX_LANE_SETS {
+            self.lanes.clear();
+        }
+        let ids = self.lanes.entry((terms.network, terms.config)).or_default();
         for lane in 0..policy.lanes.max(1) {
-            let id = self.lane_id(policy, terms, lane);
+            let config = ChannelConfig { salt: policy.salt_of(lane), ..terms.config };
+            if ids.len() <= lane as usize {
+                ids.push(escrow.channel_id(&config));
+            }
+            let id = ids[lane as usize];
             if self.leased.contains_key(&id) {
                 is_any_in_use = true;
                 continue;
             }
             let Some(entry) = self.entries.get(&id) else {
-                let config = ChannelConfig { salt: policy.salt_of(lane), ..terms.config };
-                new = Some(ChannelEntry::new(terms.network, config));
+                new = Some((id, ChannelEntry::new(terms.network, config)));
                 // Lanes are opened in order; later ones exist only if the policy had another salt.
                 break;
             };
             let mut entry = entry.clone();
             entry.expire(now, believe_refusals);
             match entry.means(terms.price, now) {
-                Means::Voucher => {
-                    self.lease(&entry);
-                    return Ok(Choice::Lane(Box::new(entry), Usdc::ZERO));
+                Means::Voucher if self.busy.get(&id).is_some_and(|until| *until > now) => {
+                    busy = busy.or(Some((id, entry)));
                 }
-                Means::PendingDeposit => pending = pending.or(Some(entry)),
-                Means::NewDeposit { .. } => empty = empty.or(Some(entry)),
+                Means::Voucher => {
+                    ready = Some((id, entry));
+                    break;
+                }
+                Means::PendingDeposit => pending = pending.or(Some((id, entry))),
+                Means::NewDeposit { .. } => empty = empty.or(Some((id, entry))),
                 Means::Nothing => {}
             }
         }
-        if let Some(entry) = pending {
-            self.lease(&entry);
-            return Ok(Choice::Lane(Box::new(entry), Usdc::ZERO));
+        if let Some((id, entry)) = ready.or(pending) {
+            self.lease(id, payee);
+            return Ok(Choice::Lane(id, Box::new(entry), Usdc::ZERO));
         }
-        let Some(entry) = empty.or(new) else {
-            return if is_any_in_use { Ok(Choice::Wait) } else { Err(Refusal::DepositPending) };
-        };
-        self.lease(&entry);
-        match no_deposit.cloned().map_or_else(|| self.promise(policy, &entry, terms), Err) {
-            Ok(deposit) => Ok(Choice::Lane(Box::new(entry), deposit)),
-            Err(refusal) => {
-                self.free(entry.id());
-                if is_any_in_use { Ok(Choice::Wait) } else { Err(refusal) }
+        let mut refusal = Refusal::DepositPending;
+        if let Some((id, entry)) = empty.or(new) {
+            self.lease(id, payee);
+            match no_deposit.cloned().map_or_else(|| self.promise(policy, (id, &entry), terms), Err) {
+                Ok(deposit) => return Ok(Choice::Lane(id, Box::new(entry), deposit)),
+                Err(why) => {
+                    self.free(id);
+                    refusal = why;
+                }
             }
+        }
+        match busy {
+            Some((id, entry)) => {
+                self.lease(id, payee);
+                Ok(Choice::Lane(id, Box::new(entry), Usdc::ZERO))
+            }
+            None if is_any_in_use => Ok(Choice::Wait),
+            None => Err(refusal),
         }
     }
 
@@ -152,10 +187,9 @@ impl Books {
     pub(super) fn promise(
         &mut self,
         policy: &ChannelPolicy,
-        entry: &ChannelEntry,
+        (id, entry): (ChannelId, &ChannelEntry),
         terms: &Terms,
     ) -> Result<Usdc, Refusal> {
-        let id = entry.id();
         let needed = less(entry.ceiling(terms.price), entry.escrow);
         self.check_pins(terms)?;
         let payee = entry.config.receiver;
@@ -210,18 +244,5 @@ impl Books {
             Some(entry) => Err(Refusal::ChannelTermsChanged { payee: entry.config.receiver, channel: entry.id() }),
             None => Ok(()),
         }
-    }
-
-    fn lane_id(&mut self, policy: &ChannelPolicy, terms: &Terms, lane: u32) -> ChannelId {
-        if self.lanes.len() >= MAX_LANE_SETS {
-            self.lanes.clear();
-        }
-        let ids = self.lanes.entry((terms.network, terms.config)).or_default();
-        let escrow = Escrow::on(terms.network);
-        while ids.len() <= lane as usize {
-            let salt = policy.salt_of(ids.len() as u32);
-            ids.push(escrow.channel_id(&ChannelConfig { salt, ..terms.config }));
-        }
-        ids[lane as usize]
     }
 }

@@ -9,7 +9,7 @@ use super::{
     books::{Choice, Terms},
 };
 use crate::{
-    client::{Budget, Journal, Refusal, budget::Reservation},
+    client::{Budget, Refusal, budget::Reservation},
     usdc::Usdc,
     vouchers::ChannelId,
 };
@@ -43,7 +43,7 @@ impl Lease {
                     budget.journal().with_books(|books| books.choose(policy, terms, at, no_deposit))?
                 };
                 match choice {
-                    Choice::Lane(entry, deposit) => return Ok((Self::of(budget, *entry), deposit)),
+                    Choice::Lane(id, entry, deposit) => return Ok((Self::of(budget, id, *entry), deposit)),
                     Choice::Wait => notified.await,
                 }
             }
@@ -51,18 +51,41 @@ impl Lease {
         timeout(policy.lane_wait, waiting).await.unwrap_or(Err(Refusal::LanesBusy { payee: terms.config.receiver }))
     }
 
+    /// Leases another channel for the request that has this one, which its seller called busy, and returns the deposit that may be made.
+    /// Returns `None` if there is none at present but such as are busy, too.
+    pub(super) fn another(&self, policy: &ChannelPolicy, terms: &Terms, now: u64) -> Option<(Self, Usdc)> {
+        let at = (now, self.budget.releases_failed());
+        self.budget.journal().with_books(|books| {
+            let Ok(Choice::Lane(id, mut entry, deposit)) = books.choose(policy, terms, at, None) else { return None };
+            if books.is_busy(id, now) {
+                books.free(id);
+                return None;
+            }
+            if entry.host.is_empty() {
+                entry.host.clone_from(&self.entry.host);
+            }
+            (entry.method, entry.url) = (self.entry.method.clone(), self.entry.url.clone());
+            Some((Self::of(&self.budget, id, *entry), deposit))
+        })
+    }
+
+    /// Frees the channel, and has other requests take it only if there is no other one for a while.
+    pub(super) fn leave_busy(self, now: u64) {
+        self.budget.journal().with_books(|books| books.set_busy(self.id, now));
+    }
+
     /// Wraps a channel that was leased in the books.
-    fn of(budget: &Budget, entry: ChannelEntry) -> Self {
-        Self { budget: budget.clone(), id: entry.id(), entry }
+    fn of(budget: &Budget, id: ChannelId, entry: ChannelEntry) -> Self {
+        Self { budget: budget.clone(), id, entry }
     }
 
     /// Leases this channel, or returns `None` if it is in use or unknown.
     pub(super) fn get(budget: &Budget, id: ChannelId) -> Option<Self> {
         let entry = budget.journal().with_books(|books| {
             let entry = books.get(id)?.clone();
-            books.lease(&entry).then_some(entry)
+            books.lease(id, entry.config.receiver).then_some(entry)
         })?;
-        Some(Self::of(budget, entry))
+        Some(Self::of(budget, id, entry))
     }
 
     pub(super) const fn id(&self) -> ChannelId {
@@ -71,7 +94,7 @@ impl Lease {
 
     /// Makes room for a deposit into this channel. Returns its size.
     pub(super) fn promise(&self, policy: &ChannelPolicy, terms: &Terms) -> Result<Usdc, Refusal> {
-        self.budget.journal().with_books(|books| books.promise(policy, &self.entry, terms))
+        self.budget.journal().with_books(|books| books.promise(policy, (self.id, &self.entry), terms))
     }
 
     /// Writes the entry into the journal. If `durable`, it is on disk when this returns.
@@ -80,17 +103,17 @@ impl Lease {
     /// entry cannot be written.
     pub(super) async fn write(mut self, durable: bool, mut deposit: Option<Reservation>) -> io::Result<Self> {
         let journal = self.budget.journal().clone();
-        // The lease goes along: if the caller is cancelled, the channel is free only once the entry is written.
-        let write = move |journal: &Journal| {
-            let changes = self.entry.take_changes();
-            let before = journal.write_channel(self.entry.clone(), durable)?;
+        let changes = self.entry.take_changes();
+        let entry = (self.id, self.entry.clone());
+        // The lease goes along: if the caller is cancelled, the channel is free only once the entry is written, or will never be.
+        let finish = move |before: Option<ChannelEntry>| {
             if let Some(reservation) = &mut deposit {
                 reservation.hold();
             }
             self.budget.channel_changed(before.as_ref(), &self.entry, &changes);
-            Ok(self)
+            self
         };
-        journal.blocking(write).await
+        journal.write_channel(entry, durable, finish).await
     }
 }
 

@@ -66,6 +66,10 @@ pub(in crate::client) struct VoucherPayment {
     in_doubt: bool,
     is_corrected: bool,
     is_switched: bool,
+    /// The channel that is left for another one, which is not signed for yet, and the deposit that may be made there.
+    left: Option<(Lease, Usdc)>,
+    /// How many channels were left because their seller called them busy.
+    lanes_left: u32,
     receipt: Receipt,
 }
 
@@ -145,6 +149,8 @@ impl VoucherPayment {
             in_doubt: false,
             is_corrected: false,
             is_switched: false,
+            left: None,
+            lanes_left: 0,
             receipt,
         };
         payment.sign_for(deposit).await?;
@@ -155,16 +161,15 @@ impl VoucherPayment {
     async fn sign_for(&mut self, deposit: Usdc) -> Result<(), PaymentError> {
         let Some(mut lease) = self.lease.take() else { return Err(Refusal::DepositPending.into()) };
         let now = self.payer.now();
-        let (entry, price) = (&mut lease.entry, self.terms.price);
+        let (id, entry, price) = (lease.id(), &mut lease.entry, self.terms.price);
         let means = entry.means(price, now);
         let reservation = match means {
-            Means::NewDeposit { needed } => Some(self.sign_deposit(entry, (needed, deposit), now).await?),
+            Means::NewDeposit { needed } => Some(self.sign_deposit((id, entry), (needed, deposit), now).await?),
             Means::Nothing => return Err(Refusal::DepositPending.into()),
             Means::Voucher | Means::PendingDeposit => None,
         };
         let deposit = entry.pending.clone().filter(|_| means != Means::Voucher);
-        let voucher = sign_voucher(&self.payer, entry, entry.ceiling(price)).await?;
-        let digest = Escrow::on(entry.network).voucher_digest(voucher.channel_id, voucher.max_claimable_amount);
+        let (voucher, digest) = sign_voucher(&self.payer, (id, entry), entry.ceiling(price)).await?;
         self.doubt = entry.sign(price, &voucher, deposit.is_some());
         entry.used_at = now;
 
@@ -192,7 +197,7 @@ impl VoucherPayment {
 
     async fn sign_deposit(
         &self,
-        entry: &mut ChannelEntry,
+        (id, entry): (ChannelId, &mut ChannelEntry),
         bounds: (Usdc, Usdc),
         now: u64,
     ) -> Result<Reservation, PaymentError> {
@@ -202,7 +207,7 @@ impl VoucherPayment {
         let valid_before = now.saturating_add(self.payer.window(self.max_timeout));
         let (salt, domain) = (self.payer.nonces().next()?, TokenDomain::of(&self.asset));
         let units = u128::from(amount.atomic());
-        let deposit = Deposit::sign(entry.id(), units, valid_before, salt, &domain, self.payer.signer()).await?;
+        let deposit = Deposit::sign(id, units, valid_before, salt, &domain, self.payer.signer()).await?;
         entry.add_deposit(PendingDeposit::new(deposit, amount, valid_before), now);
         Ok(reservation)
     }
@@ -218,12 +223,51 @@ impl VoucherPayment {
 
     /// Signs again, after [`NextStep::SignAgain`].
     pub(in crate::client) async fn sign_again(&mut self) -> Result<(), PaymentError> {
+        if let Some((busy, deposit)) = self.left.take() {
+            return self.sign_in_place_of(busy, deposit).await;
+        }
         let Some(lease) = &self.lease else { return Ok(()) };
         let deposit = match (lease.entry.means(self.terms.price, self.payer.now()), self.payer.channel_policy()) {
             (Means::NewDeposit { .. }, Some(policy)) => lease.promise(policy, &self.terms)?,
             _ => Usdc::ZERO,
         };
         self.sign_for(deposit).await
+    }
+
+    /// Signs for another channel than the busy one. If the budget has no room for a deposit, the payment stays with the busy one, and its
+    /// voucher is sent again.
+    async fn sign_in_place_of(&mut self, busy: Lease, deposit: Usdc) -> Result<(), PaymentError> {
+        let doubt = self.doubt;
+        match self.sign_for(deposit).await {
+            Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
+                (self.lease, self.doubt) = (Some(busy), doubt);
+                self.lanes_left = u32::MAX;
+            }
+            signed => {
+                // The journal has its voucher, and that it may be charged: it was presented, whatever the seller says of it.
+                busy.leave_busy(self.payer.now());
+                signed?;
+                (self.is_corrected, self.is_switched) = (false, false);
+            }
+        }
+        if let (Some(receipt), Some(lease)) = (&mut self.receipt.channel, &self.lease) {
+            receipt.id = lease.id();
+        }
+        Ok(())
+    }
+
+    /// Takes another channel than the one that the seller calls busy, where one is free or may be opened.
+    ///
+    /// An attempt that may be worked on stays where it is: only there does the seller know it.
+    fn leave_busy_lane(&mut self) -> bool {
+        let (Some(policy), Some(lease)) = (self.payer.channel_policy(), &self.lease) else { return false };
+        if self.in_doubt || self.deposit_expires.is_some() || self.lanes_left >= policy.lanes {
+            return false;
+        }
+        let Some((other, deposit)) = lease.another(policy, &self.terms, self.payer.now()) else { return false };
+        self.lanes_left += 1;
+        self.left = self.lease.replace(other).map(|busy| (busy, deposit));
+        true
     }
 
     /// Interprets an answer. `transient` says whether the status alone makes it worth sending the payment again.
@@ -331,6 +375,9 @@ impl VoucherPayment {
 
     /// Interprets a refusal with a reason code.
     fn refused(&mut self, reason: &Reason, headers: &HeaderMap, retry: NextStep) -> NextStep {
+        if code_of(reason) == "channel_busy" && self.leave_busy_lane() {
+            return NextStep::SignAgain;
+        }
         let (was_in_doubt, with_deposit) = (self.in_doubt, self.deposit_expires.is_some());
         self.failed(reason.to_string());
         let Some(lease) = &mut self.lease else { return NextStep::Conclude };
@@ -424,15 +471,19 @@ pub(super) fn code_of(reason: &Reason) -> &str {
     reason.as_str().strip_prefix(PREFIX).unwrap_or(reason.as_str())
 }
 
-/// Signs a voucher for `max` with the payer's voucher key.
-pub(super) async fn sign_voucher(payer: &Payer, entry: &ChannelEntry, max: Usdc) -> Result<Voucher, PaymentError> {
-    let (channel_id, max_claimable_amount) = (entry.id(), u128::from(max.atomic()));
+/// Signs a voucher for `max` with the payer's voucher key. Returns its digest, too.
+pub(super) async fn sign_voucher(
+    payer: &Payer,
+    (channel_id, entry): (ChannelId, &ChannelEntry),
+    max: Usdc,
+) -> Result<(Voucher, B256), PaymentError> {
+    let max_claimable_amount = u128::from(max.atomic());
     let digest = Escrow::on(entry.network).voucher_digest(channel_id, max_claimable_amount);
     let key = payer.channel_policy().and_then(|policy| policy.voucher_key.as_deref());
     let signature = key.unwrap_or(payer.signer()).sign_digest(digest).await?;
     let bytes: [u8; 65] = signature.as_bytes().try_into().map_err(PaymentError::encode)?;
     let signature = VoucherSignature::try_from(bytes).map_err(PaymentError::encode)?;
-    Ok(Voucher { channel_id, max_claimable_amount, signature })
+    Ok((Voucher { channel_id, max_claimable_amount, signature }, digest))
 }
 
 /// Returns `true` if a status alone means that nothing was charged.

@@ -94,7 +94,7 @@ impl SignedRefundRequest {
     /// Signs a voucher for exactly what was charged, which lets the seller claim no more.
     async fn sign(&mut self) -> Result<(), PaymentError> {
         let entry = &self.lease.entry;
-        let voucher = sign_voucher(&self.payer, entry, entry.charged).await?;
+        let (voucher, _) = sign_voucher(&self.payer, (self.lease.id(), entry), entry.charged).await?;
         let request = RefundRequest {
             channel_config: entry.config,
             voucher,

@@ -332,7 +332,7 @@ fn terms() -> Terms {
 
 fn choose(books: &mut Books, policy: &ChannelPolicy) -> Result<Option<(ChannelEntry, u64)>, Refusal> {
     match books.choose(policy, &terms(), (NOW, false), None)? {
-        Choice::Lane(entry, deposit) => Ok(Some((*entry, deposit.atomic()))),
+        Choice::Lane(_, entry, deposit) => Ok(Some((*entry, deposit.atomic()))),
         Choice::Wait => Ok(None),
     }
 }
@@ -353,7 +353,7 @@ fn request_gets_a_lane_of_its_own_and_waits_only_when_all_are_in_use() {
         entry.add_deposit(deposit(escrow), NOW);
         entry.deposit_arrived();
         let id = entry.id();
-        books.put(entry);
+        put(&mut books, entry);
         books.free(id);
     }
     // The first lane would need a deposit, the second does not.
@@ -364,6 +364,31 @@ fn request_gets_a_lane_of_its_own_and_waits_only_when_all_are_in_use() {
     );
     let (first, deposit) = choose(&mut books, &policy).unwrap().unwrap();
     assert_eq!((first.config.salt[31], deposit), (0, 10_000));
+}
+
+fn put(books: &mut Books, entry: ChannelEntry) {
+    books.put(entry.id(), entry);
+}
+
+#[test]
+fn busy_lane_is_taken_only_if_there_is_no_other_one_until_a_while_has_passed() {
+    let mut books = Books::default();
+    let mut entry = funded(10_000, 1_000);
+    entry.config = terms().config;
+    let id = entry.id();
+    put(&mut books, entry);
+    books.set_busy(id, NOW);
+    let chosen = |books: &mut Books, policy: &ChannelPolicy, now| {
+        let Ok(Choice::Lane(id, ..)) = books.choose(policy, &terms(), (now, false), None) else { panic!("no lane") };
+        books.free(id);
+        id
+    };
+    let two = ChannelPolicy::new().lanes(2);
+    assert_ne!(chosen(&mut books, &two, NOW), id, "another one is opened");
+    assert_eq!(chosen(&mut books, &ChannelPolicy::new().lanes(1), NOW), id);
+    let tight = ChannelPolicy::new().lanes(2).escrow_total(usdc(9_000));
+    assert_eq!(chosen(&mut books, &tight, NOW), id, "no other one may be opened");
+    assert_eq!(chosen(&mut books, &two, NOW + 30), id);
 }
 
 #[test]
@@ -387,12 +412,12 @@ fn other_terms_open_no_channel_while_the_first_holds_money() {
         |config| config.withdraw_delay = 901,
     ] {
         let mut books = Books::default();
-        books.put(funded(10_000, 1_000));
+        put(&mut books, funded(10_000, 1_000));
         let mut changed = terms();
         change(&mut changed.config);
         let refused = books.choose(&policy, &changed, (NOW, false), None);
         assert!(matches!(refused, Err(Refusal::ChannelTermsChanged { .. })), "{refused:?}");
-        books.put(funded(10_000, 10_000));
+        put(&mut books, funded(10_000, 10_000));
         assert!(books.choose(&policy, &changed, (NOW, false), None).is_ok(), "the first one is empty");
     }
 }
@@ -402,6 +427,6 @@ fn seller_in_dispute_gets_no_voucher_in_any_lane() {
     let (mut books, policy) = (Books::default(), ChannelPolicy::new());
     let mut entry = funded(10_000, 1_000);
     entry.disputed(ChannelFinding::Unproven);
-    books.put(entry);
+    put(&mut books, entry);
     assert!(matches!(choose(&mut books, &policy), Err(Refusal::ChannelDisputed { .. })));
 }

@@ -174,7 +174,7 @@ async fn vouchers_are_cumulative_and_start_from_what_was_charged() {
 
 #[tokio::test]
 async fn same_voucher_is_sent_again_while_no_answer_comes() {
-    for failure in [silence(), cut(), status(502), later(503, None), refused("channel_busy", json!({}))] {
+    for failure in [silence(), cut(), status(502), later(503, None)] {
         let buyer = Buyer::of(vec![charged(1_000), failure, charged(1_000)]).await;
         for _ in 0..2 {
             assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
@@ -183,6 +183,49 @@ async fn same_voucher_is_sent_again_while_no_answer_comes() {
         assert_eq!((payments.len(), &payments[1]), (3, &payments[2]));
         assert_eq!(buyer.books(), (2_000, 0, 5_000));
     }
+}
+
+#[tokio::test]
+async fn request_on_a_busy_channel_is_sent_again_there_if_it_may_be_worked_on_or_there_is_no_other_channel() {
+    let busy = || refused("channel_busy", json!({}));
+    for (lanes, failures) in [(8, vec![cut(), busy()]), (1, vec![busy(), busy()])] {
+        let mut replies = vec![charged(1_000)];
+        replies.extend(failures);
+        replies.push(charged(1_000));
+        let buyer = Buyer::with(ChannelPolicy::new().lanes(lanes), &[channel_offer(&json!({}))], replies).await;
+        for _ in 0..2 {
+            assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+        }
+        assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_000, None), (2_000, None)]);
+        assert_eq!(buyer.books(), (2_000, 0, 5_000));
+    }
+}
+
+#[tokio::test]
+async fn voucher_on_a_busy_channel_stays_in_doubt_and_the_budget_may_leave_no_other_channel() {
+    let busy = || refused("channel_busy", json!({}));
+    let buyer = Buyer::of(vec![charged(1_000), busy(), charged(1_000)]).await;
+    for _ in 0..2 {
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    }
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (1_000, Some(5_000))]);
+    let channels = buyer.payer.budget().journal().channels();
+    let mut books: Vec<_> =
+        channels.iter().map(|entry| (entry.charged.atomic(), entry.doubt.atomic(), entry.escrow.atomic())).collect();
+    books.sort_unstable();
+    assert_eq!(books, [(1_000, 0, 5_000), (1_000, 1_000, 5_000)]);
+
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let budget = Budget::builder().total(usdc(5_500)).build();
+    let payer = Payer::builder(key).budget(budget).vouchers(ChannelPolicy::new()).build();
+    let offers = demand("Payment required", &[channel_offer(&json!({}))]);
+    let replies = vec![charged(1_000), busy(), busy(), charged(1_000)];
+    let buyer = Buyer { payer, server: Server::paid(offers, replies).await };
+    for _ in 0..2 {
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    }
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_000, None), (2_000, None)]);
+    assert_eq!(buyer.books(), (2_000, 0, 5_000));
 }
 
 #[tokio::test]

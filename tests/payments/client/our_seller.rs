@@ -1,6 +1,7 @@
 //! Our buyer and our seller pay each other by voucher, on a devnet: lost answers, restarts with and without books, lanes, refunds.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,17 +12,19 @@ use std::{
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use http::{Request, Response};
 use support::{
     authorization::unix_now,
     chain::{Chain, call},
     devnet::DevnetChain,
+    eventually::in_time,
     shop::{App, PRICE, Shop},
 };
+use tokio::sync::Notify;
 use tower::{BoxError, Layer as _, ServiceExt as _, util::BoxCloneSyncService};
 use tower_x402::{
-    Network, Usdc,
+    ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
     client::{
         AddPaymentError, AddPaymentLayer, Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, Payer,
@@ -30,7 +33,7 @@ use tower_x402::{
     },
     facilitator::channels::OnchainChannels,
     ledger::MemoryLedger,
-    server::ActualPrice,
+    server::{ActualPrice, RequirePaymentLayerBuilder},
     vouchers::{AuthorizerKey, Claim, ClaimedVoucher, Escrow, abi::BatchSettlement},
 };
 
@@ -43,6 +46,9 @@ struct Stage {
     shop: Shop,
     authorizer: PrivateKeySigner,
     buyer: PrivateKeySigner,
+    /// Told when a handler has begun that waits, and what it waits for.
+    begun: Arc<Notify>,
+    go_on: Arc<Notify>,
 }
 
 impl Stage {
@@ -51,11 +57,18 @@ impl Stage {
         let (authorizer, buyer) = (PrivateKeySigner::random(), PrivateKeySigner::random());
         chain.mint(buyer.address(), 1_000 * PRICE).await;
         let shop = Shop::open(&chain).await;
-        Self { chain, shop, authorizer, buyer }
+        Self { chain, shop, authorizer, buyer, begun: Arc::default(), go_on: Arc::default() }
     }
 
     /// A seller with empty books.
     async fn seller(&self) -> (App, Channels) {
+        self.seller_with(|layer| layer).await
+    }
+
+    async fn seller_with(
+        &self,
+        settings: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
+    ) -> (App, Channels) {
         let sender = PrivateKeySigner::random();
         self.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
         let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(self.chain.rpc_url());
@@ -68,19 +81,28 @@ impl Stage {
             .build()
             .expect("complete settings");
         // What a request costs and how it goes is in its body.
-        let app = self.shop.app_with(self.shop.layer().vouchers(channels.clone()), |_, body| async move {
-            let text = std::str::from_utf8(&body).expect("text").to_owned();
-            if let Some(milliseconds) = text.strip_prefix("slow ") {
-                tokio::time::sleep(Duration::from_millis(milliseconds.parse()?)).await;
+        let layer = settings(self.shop.layer().vouchers(channels.clone()));
+        let signals = (self.begun.clone(), self.go_on.clone());
+        let app = self.shop.app_with(layer, move |_, body| {
+            let (begun, go_on) = signals.clone();
+            async move {
+                let text = std::str::from_utf8(&body).expect("text").to_owned();
+                if text == "held" {
+                    begun.notify_one();
+                    go_on.notified().await;
+                }
+                if let Some(milliseconds) = text.strip_prefix("slow ") {
+                    tokio::time::sleep(Duration::from_millis(milliseconds.parse()?)).await;
+                }
+                let mut response = Response::new(Body::from(body));
+                if let Some(units) = text.strip_prefix("costs ") {
+                    response.extensions_mut().insert(ActualPrice(usdc(units.parse()?)));
+                }
+                if text == "fails" {
+                    *response.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
+                }
+                Ok(response)
             }
-            let mut response = Response::new(Body::from(body));
-            if let Some(units) = text.strip_prefix("costs ") {
-                response.extensions_mut().insert(ActualPrice(usdc(units.parse()?)));
-            }
-            if text == "fails" {
-                *response.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
-            }
-            Ok(response)
         });
         (app, channels)
     }
@@ -254,6 +276,48 @@ async fn requests_at_once_are_as_fast_as_the_work() {
     assert!(took < Duration::from_millis(2_000), "one after the other they take 16 s, together they took {took:?}");
     assert_eq!(payer.budget().spent(), usdc(32 * PRICE));
     assert_eq!(channels.claim_all().await.unwrap().claimed, 32_000);
+}
+
+#[tokio::test]
+async fn channel_that_a_lost_request_holds_is_left_for_another_lane() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller_with(|layer| layer.max_wait(Duration::from_millis(20))).await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let budget = Budget::builder().build();
+    let policy = ChannelPolicy::new().lanes(2);
+    let payer = Payer::builder(stage.buyer.clone()).budget(budget).vouchers(policy).clock(clock.clone()).build();
+    buy(&app, &payer, "first").await;
+    let first = channel(&payer).id();
+    // The buyer gives up while the handler works.
+    {
+        let held = pin!(try_buy(&app, &payer, "held"));
+        let begun = pin!(in_time("the handler has begun", stage.begun.notified()));
+        assert!(matches!(select(held, begun).await, Either::Right(_)));
+    }
+    let lanes = || {
+        let channels = payer.budget().journal().channels().into_iter();
+        let (busy, others): (Vec<_>, Vec<_>) = channels.partition(|entry| entry.id() == first);
+        [busy, others].map(|lane| lane.iter().map(|entry| (entry.charged, entry.doubt)).collect::<Vec<_>>())
+    };
+    assert_eq!(lanes(), [vec![(usdc(PRICE), usdc(PRICE))], vec![]]);
+    for (body, total) in [("second", PRICE), ("third", 2 * PRICE)] {
+        assert_eq!(buy(&app, &payer, body).await, PRICE);
+        assert_eq!(lanes(), [vec![(usdc(PRICE), usdc(PRICE))], vec![(usdc(total), Usdc::ZERO)]]);
+    }
+
+    // The lost request is charged after all, and the next one of its channel learns it.
+    stage.go_on.notify_one();
+    in_time("the lost request is charged", async {
+        while channels.ledger().channel(&first).await.unwrap().unwrap().charged < u128::from(2 * PRICE) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    clock.advance(30);
+    assert_eq!(buy(&app, &payer, "fourth").await, PRICE);
+    assert_eq!(lanes(), [vec![(usdc(3 * PRICE), Usdc::ZERO)], vec![(usdc(2 * PRICE), Usdc::ZERO)]]);
+    assert_eq!(channels.claim_all().await.unwrap().claimed, u128::from(5 * PRICE));
+    assert_eq!((payer.budget().spent(), stage.shop.handled()), (usdc(5 * PRICE), 5));
 }
 
 #[tokio::test]

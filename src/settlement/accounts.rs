@@ -186,6 +186,9 @@ struct Nonces {
     taken: BTreeSet<u64>,
     /// All nonces below this one are in blocks.
     consumed: u64,
+    /// A nonce for which those in use wait, while a transaction in the pool that is not ours has it; since when that is known.
+    #[cfg(feature = "vouchers")]
+    foreign: Option<(u64, Instant)>,
 }
 
 /// A place in an account's window of transactions in flight.
@@ -306,9 +309,11 @@ impl Account {
         }
     }
 
-    /// Takes a free nonce that keeps others from being included, if there is one.
+    /// Takes a free nonce that keeps others from being included, if there is one. After `patience` it does so without a place in the
+    /// window: those that fill the window may all wait for this nonce.
     pub(super) async fn take_gap(&self, patience: Duration) -> Option<NonceLease> {
-        let permit = timeout(patience, self.enter()).await.ok()?;
+        let outside = |_| WindowPermit { permit: None, freed: self.0.freed.clone() };
+        let permit = timeout(patience, self.enter()).await.unwrap_or_else(outside);
         let nonce = {
             let mut nonces = self.nonces();
             if !nonces.has_gap() {
@@ -341,11 +346,33 @@ impl Account {
         }
     }
 
-    /// Finds the gaps that a reorganization left, which removed transactions that were in blocks.
+    /// Returns `true` if no transaction in flight has a lower nonce.
     #[cfg(feature = "vouchers")]
-    pub(super) async fn resume_after_reorg(&self) -> Result<(), RpcFailure> {
+    pub(super) fn is_lowest(&self, nonce: u64) -> bool {
+        self.nonces().taken.first() == Some(&nonce)
+    }
+
+    /// Finds the gaps below the transactions in flight, given the account's next nonce on the chain: a reorganization leaves them, or another
+    /// process with the key. A transaction in the pool that is not ours counts as a gap if it is in no block after `patience`.
+    #[cfg(feature = "vouchers")]
+    pub(super) async fn find_gaps(&self, next: u64, patience: Duration) -> Result<(), RpcFailure> {
+        if !self.nonces().lacks(next) {
+            return Ok(());
+        }
         self.rewind();
-        self.sync().await
+        self.sync().await?;
+        let mut nonces = self.nonces();
+        if nonces.lacks(next) {
+            let since =
+                nonces.foreign.filter(|(nonce, _)| *nonce == next).map_or_else(Instant::now, |(_, since)| since);
+            nonces.foreign = Some((next, since));
+            if since.elapsed() < patience {
+                return Ok(());
+            }
+            nonces.resume(next);
+        }
+        tracing::warn!(account = %self.address(), next, "the account's transactions wait for a nonce that nobody uses");
+        Ok(())
     }
 
     /// Forgets which nonces are in blocks, since the chain was reorganized. The node is asked for the next nonce.
@@ -410,6 +437,12 @@ impl Nonces {
             (Some(free), Some(taken)) => free < taken,
             _ => false,
         }
+    }
+
+    /// Returns `true` if those in use wait for this nonce, and it is not known to be free.
+    #[cfg(feature = "vouchers")]
+    fn lacks(&self, nonce: u64) -> bool {
+        self.taken.first().is_some_and(|lowest| nonce < *lowest) && !self.free.contains(&nonce)
     }
 
     /// Continues from the node's answer, without forgetting what is in flight.

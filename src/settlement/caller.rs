@@ -14,10 +14,17 @@ use tokio::{
 use super::{
     FacilitatorError,
     accounts::{Account, Accounts, NonceLease, SharedSigner, WindowPermit},
+    gaps::FillGaps,
     submitter::Call,
 };
 use crate::{
-    chain::{broadcast::SendResult, confirm::Inclusion, fees::Fees, node::Node, rpc::Receipt},
+    chain::{
+        broadcast::SendResult,
+        confirm::{Inclusion, PendingTransaction},
+        fees::Fees,
+        node::Node,
+        rpc::Receipt,
+    },
     telemetry,
 };
 
@@ -29,16 +36,14 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(1_800);
 const CHECK_BLOCKS: u32 = 3;
 /// At which checks a transaction is replaced although its fees are high enough: the node may have lost it.
 const STUCK_CHECKS: [u32; 3] = [1, 3, 8];
-/// How often the transaction of one nonce is replaced.
-const MAX_REPLACEMENTS: usize = 5;
+/// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
+const MAX_REPLACEMENTS: usize = 20;
+/// For how many checks the transactions of an account wait for one in the pool that is not ours.
+const FOREIGN_CHECKS: u32 = 4;
 /// How often one call is sent with another nonce, or after the node refused it for a reason that passes.
 const MAX_ATTEMPTS: usize = 4;
 /// How many callers may wait for a place in the window.
 const MAX_WAITING: usize = 1_000;
-/// How long a gap in the nonces may wait for a call to fill it.
-const GAP_PATIENCE: Duration = Duration::from_millis(300);
-/// How many gaps one task fills.
-const MAX_FILLERS: usize = 64;
 
 /// Sends calls from one or more accounts, whose keys nobody else may use.
 pub(crate) struct Caller {
@@ -67,13 +72,28 @@ enum Progress {
     Failed(FacilitatorError),
 }
 
-/// The end of one transaction.
-enum Submitted {
+/// What came of sending a transaction.
+enum Sent {
+    Included(Receipt),
+    /// The node refused the transaction.
+    Refused(SendResult),
+    Waiting(Box<Waiting>),
+}
+
+/// A transaction that may be in a block later.
+struct Waiting {
+    transaction: TxEip1559,
+    fees: Fees,
+    lease: NonceLease,
+    pending: PendingTransaction,
+    started: Instant,
+}
+
+/// The end of a transaction that waited.
+enum Ended {
     Included(Receipt),
     /// Another transaction has the nonce.
     NonceTaken,
-    /// The node refused the transaction.
-    Refused(SendResult),
     /// In no block for half an hour.
     Unresolved,
 }
@@ -153,24 +173,27 @@ impl Caller {
             };
             let fees = self.node.fees().await?;
             let lease = account.take(entered).await?;
-            match self.submit(lease, call, fees, Some(progress)).await? {
-                Submitted::Included(receipt) => return Ok(Some(receipt)),
-                Submitted::Unresolved => return Ok(None),
-                Submitted::NonceTaken => {}
-                Submitted::Refused(refusal) => self.refused(account, refusal).await?,
+            match self.send(lease, call, fees, Some(progress)).await? {
+                Sent::Included(receipt) => return Ok(Some(receipt)),
+                Sent::Refused(refusal) => self.refused(account, refusal).await?,
+                Sent::Waiting(waiting) => match self.follow(*waiting, Some(progress)).await {
+                    Ended::Included(receipt) => return Ok(Some(receipt)),
+                    Ended::NonceTaken => {}
+                    Ended::Unresolved => return Ok(None),
+                },
             }
         }
         Err(FacilitatorError::Busy { what: "the nonces of the sender", retry_after: Duration::from_secs(2) })
     }
 
-    /// Signs and sends one transaction, and follows it to its end.
-    async fn submit(
+    /// Signs and sends one transaction. Waits for its block only if there is somebody to tell.
+    async fn send(
         self: &Arc<Self>,
         mut lease: NonceLease,
         call: &Call,
         fees: Fees,
         progress: Option<&watch::Sender<Progress>>,
-    ) -> Result<Submitted, FacilitatorError> {
+    ) -> Result<Sent, FacilitatorError> {
         let started = Instant::now();
         let transaction = TxEip1559 {
             chain_id: self.node.network().chain_id(),
@@ -192,82 +215,93 @@ impl Caller {
             }
         };
         lease.sent();
-        let note = |hash| progress.map(|progress| progress.send_replace(Progress::Sending(Some(hash))));
-        note(signed.hash);
+        note(progress, signed.hash);
         tracing::debug!(transaction = %signed.hash, account_nonce = lease.nonce(), "sending a call");
-        let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.check_interval());
-        let sent = self.node.send(&signed.raw, signed.hash, limit).await;
+        let sent = match progress {
+            Some(_) => {
+                let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.check_interval());
+                self.node.send(&signed.raw, signed.hash, limit).await
+            }
+            None => self.node.resend(&signed.raw).await,
+        };
         match sent {
-            SendResult::Included(receipt) => Ok(self.included(lease, receipt, started)),
+            SendResult::Included(receipt) => Ok(Sent::Included(self.included(lease, receipt, started))),
             SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed | SendResult::NonceContested => {
                 let certainly = matches!(sent, SendResult::Pooled);
-                let mut pending = self.node.pending(signed.raw, signed.hash, certainly);
-                let (mut transaction, mut fees, stop_at) = (transaction, fees, started + WATCH_TIMEOUT);
-                let (mut checks, mut replacements) = (0, 0);
-                loop {
-                    let check_at = stop_at.min(Instant::now() + self.check_interval());
-                    match self.node.watch(&mut pending, check_at).await {
-                        Inclusion::Included(receipt) => return Ok(self.included(lease, receipt, started)),
-                        Inclusion::NonceTaken => {
-                            tracing::warn!(account_nonce = lease.nonce(), "another transaction took the nonce");
-                            lease.taken_by_other();
-                            return Ok(Submitted::NonceTaken);
-                        }
-                        Inclusion::Pending if Instant::now() >= stop_at => {
-                            lease.abandon();
-                            return Ok(Submitted::Unresolved);
-                        }
-                        Inclusion::Pending => checks += 1,
-                    }
-                    if replacements == MAX_REPLACEMENTS {
-                        continue;
-                    }
-                    match self.raised(&lease, fees, checks).await {
-                        Ok(Some(raised)) => {
-                            fees = raised;
-                            transaction.max_fee_per_gas = fees.max_fee;
-                            transaction.max_priority_fee_per_gas = fees.tip;
-                            let better = account.sign(transaction.clone()).await;
-                            let Ok(better) = better else { continue };
-                            replacements += 1;
-                            self.node.resend(&better.raw).await;
-                            note(better.hash);
-                            tracing::info!(transaction = %better.hash, account_nonce = lease.nonce(), "raising the fees");
-                            pending.replaced_by(better.raw, better.hash);
-                        }
-                        Ok(None) => {}
-                        Err(error) => tracing::warn!(%error, "the fees could not be raised"),
-                    }
-                }
+                let pending = self.node.pending(signed.raw, signed.hash, certainly);
+                Ok(Sent::Waiting(Box::new(Waiting { transaction, fees, lease, pending, started })))
             }
             refusal => {
                 lease.release();
                 self.fill_gaps_of(&account);
-                Ok(Submitted::Refused(refusal))
+                Ok(Sent::Refused(refusal))
             }
         }
     }
 
-    /// Returns the fees of a replacement, if gas costs more by now or the node seems to have lost the transaction. If a reorganization removed
-    /// earlier transactions of the account, has their nonces filled.
-    async fn raised(
-        self: &Arc<Self>,
-        lease: &NonceLease,
-        fees: Fees,
-        checks: u32,
-    ) -> Result<Option<Fees>, FacilitatorError> {
-        self.node.forget_fees().await;
-        let is_cheap = self.node.fees().await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
-        let (mut is_stuck, account) = (false, lease.account());
-        if !is_cheap && STUCK_CHECKS.contains(&checks) {
-            let next = account.chain_nonce("latest").await?;
-            is_stuck = next == lease.nonce();
-            if next < account.consumed() {
-                tracing::warn!(account = %account.address(), next, "transactions of the account were removed by a reorganization");
-                account.resume_after_reorg().await?;
-                self.fill_gaps_of(account);
+    /// Follows a transaction to its end, and replaces it if it hangs.
+    async fn follow(self: &Arc<Self>, waiting: Waiting, progress: Option<&watch::Sender<Progress>>) -> Ended {
+        let Waiting { mut transaction, mut fees, lease, mut pending, started } = waiting;
+        let stop_at = started + WATCH_TIMEOUT;
+        let (mut checks, mut replacements) = (0, 0);
+        loop {
+            let check_at = stop_at.min(Instant::now() + self.check_interval());
+            match self.node.watch(&mut pending, check_at).await {
+                Inclusion::Included(receipt) => return Ended::Included(self.included(lease, receipt, started)),
+                Inclusion::NonceTaken => {
+                    tracing::warn!(account_nonce = lease.nonce(), "another transaction took the nonce");
+                    lease.taken_by_other();
+                    return Ended::NonceTaken;
+                }
+                Inclusion::Pending if Instant::now() >= stop_at => {
+                    lease.abandon();
+                    return Ended::Unresolved;
+                }
+                Inclusion::Pending => checks += 1,
+            }
+            let is_next = self.is_next(&lease).await;
+            if replacements == MAX_REPLACEMENTS {
+                continue;
+            }
+            match self.raised(is_next, fees, checks).await {
+                Ok(Some(raised)) => {
+                    fees = raised;
+                    transaction.max_fee_per_gas = fees.max_fee;
+                    transaction.max_priority_fee_per_gas = fees.tip;
+                    let better = lease.account().sign(transaction.clone()).await;
+                    let Ok(better) = better else { continue };
+                    replacements += 1;
+                    self.node.resend(&better.raw).await;
+                    note(progress, better.hash);
+                    tracing::info!(transaction = %better.hash, account_nonce = lease.nonce(), "raising the fees");
+                    pending.replaced_by(better.raw, better.hash);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "the fees could not be raised"),
             }
         }
+    }
+
+    /// Returns `true` if the nonce is known to be the account's next. If there is a gap below, has it filled: until then none of those that
+    /// wait can be included, and together they may fill the window.
+    async fn is_next(self: &Arc<Self>, lease: &NonceLease) -> bool {
+        let account = lease.account();
+        if !account.is_lowest(lease.nonce()) {
+            return false;
+        }
+        // Without an answer of the node, the next check looks again.
+        let Ok(next) = account.chain_nonce("latest").await else { return false };
+        let _ = account.find_gaps(next, FOREIGN_CHECKS * self.check_interval()).await;
+        self.fill_gaps_of(account);
+        next == lease.nonce()
+    }
+
+    /// Returns the fees of a replacement, if gas costs more by now or the node seems to have lost the transaction, for which all later ones
+    /// wait if it `is_next`.
+    async fn raised(&self, is_next: bool, fees: Fees, checks: u32) -> Result<Option<Fees>, FacilitatorError> {
+        self.node.forget_fees().await;
+        let is_cheap = self.node.fees().await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
+        let is_stuck = !is_cheap && is_next && STUCK_CHECKS.contains(&checks);
         if !is_cheap && !is_stuck {
             return Ok(None);
         }
@@ -299,36 +333,46 @@ impl Caller {
         }
     }
 
-    /// Starts a task that fills the gaps in the account's nonces with transfers of nothing, if no call fills them soon.
-    fn fill_gaps_of(self: &Arc<Self>, account: &Account) {
-        if !account.begin_filling() {
-            return;
-        }
-        let (this, account) = (self.clone(), account.clone());
-        tokio::spawn(Box::pin(async move {
-            for _ in 0..MAX_FILLERS {
-                sleep(GAP_PATIENCE.max(2 * this.node.poll_interval())).await;
-                let Ok(fees) = this.node.fees().await else { continue };
-                let Some(lease) = account.take_gap(GAP_PATIENCE).await else { break };
-                if let Ok(Submitted::Included(_)) = this.submit(lease, &Call::filler(&account), fees, None).await {
-                    telemetry::gap_filled(this.node.network());
-                }
-            }
-            account.end_filling();
-        }) as std::pin::Pin<Box<dyn Future<Output = ()> + Send>>);
-    }
-
-    fn included(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> Submitted {
+    fn included(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> Receipt {
         self.node.observe_block(receipt.block());
         let gas = receipt.gas_used.saturating_to();
         telemetry::included(self.node.network(), receipt.succeeded(), gas, receipt.cost(), started.elapsed());
         lease.consumed();
-        Submitted::Included(receipt)
+        receipt
     }
 
     /// Returns how long a transaction may be in no block before it is checked.
     fn check_interval(&self) -> Duration {
         (CHECK_BLOCKS * self.node.block_time()).max(Duration::from_secs(2))
+    }
+}
+
+impl FillGaps for Caller {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
+        let (fees, account) = (self.node.fees().await?, lease.account().clone());
+        match self.send(lease, &Call::filler(&account), fees, None).await? {
+            Sent::Included(_) => {}
+            Sent::Waiting(waiting) => {
+                let this = self.clone();
+                tokio::spawn(async move { this.follow(*waiting, None).await });
+            }
+            Sent::Refused(refusal) => {
+                self.refused(&account, refusal).await?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Tells who waits for a call its newest transaction.
+fn note(progress: Option<&watch::Sender<Progress>>, hash: B256) {
+    if let Some(progress) = progress {
+        progress.send_replace(Progress::Sending(Some(hash)));
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     accounts::Accounts,
+    gaps::FillGaps as _,
     queue::QUEUE_TIMEOUT,
     submitter::{Call, Submitter},
 };

@@ -6,6 +6,7 @@
 //! | `engine` | how do the parts settle a payment together? |
 //! | `queue` | which payments wait, and which share a transaction? |
 //! | `accounts` | which account sends, with which nonce, and can it pay for gas? |
+//! | `gaps` | what happens to a nonce that later transactions wait for and nobody uses? |
 //! | `submitter` | how is a transaction signed, journalled, sent, followed and replaced? |
 //! | `confirmation` | what became of a payment? |
 //! | `recovery` | what happens to transactions that no task follows? |
@@ -30,6 +31,8 @@ pub(crate) mod engine;
 mod error;
 #[cfg(feature = "onchain")]
 pub(crate) mod finality;
+#[cfg(feature = "onchain")]
+mod gaps;
 #[cfg(any(feature = "onchain", feature = "remote"))]
 pub(crate) mod journal;
 #[cfg(feature = "onchain")]

@@ -15,8 +15,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{
     accounts::{Account, NonceLease, Signed, WindowPermit},
     costs::Costs,
+    gaps::FillGaps,
     journal::Journal,
-    queue::{QUEUE_TIMEOUT, QueuedPayment, known_failures},
+    queue::{QueuedPayment, known_failures},
 };
 use crate::{
     chain::{
@@ -59,10 +60,6 @@ const SETTLING_SLACK: u64 = 45;
 const GAS_MARGIN: u64 = 60_000;
 /// Gas of a payment that is settled alone, rounded up.
 const SINGLE_PAYMENT_GAS: u128 = 200_000;
-/// How long a gap in the nonces may wait for a payment to fill it.
-const GAP_PATIENCE: Duration = Duration::from_millis(300);
-/// How often a gap is filled before the next payment has to.
-const MAX_FILLERS: usize = 64;
 /// Gas for a transfer of nothing to the account itself.
 const FILLER_GAS: u64 = 21_000;
 
@@ -294,13 +291,6 @@ impl Submitter {
         is_free
     }
 
-    /// Starts a task that fills the gaps in the account's nonces, if there are any and no task fills them.
-    pub(super) fn fill_gaps_of(self: &Arc<Self>, account: &Account) {
-        if account.begin_filling() {
-            tokio::spawn(self.clone().fill_gaps(account.clone()));
-        }
-    }
-
     async fn release(&self, lease: NonceLease) -> bool {
         // The ledger comes first, while nobody here can take the nonce: it must not free one that is in use again already.
         let (sender, nonce) = (self.sender(lease.account()), lease.nonce());
@@ -310,40 +300,6 @@ impl Submitter {
         }
         lease.release();
         freed.is_ok()
-    }
-
-    /// Fills gaps that no payment fills soon with transfers of nothing, so that the transactions above them can be included.
-    async fn fill_gaps(self: Arc<Self>, account: Account) {
-        let mut pause = GAP_PATIENCE.max(2 * self.node.poll_interval());
-        for _ in 0..MAX_FILLERS {
-            sleep(pause).await;
-            if !account.has_gap() {
-                account.end_filling();
-                // A gap that came between these two lines is left to nobody else.
-                match account.begin_filling() {
-                    true => continue,
-                    false => return,
-                }
-            }
-            let Some(lease) = account.take_gap(QUEUE_TIMEOUT).await else { continue };
-            let nonce = lease.nonce();
-            match self.send_call(lease, Call::filler(&account)).await {
-                Ok(Some((lease, pending))) => {
-                    telemetry::gap_filled(self.node.network());
-                    tracing::info!(account_nonce = nonce, "filling a gap in the nonces");
-                    let submitter = self.clone();
-                    tokio::spawn(async move {
-                        submitter.follow_call(lease, pending, Instant::now() + WATCH_TIMEOUT).await;
-                    });
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::warn!(account_nonce = nonce, %error, "a gap in the nonces cannot be filled");
-                    pause = (2 * pause).min(Duration::from_secs(10));
-                }
-            }
-        }
-        account.end_filling();
     }
 
     /// Deals with a node's refusal. Returns `Ok` if another attempt may succeed.
@@ -649,6 +605,20 @@ impl Submitter {
 
     fn lock_watched(&self) -> MutexGuard<'_, HashSet<B256>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FillGaps for Submitter {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
+        let call = Call::filler(lease.account());
+        let Some((lease, pending)) = self.send_call(lease, call).await? else { return Ok(false) };
+        let this = self.clone();
+        tokio::spawn(async move { this.follow_call(lease, pending, Instant::now() + WATCH_TIMEOUT).await });
+        Ok(true)
     }
 }
 

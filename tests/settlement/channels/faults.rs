@@ -1,8 +1,9 @@
 //! Nodes that do not answer, answer late or lie, and transactions that hang: nothing moves twice, and nothing is reported that is not so.
 
 use std::{
+    collections::HashSet,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -11,6 +12,7 @@ use std::{
 
 use alloy_json_rpc::{RequestPacket, ResponsePacket, ResponsePayload};
 use alloy_primitives::{Address, address};
+use alloy_provider::Provider as _;
 use alloy_rpc_client::RpcClient;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
@@ -20,7 +22,7 @@ use support::{
     chain::{Chain as _, Relayer},
     devnet::DevnetChain,
     escrow::{Channel, refund_call, send},
-    eventually::in_time,
+    eventually::{eventually, in_time},
 };
 use tower_service::Service;
 use tower_x402::{
@@ -73,8 +75,26 @@ impl Stage {
     }
 
     async fn sent(&self) -> u64 {
-        alloy_provider::Provider::get_transaction_count(self.chain.provider(), self.key.address()).await.unwrap()
+        self.chain.provider().get_transaction_count(self.key.address()).await.unwrap()
     }
+
+    /// Returns the next nonce after the transactions in the pool.
+    async fn pending(&self) -> u64 {
+        self.chain.provider().get_transaction_count(self.key.address()).pending().await.unwrap()
+    }
+}
+
+/// Asks again until the outcome is known.
+async fn until_known<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, ChannelError>) -> Result<T, ChannelError> {
+    in_time(what, async {
+        loop {
+            match ask().await {
+                Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
+                known => return known,
+            }
+        }
+    })
+    .await
 }
 
 fn is_unavailable<T: std::fmt::Debug>(result: &Result<T, ChannelError>) -> bool {
@@ -148,33 +168,116 @@ async fn a_deposit_that_is_in_no_block_is_pending_and_found_later() {
     assert_eq!(stage.chain.balance(config.payer).await, 90_000);
 }
 
-/// The fees rise right after the transaction was sent.
+/// The fees rise right after the transaction was sent, and after each of the first replacements.
 #[tokio::test]
-async fn a_transaction_that_hangs_is_replaced_at_a_higher_fee() {
+async fn a_transaction_that_hangs_is_replaced_at_higher_fees() {
+    const RISES: usize = 7;
     let stage = Stage::start(Some(Duration::from_millis(50))).await;
     let deposit = stage.sign(10_000).await;
-    let (devnet, sends) = (stage.chain.devnet.clone(), Arc::new(AtomicU64::new(0)));
+    let (devnet, sends) = (stage.chain.devnet.clone(), Arc::new(Mutex::new(HashSet::new())));
     let sent = sends.clone();
-    stage.fault(move |method, _| {
-        if matches!(method, SEND | SEND_SYNC) && sent.fetch_add(1, Ordering::Relaxed) == 0 {
-            devnet.set_base_fee(500_000_000_000);
+    stage.chain.devnet.faults().set(move |call| {
+        let mut sent = sent.lock().unwrap();
+        if matches!(call.method, SEND | SEND_SYNC) && sent.insert(call.params[0].to_string()) && sent.len() <= RISES {
+            devnet.set_base_fee(5_000_000 * 4u64.pow(sent.len() as u32));
         }
         Fault::None
     });
     let config = &stage.channel.config;
-    let done = in_time("the deposit is executed", async {
-        loop {
-            match stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await {
-                Ok(done) => return done,
-                Err(ChannelError::Pending { .. }) => {}
-                Err(error) => panic!("{error}"),
-            }
-        }
-    })
-    .await;
-    assert!(sends.load(Ordering::Relaxed) > 1, "it was replaced");
-    assert_eq!((done.amount, stage.channel.state(&stage.chain).await), (10_000, (10_000, 0)));
+    let done = until_known("the deposit is executed", async || {
+        stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await
+    });
+    assert_eq!((done.await.unwrap().amount, stage.channel.state(&stage.chain).await), (10_000, (10_000, 0)));
+    assert!(sends.lock().unwrap().len() > RISES, "it was replaced after each");
     assert_eq!(stage.chain.balance(config.payer).await, 90_000);
+}
+
+/// Deposits into channels, one after another, through a window of two.
+struct Narrow {
+    stage: Stage,
+    channels: OnchainChannels,
+    funded: Vec<Channel>,
+    deposits: Vec<Deposit>,
+}
+
+impl Narrow {
+    async fn start(count: usize) -> Self {
+        let stage = Stage::start(Some(Duration::from_millis(50))).await;
+        let narrow = builder(&stage.chain).signer(stage.key.clone()).in_flight(2);
+        let channels = narrow.confirm_timeout(Duration::from_secs(1)).build().await.unwrap();
+        let (receiver, mut funded, mut deposits) = (stage.channel.config.receiver, Vec::new(), Vec::new());
+        for _ in 0..count {
+            let channel = Channel::funded(&stage.chain, receiver, &stage.channel.authorizer, 100_000).await;
+            deposits.push(channel.sign_deposit(&stage.chain, 10_000, stage.chain.timestamp().await + 3_600).await);
+            funded.push(channel);
+        }
+        Self { stage, channels, funded, deposits }
+    }
+
+    /// Makes a deposit, and returns its block.
+    async fn made(&self, n: usize) -> u64 {
+        let channel = &self.funded[n];
+        let done = self.channels.deposit(&channel.config, &channel.voucher(1), &self.deposits[n]).await;
+        done.unwrap().observed.block
+    }
+
+    /// Sends deposits while no blocks come.
+    async fn waits(&self, ns: impl IntoIterator<Item = usize>) {
+        self.stage.chain.devnet.stall(true);
+        let deposits = ns.into_iter().map(async |n| {
+            let channel = &self.funded[n];
+            let waiting = self.channels.deposit(&channel.config, &channel.voucher(1), &self.deposits[n]).await;
+            assert!(matches!(waiting, Err(ChannelError::Pending { .. })), "{waiting:?}");
+        });
+        futures_util::future::join_all(deposits).await;
+    }
+
+    /// Removes the blocks from this one on, and their transactions.
+    async fn removed(&self, block: u64, sent: u64) {
+        let devnet = &self.stage.chain.devnet;
+        devnet.reorg(devnet.block_number() + 1 - block, Orphans::Lost);
+        assert_eq!(self.stage.sent().await, sent);
+    }
+
+    /// Lets blocks come until so many transactions are in them.
+    async fn all_sent(&self, count: u64) {
+        self.stage.chain.devnet.stall(false);
+        eventually("all are in blocks", async || self.stage.sent().await == count).await;
+    }
+
+    async fn balance(&self, n: usize) -> u128 {
+        self.funded[n].state(&self.stage.chain).await.0
+    }
+}
+
+/// The window is full of transactions that wait for one that a reorganization removed.
+#[tokio::test]
+async fn a_reorganization_below_a_full_window_stops_nothing() {
+    let narrow = Narrow::start(3).await;
+    let block = narrow.made(0).await;
+    narrow.waits([1, 2]).await;
+    narrow.removed(block, 0).await;
+    narrow.all_sent(3).await;
+    assert_eq!([narrow.balance(0).await, narrow.balance(1).await, narrow.balance(2).await], [0, 10_000, 10_000]);
+}
+
+/// While the window is full, one reorganization after another leaves a gap below the filler of the one before. The last one removes
+/// fillers, too.
+#[tokio::test]
+async fn gaps_below_fillers_and_removed_fillers_are_filled() {
+    let narrow = Narrow::start(5).await;
+    let blocks = [narrow.made(0).await, narrow.made(1).await];
+    narrow.waits([2, 3]).await;
+    for (sent, block) in blocks.into_iter().enumerate().rev() {
+        narrow.removed(block, sent as u64).await;
+        eventually("the pool has all", async || narrow.stage.pending().await == 4).await;
+    }
+    narrow.all_sent(4).await;
+    assert_eq!([narrow.balance(2).await, narrow.balance(3).await], [10_000, 10_000]);
+    narrow.waits([4]).await;
+    narrow.removed(blocks[0], 0).await;
+    narrow.all_sent(5).await;
+    assert_eq!(narrow.balance(4).await, 10_000);
 }
 
 #[tokio::test]
@@ -190,16 +293,10 @@ async fn a_nonce_that_somebody_else_took_is_no_failure() {
             .status()
     );
     let deposit = stage.sign(2_000).await;
-    let done = in_time("the deposit is executed", async {
-        loop {
-            match stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await {
-                Err(ChannelError::Pending { .. }) => {}
-                other => return other,
-            }
-        }
-    })
-    .await
-    .unwrap();
+    let done = until_known("the deposit is executed", async || {
+        stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await
+    });
+    let done = done.await.unwrap();
     assert_eq!((done.observed.state.balance, stage.sent().await), (3_000, 3));
 }
 
@@ -414,16 +511,8 @@ async fn what_a_dead_process_left_in_the_pool_is_found_and_not_paid_twice() {
         let next = restart().await.unwrap();
         is_pending(&next.deposit(&config, &voucher, &deposit).await.map(drop));
         stage.chain.devnet.stall(false);
-        let done = in_time("the deposit is found", async {
-            loop {
-                match next.deposit(&config, &voucher, &deposit).await {
-                    Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
-                    other => return other,
-                }
-            }
-        })
-        .await
-        .unwrap();
+        let done = until_known("the deposit is found", async || next.deposit(&config, &voucher, &deposit).await);
+        let done = done.await.unwrap();
         assert!(stage.chain.receipt(done.transaction).await.status());
         assert_eq!(stage.chain.balance(config.payer).await, 90_000);
 
@@ -433,31 +522,39 @@ async fn what_a_dead_process_left_in_the_pool_is_found_and_not_paid_twice() {
         let next = restart().await.unwrap();
         is_pending(&next.claim(&rows, &authorizer).await.map(drop));
         stage.chain.devnet.stall(false);
-        let claimed = in_time("the claim is found", async {
-            loop {
-                match next.claim(&rows, &authorizer).await {
-                    Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
-                    other => return other,
-                }
-            }
-        })
-        .await
-        .unwrap();
+        let claimed = until_known("the claim is found", async || next.claim(&rows, &authorizer).await);
+        let claimed = claimed.await.unwrap();
         assert_eq!(claimed.observed[0].state.total_claimed, 3_000);
-        let settled = in_time("it is transferred", async {
-            loop {
-                match next.settle(config.receiver, token).await {
-                    Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
-                    other => return other,
-                }
-            }
-        })
-        .await
-        .unwrap();
+        let settled = until_known("it is transferred", async || next.settle(config.receiver, token).await);
+        let settled = settled.await.unwrap();
         assert_eq!(settled.map_or(3_000, |settled| settled.amount), 3_000);
         assert_eq!(stage.chain.balance(config.receiver).await, 3_000);
         assert_eq!(channel.state(&stage.chain).await, (10_000, 3_000));
     }
+}
+
+/// The fees rise right after a process sent a deposit and died. The same deposit, from the next process, waits behind it.
+#[tokio::test]
+async fn a_hanging_transaction_of_a_dead_process_is_replaced() {
+    let stage = Stage::start(Some(Duration::from_millis(50))).await;
+    let (config, voucher, deposit) = (stage.channel.config, stage.channel.voucher(1), stage.sign(10_000).await);
+    let devnet = stage.chain.devnet.clone();
+    stage.fault(move |method, _| {
+        if matches!(method, SEND | SEND_SYNC) {
+            devnet.set_base_fee(500_000_000_000);
+        }
+        Fault::None
+    });
+    let (sent, copy) = (deposit.clone(), voucher.clone());
+    let run = async move |it: OnchainChannels| it.deposit(&config, &copy, &sent).await.map(drop);
+    let pending = in_a_process_that_dies(&stage, run).await;
+    assert!(matches!(pending, Err(ChannelError::Pending { .. })), "{pending:?}");
+    stage.chain.devnet.faults().clear();
+    let next = builder(&stage.chain).signer(stage.key.clone()).block_time(Duration::from_millis(50));
+    let next = next.build().await.unwrap();
+    let done = until_known("the deposit is executed", async || next.deposit(&config, &voucher, &deposit).await);
+    assert_eq!(done.await.unwrap().amount, 10_000);
+    assert_eq!((stage.chain.balance(config.payer).await, stage.sent().await), (90_000, 2));
 }
 
 #[tokio::test]

@@ -15,8 +15,8 @@ use alloy_network::{TxSigner, TxSignerSync as _};
 use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
-    devnet::Fault,
-    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator},
+    devnet::{Fault, Orphans},
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::Settlement,
 };
 
@@ -226,6 +226,31 @@ async fn full_window_delays_payments_and_loses_none() {
         paid_by(&outcome);
     }
     assert_eq!(stage.received(), 20);
+}
+
+/// The window is full of transactions that wait for one that a reorganization removed.
+#[tokio::test(start_paused = true)]
+async fn reorganization_below_a_full_window_stops_nothing() {
+    let quick = |builder: OnchainFacilitatorBuilder| builder.in_flight(2).reconcile_interval(Duration::from_secs(1));
+    let stage = Stage::with(|d| d.finality_depth(64), quick).await;
+    let payments: Vec<_> = (0..3).map(|_| stage.payment(&stage.payer(1))).collect();
+    paid_by(&stage.admit_and_settle(&payments[0]).await);
+    stage.devnet.stall(true);
+    let verified = [stage.admit(&payments[1]).await, stage.admit(&payments[2]).await];
+    let removed = async {
+        let pending = async || stage.provider().get_transaction_count(settlement_key().address()).pending().await;
+        until(async || pending().await.unwrap() == 3).await;
+        stage.devnet.reorg(1, Orphans::Lost);
+        assert_eq!((stage.next_nonce().await, stage.received()), (0, 0));
+        stage.devnet.stall(false);
+        until(async || pending().await.unwrap() == 3).await;
+        stage.devnet.mine();
+    };
+    let (first, second) = (stage.settle(&payments[1], &verified[0]), stage.settle(&payments[2], &verified[1]));
+    let (first, second, ()) = tokio::join!(first, second, removed);
+    paid_by(&first);
+    paid_by(&second);
+    assert_eq!((stage.received(), stage.next_nonce().await), (3, 3));
 }
 
 #[tokio::test(start_paused = true)]

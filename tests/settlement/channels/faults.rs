@@ -397,6 +397,29 @@ async fn a_deposit_that_another_process_made_first_is_not_held_against_its_payer
     }
 }
 
+/// Another process does it after this one has seen that it is not done, and before this one simulates it.
+#[tokio::test]
+async fn what_another_process_executed_before_the_simulation_is_found() {
+    let stage = Stage::start(None).await;
+    let (channel, deposit, key) = (&stage.channel, stage.sign(1_000).await, authorizer(&stage.channel));
+    let racing = |call: Vec<u8>| {
+        let devnet = stage.chain.devnet.clone();
+        stage.fault(move |method, _| {
+            if method == "eth_estimateGas" {
+                drop(devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, call.clone()));
+            }
+            Fault::None
+        });
+    };
+    racing(channel.deposit_call(&deposit).abi_encode());
+    let done = stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
+    assert_eq!((done.amount, channel.state(&stage.chain).await), (1_000, (1_000, 0)));
+    racing(refund_call(channel, 400, 0).abi_encode());
+    let done = stage.channels.refund(&order(channel, 400, 0, None), &key).await.unwrap();
+    assert_eq!((done.amount, channel.state(&stage.chain).await), (400, (600, 0)));
+    assert_eq!(stage.sent().await, 0);
+}
+
 /// The payer takes money out between the simulation and the transaction: the batch reverts, and is sent again without that row.
 #[tokio::test]
 async fn a_row_that_goes_bad_on_the_way_is_left_out_of_the_second_attempt() {

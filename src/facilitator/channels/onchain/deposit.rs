@@ -96,7 +96,17 @@ impl Inner {
                 return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
             }
             attempts.next()?;
-            let gas = self.check_deposit(config, deposit, &state).await?;
+            let gas = match self.check_deposit(config, deposit, &state).await {
+                // The deposit may have been made a moment ago, by another process.
+                Err(refused @ ChannelError::Rejected { .. }) => {
+                    let now = self.deposit_state(channel, config, nonce).await?;
+                    if now.is_used {
+                        return self.find_deposit(config, deposit, nonce, now.channel).await;
+                    }
+                    return Err(refused);
+                }
+                checked => checked?,
+            };
             let sent = self.send(call(config, deposit), gas, payload.clone(), state.channel.block).await;
             has_reverted = sent.as_ref().is_ok_and(|receipt| !receipt.succeeded());
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };

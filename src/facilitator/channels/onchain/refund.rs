@@ -39,8 +39,17 @@ impl Inner {
             }
             let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
             let input = call(refund, claim)?;
-            let simulated = self.simulate(self.sender(), &input).await?;
-            let gas = simulated.map_err(|why| ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why))?;
+            let gas = match self.simulate(self.sender(), &input).await? {
+                Ok(gas) => gas,
+                Err(why) => {
+                    // The refund may have been made a moment ago, by another process.
+                    let now = self.observe_one(channel).await?;
+                    if now.state.refund_nonce > order.nonce {
+                        return self.find_refund(refund, channel, now).await;
+                    }
+                    return Err(ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why));
+                }
+            };
             let sent = self.send(input, gas, payload(refund, claim), before.block).await;
             let Some(receipt) = attempts.succeeded(sent, reason::REFUND_TRANSACTION_FAILED) else { continue };
             let transaction = receipt.transaction_hash;

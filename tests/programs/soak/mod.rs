@@ -8,14 +8,17 @@
 //! buyer.rs     a buyer that sends copies, disconnects and retries
 //! weather.rs   reorganizations, fee spikes and stalls
 //! books.rs     the invariants that hold in the end
+//! process.rs   a selling process
 //! replicas.rs  several processes on one database
+//! channels/    the same with payment channels: deposits are claims, refunds and what is left
 //! ```
 //!
 //! `.ci/run` runs small sizes. These commands run the full size and print the figures:
 //!
 //! ```text
 //! cargo test --release -p tower-x402-tests --test programs -- --ignored --nocapture soak::devnet
-//! cargo test --release -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture four_processes
+//! cargo test --release -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture soak::replicas
+//! cargo test --release -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture soak::channels
 //! (cd tests/peers && npm install) && cargo test --release -p tower-x402-tests --features test-peers --test programs -- --ignored --nocapture soak::anvil
 //! ```
 //!
@@ -23,9 +26,13 @@
 
 mod books;
 mod buyer;
+#[cfg(feature = "test-postgres")]
+mod channels;
 mod dice;
 mod market;
 mod plan;
+#[cfg(feature = "test-postgres")]
+mod process;
 #[cfg(feature = "test-postgres")]
 mod replicas;
 mod weather;

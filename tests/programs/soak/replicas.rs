@@ -1,15 +1,11 @@
 //! Several processes on one database, with two settlement keys between them. One is killed in the middle.
-//!
-//! A replica is this test program, with an environment variable that makes it one.
 
 use std::{
     collections::HashMap,
-    env, fs,
-    io::{BufRead as _, BufReader, Write as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    env,
+    path::Path,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -29,7 +25,13 @@ use tower_x402::{
     ledger::{Counts, Ledger, PostgresLedger, Sender},
 };
 
-use super::{FINALITY_DEPTH, buyer, dice::Dice, market::price, plan::Plan};
+use super::{
+    FINALITY_DEPTH, buyer,
+    dice::Dice,
+    market::price,
+    plan::Plan,
+    process::{self, Replica, Work},
+};
 use support::{
     authorization::random_address,
     chain::Chain,
@@ -52,10 +54,7 @@ fn key(index: u8) -> PrivateKeySigner {
 async fn a_replica() {
     let Ok(database) = env::var("SOAK_REPLICA_DATABASE") else { return };
     let var = |name: &str| env::var(name).unwrap();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
+    process::log();
     let ledger = PostgresLedger::builder(&database).schema("soak").max_connections(12).connect().await.unwrap();
     let facilitator = OnchainFacilitator::builder()
         .network(Network::BASE_SEPOLIA)
@@ -74,8 +73,7 @@ async fn a_replica() {
         asset: Network::BASE_SEPOLIA.usdc().unwrap(),
         handled: Arc::default(),
     };
-    let journal = fs::OpenOptions::new().create(true).append(true).open(var("SOAK_REPLICA_WORK")).unwrap();
-    let journal = Arc::new(Mutex::new(journal));
+    let work = Work::open(var("SOAK_REPLICA_WORK"));
     let layer = shop
         .layer()
         .price_with(|request| {
@@ -88,57 +86,22 @@ async fn a_replica() {
         .max_timeout(Duration::from_secs(3_600));
     let app = shop.app_with(layer, move |_, body: Bytes| {
         let n: u64 = std::str::from_utf8(&body).unwrap().parse().unwrap();
-        writeln!(journal.lock().unwrap(), "{n}").unwrap();
+        work.note(n);
         async move { Ok::<_, BoxError>(Response::new(Body::from(buyer::answer_to(n)))) }
     });
     let service = tower::ServiceExt::map_err(app, |error: BoxError| panic!("{error}"));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    println!("replica at http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, tower::make::Shared::new(service)).await });
-    // The pipe is closed when the parent ends.
-    tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await.unwrap().unwrap();
+    process::serve(|listener| axum::serve(listener, tower::make::Shared::new(service))).await;
 }
 
-struct Replica {
-    process: Child,
-    url: String,
-    work: PathBuf,
-}
-
-impl Replica {
-    fn start(index: usize, database: &str, node: &str, payee: Address, directory: &Path) -> Self {
-        let work = directory.join(format!("work-{index}"));
-        let mut process = Command::new(env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "soak::replicas::a_replica"])
-            .env("SOAK_REPLICA_DATABASE", database)
-            .env("SOAK_REPLICA_NODE", node)
-            .env("SOAK_REPLICA_PAYEE", payee.to_string())
-            .env("SOAK_REPLICA_WORK", &work)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let found = lines.find_map(|line| line.split_once("replica at ").map(|(_, url)| url.to_owned()));
-        let url = found.expect("a replica says where it listens");
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, url, work }
-    }
-
-    fn worked(&self) -> HashMap<u64, u32> {
-        let mut runs = HashMap::new();
-        for line in fs::read_to_string(&self.work).unwrap_or_default().lines() {
-            *runs.entry(line.parse().unwrap()).or_default() += 1;
-        }
-        runs
-    }
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn start(index: usize, database: &str, node: &str, payee: Address, directory: &Path) -> Replica {
+    let work = directory.join(format!("work-{index}"));
+    let variables = [
+        ("SOAK_REPLICA_DATABASE", database.to_owned()),
+        ("SOAK_REPLICA_NODE", node.to_owned()),
+        ("SOAK_REPLICA_PAYEE", payee.to_string()),
+        ("SOAK_REPLICA_WORK", work.to_str().unwrap().to_owned()),
+    ];
+    Replica::start("soak::replicas::a_replica", variables, &work)
 }
 
 async fn post(client: &reqwest::Client, url: &str, n: u64, payment: Option<http::HeaderValue>) -> Option<Answer> {
@@ -198,9 +161,8 @@ async fn replicas(plan: Plan) {
     let payee = random_address();
     let directory = tempfile::tempdir().unwrap();
     let ledger = PostgresLedger::builder(server.url()).schema("soak").connect().await.unwrap();
-    let mut replicas: Vec<Replica> = (0..REPLICAS)
-        .map(|index| Replica::start(index, server.url(), &chain.rpc_url(), payee, directory.path()))
-        .collect();
+    let mut replicas: Vec<Replica> =
+        (0..REPLICAS).map(|index| start(index, server.url(), &chain.rpc_url(), payee, directory.path())).collect();
     let urls: Arc<Vec<String>> = Arc::new(replicas.iter().map(|replica| replica.url.clone()).collect());
     let mut customers = Vec::new();
     for index in 0..plan.payers {
@@ -226,7 +188,7 @@ async fn replicas(plan: Plan) {
     while next.load(Ordering::Relaxed) < plan.payments / 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    replicas[0].process.kill().unwrap();
+    replicas[0].kill();
     let mut presented = 0;
     while let Some(bought) = buyers.join_next().await {
         presented += bought.unwrap();

@@ -43,8 +43,8 @@ pub(crate) fn clear(devnet: &Devnet) {
     devnet.set_base_fee(BASE_FEE);
 }
 
-#[cfg_attr(not(feature = "test-anvil"), allow(dead_code))]
 /// Makes the planned share of requests to a node fail.
+#[cfg_attr(not(any(feature = "test-anvil", feature = "test-postgres")), allow(dead_code))]
 pub(crate) fn on_the_way(proxy: &RpcProxy, plan: &Plan) {
     let (seed, share, calls) = (plan.seed, (plan.faults * 1e6) as u64, AtomicU64::new(0));
     proxy.judge(move |_| {

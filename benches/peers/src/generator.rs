@@ -55,12 +55,8 @@ pub fn send(
         lines.push(line);
     }
     let mut idle: Vec<usize> = (0..connections).collect();
-    let mut answers = Answers {
-        times: Vec::with_capacity(requests.len()),
-        refused: 0,
-        took: Duration::ZERO,
-        cpu: Duration::ZERO,
-    };
+    let mut answers =
+        Answers { times: Vec::with_capacity(requests.len()), refused: 0, took: Duration::ZERO, cpu: Duration::ZERO };
     let mut events = Vec::with_capacity(connections);
     let (start, cpu) = (Instant::now(), ThreadTime::now());
     let due = |number: usize| every.map(|every| start + every * number as u32);

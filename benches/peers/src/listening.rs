@@ -1,6 +1,6 @@
 //! Sellers that listen on loopback: ours and the other Rust ones in this process, the official TypeScript one in node.
 
-use std::{net::SocketAddr, path::Path, process::Stdio};
+use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
 use alloy_signer_local::PrivateKeySigner;
 use axum::Router;
@@ -16,7 +16,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{Result, hot_path};
+use crate::{Result, hot_path, own::processor_time};
 
 /// A seller and its address; gone when dropped.
 pub struct Listening {
@@ -26,7 +26,8 @@ pub struct Listening {
 
 enum Server {
     Here(JoinHandle<()>),
-    Elsewhere(#[expect(dead_code, reason = "killed when dropped")] Child),
+    /// Killed when dropped.
+    Elsewhere(Child),
 }
 
 impl Listening {
@@ -67,6 +68,14 @@ impl Listening {
         let ready: serde_json::Value = serde_json::from_str(&line)?;
         let address = ready["listening"].as_str().ok_or("no address")?.parse()?;
         Ok(Some(Self { address, server: Server::Elsewhere(child) }))
+    }
+
+    /// What its process has had of the processors, if it is not this one.
+    pub fn elsewhere(&self) -> Option<Duration> {
+        match &self.server {
+            Server::Here(_) => None,
+            Server::Elsewhere(child) => child.id().map(|id| processor_time(&id.to_string())),
+        }
     }
 
     pub async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {

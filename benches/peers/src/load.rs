@@ -84,6 +84,8 @@ async fn throughput(server: &Listening, payments: usize) -> Result<f64> {
 pub struct Driven {
     /// What the process had of the processors meanwhile.
     pub cpu: Duration,
+    /// What the seller had of them, without the client that shares its process.
+    pub seller: Duration,
     /// What the machine's host withheld from all of them meanwhile.
     pub stolen: Duration,
     /// From the first request to the last answer.
@@ -100,6 +102,11 @@ impl Driven {
         assert_eq!(self.refused, 0, "each payment buys an answer");
         self.times.len() as f64 / self.took.as_secs_f64()
     }
+
+    /// What the seller had of the processors for each request, in microseconds.
+    pub fn seller_each(&self) -> f64 {
+        self.seller.as_secs_f64() * 1e6 / self.times.len() as f64
+    }
 }
 
 /// Sends so many payments for what is demanded over so many connections, as fast as they are answered or so many a second, at even
@@ -113,10 +120,19 @@ pub async fn drive(
 ) -> Result<Driven> {
     let mut mint = Mint::asked(demand, keys(200));
     let requests: Vec<_> = (0..count).map(|_| generator::request(&mint.header(Signed::ByKey))).collect();
+    send(server, connections, requests, rate).await
+}
+
+/// Sends these requests over so many connections, as fast as they are answered or so many a second, at even distances.
+pub async fn send(server: &Listening, connections: usize, requests: Vec<Vec<u8>>, rate: Option<f64>) -> Result<Driven> {
     let (address, every) = (server.address, rate.map(|rate| Duration::from_secs_f64(1.0 / rate)));
-    let before = (processor_time("self"), stolen_time());
+    let before = (processor_time("self"), server.elsewhere(), stolen_time());
     let send = move || generator::send(address, connections, &requests, every);
-    let Answers { times, refused, took } = tokio::task::spawn_blocking(send).await??;
+    let Answers { times, refused, took, cpu: client } = tokio::task::spawn_blocking(send).await??;
     let cpu = processor_time("self").saturating_sub(before.0);
-    Ok(Driven { cpu, stolen: stolen_time().saturating_sub(before.1), took, times, refused })
+    let seller = match (before.1, server.elsewhere()) {
+        (Some(before), Some(after)) => after.saturating_sub(before),
+        _ => cpu.saturating_sub(client),
+    };
+    Ok(Driven { cpu, seller, stolen: stolen_time().saturating_sub(before.2), took, times, refused })
 }

@@ -5,7 +5,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use alloy_primitives::B256;
@@ -29,10 +29,9 @@ use tower_x402::{
 use crate::{
     Result,
     awake::Awake,
-    generator::{self, Answers},
-    hot_path,
+    generator, hot_path,
     listening::Listening,
-    load::{drive, median},
+    load::{Driven, drive, median, send},
     own::{Node, settler},
     paced::percentile,
     payments::keys,
@@ -55,29 +54,33 @@ async fn all() -> Result {
     let recoveries = recoveries();
     let directory = tempfile::tempdir()?;
     let handler = post(async |_: Bytes| hot_path::WORK);
-    let mut rows = vec![("by voucher, SQLite", Vec::new()), ("by voucher, in memory", Vec::new())];
-    rows.extend([("exact, SQLite", Vec::new()), ("exact, in memory", Vec::new())]);
-    let mut half = None;
+    let names = ["by voucher, SQLite", "by voucher, in memory", "exact, SQLite", "exact, in memory"];
+    let mut rows = Vec::from(names.map(|name| (name, Vec::new())));
+    let (mut half, mut commits) = (None, [0.0; 2]);
     for turn in 0..TURNS {
         let path = |name| directory.path().join(format!("{name}-{turn}.sqlite"));
         let node = Node::start().await?;
         let sqlite = Arc::new(SqliteLedger::open(path("vouchers")).await?);
-        for (row, ledger) in [(0, sqlite as Arc<dyn ChannelLedger>), (1, Arc::new(MemoryLedger::new()))] {
+        for (row, ledger) in [(0, sqlite.clone() as Arc<dyn ChannelLedger>), (1, Arc::new(MemoryLedger::new()))] {
             let server = Listening::here(ours(&node.url, ledger).await?).await?;
             let mut payers = Payers::with_channels(&server).await?;
-            rows[row].1.push(payers.drive(&server, PAYMENTS, None).await?.rate());
+            let before = sqlite.commits();
+            rows[row].1.push(payers.drive(&server, PAYMENTS, None).await?);
+            if row == 0 {
+                commits[0] = (sqlite.commits() - before) as f64 / PAYMENTS as f64;
+            }
             if row == 0 && turn + 1 == TURNS {
-                let rate = median(rows[0].1.clone()) / 2.0;
+                let rate = median(rows[0].1.iter().map(Driven::rate).collect()) / 2.0;
                 half = Some((rate, payers.drive(&server, (4.0 * rate) as usize, Some(rate)).await?));
             }
         }
-        let sqlite = hot_path::AtOnce::over(Arc::new(SqliteLedger::open(path("exact")).await?));
+        let sqlite = Arc::new(SqliteLedger::open(path("exact")).await?);
         let in_memory = hot_path::AtOnce::in_memory(Arc::new(SystemClock));
-        for (row, facilitator) in [(2, sqlite), (3, in_memory)] {
+        for (row, facilitator) in [(2, hot_path::AtOnce::over(sqlite.clone())), (3, in_memory)] {
             let server = Listening::here(sellers::ours_with(&handler, facilitator)?).await?;
-            let driven = drive(&server, &server.demand().await?, CHANNELS.into(), PAYMENTS, None).await?;
-            rows[row].1.push(driven.rate());
+            rows[row].1.push(drive(&server, &server.demand().await?, CHANNELS.into(), PAYMENTS, None).await?);
         }
+        commits[1] = sqlite.commits() as f64 / PAYMENTS as f64;
     }
     let node = Node::start().await?;
     match Listening::express_with_channels(&node.url, &settler()?).await? {
@@ -85,7 +88,7 @@ async fn all() -> Result {
             let mut payers = Payers::with_channels(&express).await?;
             let mut runs = Vec::new();
             for _ in 0..=TURNS {
-                runs.push(payers.drive(&express, FEW, None).await?.rate());
+                runs.push(payers.drive(&express, FEW, None).await?);
             }
             // The first warms up.
             rows.push(("@x402/express 2.27.0, by voucher, in memory", runs.split_off(1)));
@@ -93,16 +96,20 @@ async fn all() -> Result {
         None => println!("without @x402/express: `npm install` in tests/peers installs it"),
     }
     println!("paid requests a second, {CHANNELS} connections, a channel each, median of {TURNS} runs of {PAYMENTS}");
-    println!("| | a second | to recovering alone |\n|---|---|---|");
-    println!("| recovering the signer alone, on both processors | {recoveries:.0} | 1.00 × |");
-    for (name, rates) in rows {
-        let rate = median(rates);
-        println!("| {name} | {rate:.0} | {:.2} × |", rate / recoveries);
+    println!("| | a second | to recovering alone | processor time of the seller, µs each | to a recovery |");
+    println!("|---|---|---|---|---|");
+    let recovery = 2e6 / recoveries;
+    println!("| recovering the signer alone, on both processors | {recoveries:.0} | 1.00 × | {recovery:.1} | 1.00 × |");
+    for (name, runs) in rows {
+        let rate = median(runs.iter().map(Driven::rate).collect());
+        let each = median(runs.iter().map(Driven::seller_each).collect());
+        println!("| {name} | {rate:.0} | {:.2} × | {each:.1} | {:.2} × |", rate / recoveries, each / recovery);
     }
+    println!("\ncommits of SQLite per request: {:.3} by voucher, {:.3} exact", commits[0], commits[1]);
     if let Some((rate, mut driven)) = half {
         driven.times.sort();
         let [p50, p99] = [50, 99].map(|percent| percentile(&driven.times, percent));
-        println!("\nby voucher, SQLite, at {rate:.0} a second, half of that: p50 {p50:.2} ms, p99 {p99:.2} ms");
+        println!("by voucher, SQLite, at {rate:.0} a second, half of that: p50 {p50:.2} ms, p99 {p99:.2} ms");
     }
     Ok(())
 }
@@ -192,9 +199,9 @@ impl Payers {
         for _ in 0..count {
             requests.push(self.request(false).await?);
         }
-        let Answers { times, refused, took } = send(server, CHANNELS.into(), requests, rate).await?;
-        assert_eq!(refused, 0, "each voucher buys an answer");
-        Ok(Driven { times, took })
+        let driven = send(server, CHANNELS.into(), requests, rate).await?;
+        assert_eq!(driven.refused, 0, "each voucher buys an answer");
+        Ok(driven)
     }
 
     /// The next payer's request, with the deposit for all that follow or without.
@@ -219,22 +226,6 @@ impl Payers {
         let header = HeaderValue::try_from(BASE64_STANDARD.encode(payment))?;
         Ok(generator::request(&header))
     }
-}
-
-struct Driven {
-    times: Vec<Duration>,
-    took: Duration,
-}
-
-impl Driven {
-    fn rate(&self) -> f64 {
-        self.times.len() as f64 / self.took.as_secs_f64()
-    }
-}
-
-async fn send(server: &Listening, connections: usize, requests: Vec<Vec<u8>>, rate: Option<f64>) -> Result<Answers> {
-    let (address, every) = (server.address, rate.map(|rate| Duration::from_secs_f64(1.0 / rate)));
-    Ok(tokio::task::spawn_blocking(move || generator::send(address, connections, &requests, every)).await??)
 }
 
 fn escrow() -> Escrow {

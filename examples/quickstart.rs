@@ -125,7 +125,8 @@ async fn run() -> anyhow::Result<()> {
     let judge = Box::new(ArithmeticJudge);
     let evaluator = Evaluator::open(card, judge, Duration::ZERO, facilitators, false, |paywall| {
         paywall.vouchers(channels.clone())
-    })?;
+    })?
+    .channels(Some(channels.clone()));
     let url = format!("{origin}/evaluate");
     let router = evaluator.router();
     tokio::spawn(async { axum::serve(listener, router).await });

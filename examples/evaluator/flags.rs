@@ -49,7 +49,8 @@ REQUEST AND ANSWER
   GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
     {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
   GET /healthz, GET /readyz
-    200, or 503 {\"ready\": false, \"reasons\": [{\"code\", \"detail\"}]} while nothing can be settled
+    200, or 503 {\"ready\": false, \"reasons\": [{\"scheme\": exact | vouchers, \"code\", \"detail\"}]} while payments cannot be
+    settled, or vouchers not claimed
 
 OPERATOR
   With --admin-token, and Authorization: Bearer TOKEN:

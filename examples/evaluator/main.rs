@@ -121,7 +121,8 @@ impl Server {
                     // The port may change with a restart, and open payments are presented again after it.
                     None => paywall.public_origin(""),
                 }
-            })?;
+            })?
+            .channels(chain.channels.clone());
         let ready = Ready {
             listening,
             rpc_url: chain.rpc_url.as_deref(),

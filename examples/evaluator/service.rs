@@ -13,7 +13,8 @@ use axum::{
 use serde::Serialize;
 use serde_json::json;
 use tower_x402::{
-    facilitator::{Facilitator, OnchainFacilitator},
+    channels::Channels,
+    facilitator::{Facilitator, NotReady, OnchainFacilitator, Readiness},
     ledger::LedgerError,
     server::RequirePaymentLayerBuilder,
 };
@@ -32,6 +33,7 @@ pub(crate) struct Evaluator {
     facilitator: Arc<dyn Facilitator>,
     /// The facilitator, if it is in this process.
     own: Option<OnchainFacilitator>,
+    channels: Option<Channels>,
 }
 
 /// The answer to `GET /stats`.
@@ -61,7 +63,13 @@ impl Evaluator {
         let evaluator =
             x402_market::EvaluatorService::builder(card, Delayed { judge, delay }).facilitator(facilitator.clone());
         let service = evaluator.max_body(MAX_BODY).listed(listed).paywall(paywall).build()?;
-        Ok(Self { service, facilitator, own })
+        Ok(Self { service, facilitator, own, channels: None })
+    }
+
+    /// Sets the channels whose vouchers the paywall takes. `/readyz` tells whether they are ready, too.
+    pub(crate) fn channels(mut self, channels: Option<Channels>) -> Self {
+        self.channels = channels;
+        self
     }
 
     /// Returns the service.
@@ -107,14 +115,20 @@ impl Judge for Delayed {
     }
 }
 
-/// Answers a load balancer: 503 while no payment could be settled.
+/// Answers a load balancer: 503 while payments could not be settled, or channels not filled and claimed from.
 async fn ready(State(evaluator): State<Evaluator>) -> Response {
-    let readiness = evaluator.facilitator.readiness().await;
-    let reasons = readiness.reasons.iter();
-    let reasons: Vec<_> =
-        reasons.map(|reason| json!({ "code": reason.code(), "detail": reason.to_string() })).collect();
-    let status = if readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "ready": readiness.is_ready(), "reasons": reasons }))).into_response()
+    let mut reasons = Vec::new();
+    let mut add = |scheme: &str, readiness: Readiness| {
+        let named =
+            |reason: &NotReady| json!({ "scheme": scheme, "code": reason.code(), "detail": reason.to_string() });
+        reasons.extend(readiness.reasons.iter().map(named));
+    };
+    add("exact", evaluator.facilitator.readiness().await);
+    if let Some(channels) = &evaluator.channels {
+        add("vouchers", channels.readiness().await);
+    }
+    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(json!({ "ready": reasons.is_empty(), "reasons": reasons }))).into_response()
 }
 
 async fn stats(State(evaluator): State<Evaluator>) -> Response {

@@ -138,6 +138,11 @@ pub(crate) async fn deposit_state(
     })
 }
 
+/// Returns the timestamp of the newest block.
+pub(crate) async fn newest_time(rpc: &Rpc) -> Result<u64, RpcFailure> {
+    aggregate(rpc, None, Vec::new()).await.map(|(block, _)| block.time)
+}
+
 /// Returns what was claimed for a receiver and not transferred yet, in atomic units, after the number of the block.
 pub(crate) async fn unsettled(rpc: &Rpc, receiver: Address, token: Address) -> Result<(u64, u128), RpcFailure> {
     let call = BatchSettlement::receiversCall { receiver, token };

@@ -1,8 +1,8 @@
 //! Claims in the background: what was charged is claimed before it is at risk, and when that pays.
 
 use std::{
-    collections::BTreeSet,
-    sync::{Arc, Weak},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, PoisonError, Weak},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use super::{Inner, in_the_books};
 use crate::{
     facilitator::channels::{ChannelError, RefusedClaim},
     ledger::channels::{ChannelRecord, ChannelStep},
+    telemetry::{self, ChannelSums},
     usdc::Usdc,
     vouchers::{ChannelId, ChannelObservation},
 };
@@ -114,6 +115,7 @@ impl Inner {
         let mut report = ClaimReport::default();
         let mut receivers = BTreeSet::new();
         let (mut after, mut failure) = (None, None);
+        let (mut sums, mut failing) = (BTreeMap::<Address, ChannelSums>::new(), 0_u128);
         loop {
             let page = self.ledger.channels(after, TOGETHER).await.map_err(|error| in_the_books(error.into()))?;
             let Some(last) = page.last() else { break };
@@ -130,10 +132,19 @@ impl Inner {
                 true => record.unclaimed() > 0,
                 false => self.policy.is_due(record, now),
             };
+            for record in &page {
+                add(sums.entry(record.config.token).or_default(), record, now);
+            }
             let due: Vec<_> = page.into_iter().filter(is_due).collect();
+            let at_risk = due.iter().map(ChannelRecord::at_risk).fold(0, u128::saturating_add);
             if let Err(error) = self.claim(due, &mut report, &mut receivers).await {
                 failure = Some(error);
+                failing = failing.saturating_add(at_risk);
             }
+        }
+        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = failing;
+        for (asset, sums) in &sums {
+            telemetry::channels(self.facilitator.network(), *asset, sums);
         }
         for (receiver, token) in receivers {
             match self.facilitator.settle(receiver, token).await {
@@ -236,4 +247,11 @@ impl Inner {
         report.refused.extend(claimed.refused);
         Ok(())
     }
+}
+
+fn add(sums: &mut ChannelSums, record: &ChannelRecord, now: u64) {
+    sums.open += u64::from(record.observed.state.available() > 0);
+    sums.unclaimed = sums.unclaimed.saturating_add(record.unclaimed());
+    sums.at_risk = sums.at_risk.saturating_add(record.at_risk());
+    sums.oldest = sums.oldest.max(record.unclaimed_since.map_or(0, |since| now.saturating_sub(since)));
 }

@@ -10,7 +10,11 @@
 
 mod claims;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use alloy_primitives::B256;
 use tokio::sync::Notify;
@@ -21,20 +25,27 @@ pub use claims::{ClaimPolicy, ClaimReport};
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::{
-        FacilitatorError,
+        FacilitatorError, NotReady, Readiness,
         channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder},
     },
     ledger::{
         LedgerError, StoredResponse,
-        channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, PendingRefund},
+        channels::{
+            self as channel_ledger, ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, PendingRefund,
+        },
     },
     network::{Asset, Network},
+    settlement::readiness::ReadinessCache,
+    telemetry,
     usdc::{ParseUsdcError, Usdc},
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, Deposit, Escrow, MAX_WITHDRAW_DELAY,
         MIN_WITHDRAW_DELAY, Voucher, reason,
     },
 };
+
+/// How long readiness is cached.
+const READINESS_TTL: Duration = Duration::from_secs(1);
 
 /// The channels of one seller on one chain. A clone is the same channels.
 ///
@@ -62,6 +73,9 @@ struct Inner {
     clock: Arc<dyn Clock>,
     /// Wakes the worker that claims.
     wake: Notify,
+    /// The amount, in atomic units, that was at risk when the last pass failed to claim it.
+    failing: Mutex<u128>,
+    readiness: ReadinessCache,
 }
 
 impl Channels {
@@ -100,6 +114,27 @@ impl Channels {
         let inner = Arc::clone(&self.0);
         let claiming = tokio::spawn(async move { inner.pass(true).await }.in_current_span());
         claiming.await.unwrap_or(Err(ChannelError::Pending { transaction: None }))
+    }
+
+    /// Returns whether deposits and claims could be made now, and why not. For the health check of a load balancer: the chain and the ledger
+    /// are asked at most once a second.
+    ///
+    /// | reason | when |
+    /// |---|---|
+    /// | [`NotReady::Ledger`] | the ledger fails |
+    /// | [`NotReady::Node`], [`NotReady::NodeBehind`] | the node does not answer, or its newest block is too old to rely on |
+    /// | [`NotReady::InsufficientGas`], [`NotReady::GasPrice`] | the key that sends transactions cannot pay for them, or gas costs too much |
+    /// | [`NotReady::Facilitator`] | the facilitator that sends the transactions does not answer |
+    /// | [`NotReady::ClaimsFail`] | a withdrawal could take what was charged, and the last attempt to claim it failed |
+    ///
+    /// A payer that announces a withdrawal does not make the seller unready: its channel is claimed, and only if that fails there is a reason.
+    pub async fn readiness(&self) -> Readiness {
+        let check = async {
+            let readiness = self.0.check_readiness().await;
+            telemetry::channels_ready(self.network(), readiness.is_ready());
+            readiness
+        };
+        self.0.readiness.get_or_check(check).await
     }
 
     /// Returns `extra` of an offer in this token.
@@ -258,6 +293,18 @@ impl Channels {
 }
 
 impl Inner {
+    async fn check_readiness(&self) -> Readiness {
+        let mut readiness = self.facilitator.readiness().await;
+        if self.ledger.channels(None, 1).await.is_err() {
+            readiness.reasons.push(NotReady::Ledger);
+        }
+        let units = *self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        if units > 0 {
+            readiness.reasons.push(NotReady::ClaimsFail { units });
+        }
+        readiness
+    }
+
     /// Returns for how many seconds a channel that was looked at is believed to be as it was: a third of the time that a withdrawal takes,
     /// 30 seconds at least and five minutes at most.
     fn longest_trust(&self) -> u64 {
@@ -355,7 +402,7 @@ impl ChannelsBuilder {
         let channels = Channels(Arc::new(Inner {
             escrow: Escrow::on(self.facilitator.network()),
             facilitator: self.facilitator,
-            ledger,
+            ledger: channel_ledger::measured(ledger),
             authorizer: self.authorizer,
             withdraw_delay,
             min_deposit: self.min_deposit.transpose().map_err(ChannelsBuildError::MinDeposit)?,
@@ -363,6 +410,8 @@ impl ChannelsBuilder {
             policy: self.policy,
             clock: self.clock,
             wake: Notify::new(),
+            failing: Mutex::default(),
+            readiness: ReadinessCache::new(READINESS_TTL),
         }));
         runtime.spawn(claims::run(Arc::downgrade(&channels.0)));
         Ok(channels)

@@ -34,6 +34,14 @@
 //! | `x402_responses_stored_bytes` | gauge | bytes | | responses stored for idempotent retries, in memory or SQLite |
 //! | `x402_owed_payments` | gauge | payments | network, asset | settled and never delivered, by the last report of an `Operator` |
 //! | `x402_deferred_outstanding_units` | gauge | atomic units | network, asset | delivered and not settled, by the last report of an `Operator` |
+//! | `x402_voucher_requests_total` | counter | requests | outcome | the requests among `x402_requests_total` that came with a payment by voucher, by outcome |
+//! | `x402_channel_actions_total` | counter | actions | network, action, result | `deposit`, `claim`, `settle` (the transfer of what was claimed) and `refund`: `executed` (one per transaction), `rejected`, `pending` or `unavailable` |
+//! | `x402_claims_total` | counter | claims | network, result | channels in claims: `claimed`, or `refused` because the contract would refuse them |
+//! | `x402_channels_open` | gauge | channels | network, asset | payment channels in the ledger with something in escrow that is not claimed, when the ledger was last gone through |
+//! | `x402_channels_unclaimed_units` | gauge | atomic units | network, asset | charged and not claimed, at that time |
+//! | `x402_channels_at_risk_units` | gauge | atomic units | network, asset | the part of it that a withdrawal could take, or that the escrow does not hold |
+//! | `x402_channels_oldest_unclaimed_seconds` | gauge | seconds | network, asset | the age of the oldest charge that is not claimed, at that time |
+//! | `x402_channels_ready` | gauge | 1 or 0 | network | 1 if `Channels` were ready when last asked |
 //!
 //! The outcomes of a request:
 //!
@@ -61,7 +69,8 @@
 //! # Readiness
 //!
 //! [`Facilitator::readiness`](crate::facilitator::Facilitator::readiness) returns whether a payment could be settled now, and
-//! if not, why. Use it for the health check of a load balancer.
+//! if not, why. Use it for the health check of a load balancer. `Channels::readiness` does the same for payment channels: whether deposits
+//! and claims could be made now.
 //!
 //! # Questions to the ledger
 //!

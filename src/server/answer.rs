@@ -153,9 +153,21 @@ impl Answer {
         self
     }
 
+    /// Returns the response, counted as one to a request.
     pub(super) fn into_response<B>(self) -> Response<ResponseBody<B>> {
+        self.into_counted(telemetry::request)
+    }
+
+    /// Returns the response to a payment by voucher, counted as such.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn into_voucher_response<B>(self) -> Response<ResponseBody<B>> {
+        self.into_counted(telemetry::voucher_request)
+    }
+
+    /// Returns the response, after `count` was told how the request ended.
+    pub(super) fn into_counted<B>(self, count: fn(RequestOutcome)) -> Response<ResponseBody<B>> {
         let Content { status, headers, body, ended } = *self.0;
-        telemetry::request(ended);
+        count(ended);
         let mut response = Response::new(ResponseBody::own(body));
         *response.status_mut() = status;
         *response.headers_mut() = headers;

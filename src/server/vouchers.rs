@@ -98,22 +98,22 @@ where
 {
     let read = match Presented::read(&channels, &mut context, &payment) {
         Ok(read) => read,
-        Err(answer) => return Ok(answer.into_response()),
+        Err(answer) => return Ok(answer.into_voucher_response()),
     };
     let mut sale = Sale { channels, context, presented: read, request: B256::ZERO, has_secret: false };
     let done = match sale.begin(&payment, &parts, body).await {
-        Err(answer) => return Ok(answer.into_response()),
+        Err(answer) => return Ok(answer.into_voucher_response()),
         Ok(Begun::Replay(stored, charged, record)) => {
-            telemetry::request(RequestOutcome::Replayed);
+            telemetry::voucher_request(RequestOutcome::Replayed);
             return Ok(match sale.context.voucher_receipt(&sale.told(&charged, &record), None) {
                 Some(receipt) => replayed(&stored, receipt),
-                None => answer::not_kept().into_response(),
+                None => answer::not_kept().into_voucher_response(),
             });
         }
-        Ok(Begun::Refund(held)) => detached(async move { Ok(sale.refund(held).await.into_response()) }).await,
+        Ok(Begun::Refund(held)) => detached(async move { Ok(sale.refund(held).await.into_voucher_response()) }).await,
         Ok(Begun::Work(held, body)) => detached(sale.work(held, inner, parts, body)).await,
     };
-    done.unwrap_or_else(|| Ok(answer::panicked(None, "", Version::V2).into_response()))
+    done.unwrap_or_else(|| Ok(answer::panicked(None, "", Version::V2).into_voucher_response()))
 }
 
 /// What was presented, authenticated: the channel exists if something was deposited into it, and its payer signed.
@@ -449,13 +449,13 @@ impl Sale {
         let limit = self.channels.ledger().channel_response_limit();
         match run_handler(inner, paid, settings, limit, deadline).await {
             Ok((parts, body)) => {
-                Ok(self.after_work(held, parts, body, deadline).await.unwrap_or_else(Answer::into_response))
+                Ok(self.after_work(held, parts, body, deadline).await.unwrap_or_else(Answer::into_voucher_response))
             }
             Err(mut why) => {
                 if let NotCharged::Unsuccessful(parts, _) = &mut why {
                     take_overrides(parts);
                 }
-                why.answer(self.uncharged(&mut held).await, answer::unfinished)
+                why.answer(self.uncharged(&mut held).await, answer::unfinished, telemetry::voucher_request)
             }
         }
     }
@@ -494,7 +494,7 @@ impl Sale {
                 return Err(self.not_charged(&error));
             }
         }
-        telemetry::request(RequestOutcome::Paid);
+        telemetry::voucher_request(RequestOutcome::Paid);
         let record = &held.lease.record;
         let told = Told { charged: Some(amount), record, total: record.charged };
         if let Some(receipt) = self.context.voucher_receipt(&told, held.deposit.as_ref()) {

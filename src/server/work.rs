@@ -118,7 +118,7 @@ where
             lease.release(read.digest()).await;
             let (context, record) = (&request.context, lease.record());
             // Charged only if the money moved before the work.
-            why.answer(context.receipt(record), |why| context.unfinished(why, record))
+            why.answer(context.receipt(record), |why| context.unfinished(why, record), telemetry::request)
         }
     }
 }
@@ -131,21 +131,26 @@ pub(super) enum NotCharged<R, E> {
 }
 
 impl<R, E> NotCharged<R, E> {
-    /// Answers, with the receipt if there is one all the same.
+    /// Answers, with the receipt if there is one all the same. `count` is told how the request ended.
     pub(super) fn answer(
         self,
         receipt: Option<Receipt>,
         unfinished: impl FnOnce(Unfinished) -> Answer,
+        count: fn(RequestOutcome),
     ) -> Result<Response<ResponseBody<R>>, E> {
         match self {
             Self::Unsuccessful(mut parts, body) => {
+                count(RequestOutcome::Unsuccessful);
                 if let Some(receipt) = receipt {
                     mark_paid(&mut parts, receipt);
                 }
                 Ok(Response::from_parts(parts, ResponseBody::inner(body)))
             }
-            Self::Unfinished(why) => Ok(unfinished(why).with_receipt(receipt).into_response()),
-            Self::Failed(error) => Err(error),
+            Self::Unfinished(why) => Ok(unfinished(why).with_receipt(receipt).into_counted(count)),
+            Self::Failed(error) => {
+                count(RequestOutcome::Failed);
+                Err(error)
+            }
         }
     }
 }
@@ -164,14 +169,10 @@ where
 {
     let (parts, body) = match timeout_at(deadline, inner.oneshot(request)).await {
         Ok(Ok(response)) => response.into_parts(),
-        Ok(Err(error)) => {
-            telemetry::request(RequestOutcome::Failed);
-            return Err(NotCharged::Failed(error));
-        }
+        Ok(Err(error)) => return Err(NotCharged::Failed(error)),
         Err(_elapsed) => return Err(NotCharged::Unfinished(Unfinished::TOO_SLOW)),
     };
     if !settings.is_success(&parts) {
-        telemetry::request(RequestOutcome::Unsuccessful);
         return Err(NotCharged::Unsuccessful(parts, body));
     }
     let body = PaidBody::read(&parts, body, response_limit, deadline).await.map_err(NotCharged::Unfinished)?;

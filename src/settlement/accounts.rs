@@ -23,9 +23,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::costs::SettlementStats;
+use super::{costs::SettlementStats, readiness::NotReady};
 use crate::{
-    chain::{node::Node, rpc::RpcFailure},
+    chain::{fees::FeeError, node::Node, rpc::RpcFailure},
     settlement::FacilitatorError,
     telemetry,
 };
@@ -110,6 +110,19 @@ impl Accounts {
             highest = highest.max(balance);
         }
         Ok(highest)
+    }
+
+    /// Returns why no account could send a transaction with this gas limit now, if that is so.
+    pub(super) async fn cannot_send(&self, node: &Node, gas_limit: u128) -> Option<NotReady> {
+        let Ok(balance) = self.highest_balance().await else { return Some(NotReady::Node) };
+        match node.fees().await {
+            Ok(fees) => {
+                let needed = U256::from(fees.max_fee.saturating_mul(gas_limit));
+                (balance < needed).then_some(NotReady::InsufficientGas { balance })
+            }
+            Err(FeeError::TooHigh { .. }) => Some(NotReady::GasPrice),
+            Err(FeeError::Rpc(_)) => Some(NotReady::Node),
+        }
     }
 
     /// Asks the node for all balances and returns the lowest, in wei.

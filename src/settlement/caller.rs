@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    FacilitatorError,
+    FacilitatorError, NotReady,
     accounts::{Account, Accounts, NonceLease, SharedSigner, WindowPermit},
     gaps::FillGaps,
     submitter::Call,
@@ -44,6 +44,8 @@ const FOREIGN_CHECKS: u32 = 4;
 const MAX_ATTEMPTS: usize = 4;
 /// How many callers may wait for a place in the window.
 const MAX_WAITING: usize = 1_000;
+/// The gas limit that an account must be able to pay for: that of a deposit into a payment channel.
+const MIN_GAS: u128 = 215_000;
 
 /// Sends calls from one or more accounts, whose keys nobody else may use.
 pub(crate) struct Caller {
@@ -114,6 +116,11 @@ impl Caller {
     /// Returns the addresses of the accounts.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
         self.accounts.iter().map(Account::address)
+    }
+
+    /// Returns why no call could be sent now, if that is so.
+    pub(crate) async fn cannot_send(&self) -> Option<NotReady> {
+        self.accounts.cannot_send(&self.node, MIN_GAS).await
     }
 
     /// Makes a call and waits for its block. A caller that goes away does not cancel it.

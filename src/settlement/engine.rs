@@ -26,7 +26,7 @@ use super::{
     submitter::{Attempt, AttemptResult, Submitter, SubmitterSettings},
 };
 use crate::{
-    chain::{fees::FeeError, node::Node, probe::ProbeResult, rpc::Receipt},
+    chain::{node::Node, probe::ProbeResult, rpc::Receipt},
     ledger::{Fulfilment, Listing, Record, Settlement, SettlementState},
     network::Network,
     payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
@@ -491,19 +491,7 @@ impl Engine {
         if self.queue.check_room().is_err() {
             note(NotReady::Backlog { waiting: self.queue.count() });
         }
-        let Ok(balance) = self.accounts.highest_balance().await else {
-            note(NotReady::Node);
-            return readiness;
-        };
-        match self.node.fees().await {
-            Ok(fees) => {
-                if balance < U256::from(fees.max_fee.saturating_mul(MIN_GAS)) {
-                    note(NotReady::InsufficientGas { balance });
-                }
-            }
-            Err(FeeError::TooHigh { .. }) => note(NotReady::GasPrice),
-            Err(FeeError::Rpc(_)) => note(NotReady::Node),
-        }
+        readiness.reasons.extend(self.accounts.cannot_send(&self.node, MIN_GAS).await);
         readiness
     }
 

@@ -1,11 +1,11 @@
 //! Whether payments could be settled now, and why not.
 
 use std::fmt;
-#[cfg(any(feature = "onchain", feature = "remote"))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "vouchers"))]
 use std::{future::Future, time::Duration};
 
 use alloy_primitives::U256;
-#[cfg(any(feature = "onchain", feature = "remote"))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "vouchers"))]
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::ledger::{Ledger, Listing};
@@ -36,6 +36,12 @@ pub enum NotReady {
     /// The node does not answer.
     #[error("the node does not answer")]
     Node,
+    /// The node's newest block is older than the channels' `max_block_age`: the node would not show withdrawals from them.
+    #[error("the node's newest block is {age} seconds old")]
+    NodeBehind {
+        /// The age of its newest block, in seconds.
+        age: u64,
+    },
     /// The remote facilitator does not answer.
     #[error("the facilitator does not answer")]
     Facilitator,
@@ -48,31 +54,40 @@ pub enum NotReady {
         /// How many payments wait.
         waiting: usize,
     },
-    /// No settlement key can pay for a transaction.
-    #[error("the settlement key cannot pay for gas: it holds {balance} wei")]
+    /// No key that sends transactions can pay for one.
+    #[error("the key that sends transactions cannot pay for gas: it holds {balance} wei")]
     InsufficientGas {
-        /// The highest balance of a settlement key, in wei.
+        /// The highest balance of such a key, in wei.
         balance: U256,
     },
     /// Gas costs more than the configured maximum.
     #[error("gas costs more than is allowed here")]
     GasPrice,
+    /// Withdrawals from payment channels could take what was charged, and the last attempt to claim it failed.
+    #[error("claims fail while withdrawals could take {units} atomic units that were charged on payment channels")]
+    ClaimsFail {
+        /// The amount that could be lost, in atomic units.
+        units: u128,
+    },
     /// The facilitator is shutting down.
     #[error("it is shutting down")]
     ShuttingDown,
 }
 
 impl NotReady {
-    /// Returns a code for programs: `ledger`, `node`, `facilitator`, `catching_up`, `backlog`, `gas_tank`, `gas_price` or `shutting_down`.
+    /// Returns a code for programs: `ledger`, `node`, `node_behind`, `facilitator`, `catching_up`, `backlog`, `gas_tank`,
+    /// `gas_price`, `claims_fail` or `shutting_down`.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Ledger => "ledger",
             Self::Node => "node",
+            Self::NodeBehind { .. } => "node_behind",
             Self::Facilitator => "facilitator",
             Self::CatchingUp => "catching_up",
             Self::Backlog { .. } => "backlog",
             Self::InsufficientGas { .. } => "gas_tank",
             Self::GasPrice => "gas_price",
+            Self::ClaimsFail { .. } => "claims_fail",
             Self::ShuttingDown => "shutting_down",
         }
     }
@@ -113,14 +128,14 @@ impl fmt::Display for Readiness {
 }
 
 /// The last readiness, for a short time: a load balancer that asks often does not load the node.
-#[cfg(any(feature = "onchain", feature = "remote"))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "vouchers"))]
 #[derive(Debug)]
 pub(crate) struct ReadinessCache {
     ttl: Duration,
     last: Mutex<Option<(Instant, Readiness)>>,
 }
 
-#[cfg(any(feature = "onchain", feature = "remote"))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "vouchers"))]
 impl ReadinessCache {
     pub(crate) fn new(ttl: Duration) -> Self {
         Self { ttl, last: Mutex::default() }

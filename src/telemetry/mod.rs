@@ -30,25 +30,35 @@ pub(crate) enum RequestOutcome {
     Replayed,
 }
 
-/// Counts an answered request to a charged route.
-#[inline]
-pub(crate) fn request(outcome: RequestOutcome) {
-    #[cfg(feature = "metrics")]
-    {
-        // Literals, so that an unpaid request allocates nothing here.
-        macro_rules! count {
-            ($($ended:ident $label:literal)*) => {
-                match outcome {
-                    $(RequestOutcome::$ended => ::metrics::counter!(names::REQUESTS, "outcome" => $label).increment(1),)*
-                }
-            };
-        }
-        count! {
+// A macro with literals, so that an unpaid request allocates nothing here.
+macro_rules! count_by_outcome {
+    ($name:path, $outcome:ident) => {
+        #[cfg(feature = "metrics")]
+        count_by_outcome! {
+            $name, $outcome,
             Free "free" Unpaid "unpaid" Rejected "rejected" Malformed "malformed" Conflict "conflict" Pending "pending"
             Unavailable "unavailable" Failed "failed" Unsuccessful "unsuccessful" Paid "paid" Deferred "deferred"
             Replayed "replayed"
         }
-    }
+    };
+    ($name:path, $outcome:ident, $($ended:ident $label:literal)*) => {
+        match $outcome {
+            $(RequestOutcome::$ended => ::metrics::counter!($name, "outcome" => $label).increment(1),)*
+        }
+    };
+}
+
+/// Counts an answered request to a charged route.
+#[inline]
+pub(crate) fn request(outcome: RequestOutcome) {
+    count_by_outcome!(names::REQUESTS, outcome);
+}
+
+/// Counts an answered request that came with a payment by voucher.
+#[inline]
+pub(crate) fn voucher_request(outcome: RequestOutcome) {
+    request(outcome);
+    count_by_outcome!(names::VOUCHER_REQUESTS, outcome);
 }
 
 /// Counts an answer of a facilitator service.
@@ -161,6 +171,52 @@ pub(crate) fn outstanding(network: Network, asset: Address, owed_payments: u64, 
         ::metrics::gauge!(names::OWED, &labels).set(owed_payments as f64);
         ::metrics::gauge!(names::DEFERRED, &labels).set(float(deferred_units));
     }
+}
+
+/// Counts an action on payment channels.
+pub(crate) fn channel_action(network: Network, action: &'static str, result: &'static str, count: usize) {
+    #[cfg(feature = "metrics")]
+    {
+        let labels = [("network", network.to_string()), ("action", action.to_owned()), ("result", result.to_owned())];
+        ::metrics::counter!(names::CHANNEL_ACTIONS, &labels).increment(count as u64);
+    }
+}
+
+/// Counts the channels of a claim.
+pub(crate) fn claims(network: Network, claimed: usize, refused: usize) {
+    #[cfg(feature = "metrics")]
+    for (result, count) in [("claimed", claimed), ("refused", refused)] {
+        ::metrics::counter!(names::CLAIMS, "network" => network.to_string(), "result" => result)
+            .increment(count as u64);
+    }
+}
+
+/// The sums of the payment channels in one token.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ChannelSums {
+    pub(crate) open: u64,
+    pub(crate) unclaimed: u128,
+    pub(crate) at_risk: u128,
+    /// The age of the oldest unclaimed charge, in seconds.
+    pub(crate) oldest: u64,
+}
+
+/// Sets the sums of the payment channels in one token.
+pub(crate) fn channels(network: Network, asset: Address, sums: &ChannelSums) {
+    #[cfg(feature = "metrics")]
+    {
+        let labels = [("network", network.to_string()), ("asset", asset.to_string())];
+        ::metrics::gauge!(names::CHANNELS_OPEN, &labels).set(sums.open as f64);
+        ::metrics::gauge!(names::CHANNELS_UNCLAIMED, &labels).set(sums.unclaimed as f64);
+        ::metrics::gauge!(names::CHANNELS_AT_RISK, &labels).set(sums.at_risk as f64);
+        ::metrics::gauge!(names::CHANNELS_OLDEST, &labels).set(sums.oldest as f64);
+    }
+}
+
+/// Sets whether payment channels are ready.
+pub(crate) fn channels_ready(network: Network, is_ready: bool) {
+    #[cfg(feature = "metrics")]
+    ::metrics::gauge!(names::CHANNELS_READY, "network" => network.to_string()).set(if is_ready { 1.0 } else { 0.0 });
 }
 
 /// Converts to the nearest number that a gauge can hold.

@@ -73,6 +73,20 @@ metrics! {
     OWED = Gauge "x402_owed_payments" "payments" ["network", "asset"] "settled and never delivered, by the last report of an `Operator`";
     DEFERRED = Gauge "x402_deferred_outstanding_units" "atomic units" ["network", "asset"]
         "delivered and not settled, by the last report of an `Operator`";
+    VOUCHER_REQUESTS = Counter "x402_voucher_requests_total" "requests" ["outcome"]
+        "the requests among `x402_requests_total` that came with a payment by voucher, by outcome";
+    CHANNEL_ACTIONS = Counter "x402_channel_actions_total" "actions" ["network", "action", "result"]
+        "`deposit`, `claim`, `settle` (the transfer of what was claimed) and `refund`: `executed` (one per transaction), `rejected`, `pending` or `unavailable`";
+    CLAIMS = Counter "x402_claims_total" "claims" ["network", "result"]
+        "channels in claims: `claimed`, or `refused` because the contract would refuse them";
+    CHANNELS_OPEN = Gauge "x402_channels_open" "channels" ["network", "asset"]
+        "payment channels in the ledger with something in escrow that is not claimed, when the ledger was last gone through";
+    CHANNELS_UNCLAIMED = Gauge "x402_channels_unclaimed_units" "atomic units" ["network", "asset"] "charged and not claimed, at that time";
+    CHANNELS_AT_RISK = Gauge "x402_channels_at_risk_units" "atomic units" ["network", "asset"]
+        "the part of it that a withdrawal could take, or that the escrow does not hold";
+    CHANNELS_OLDEST = Gauge "x402_channels_oldest_unclaimed_seconds" "seconds" ["network", "asset"]
+        "the age of the oldest charge that is not claimed, at that time";
+    CHANNELS_READY = Gauge "x402_channels_ready" "1 or 0" ["network"] "1 if `Channels` were ready when last asked";
 }
 
 /// Gives the recorder the meaning and unit of every metric. Call it once, after the recorder was installed.

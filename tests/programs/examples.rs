@@ -11,6 +11,7 @@ use support::{
     authorization::random_address,
     chain::{Chain, call, on_every_chain},
     devnet::DevnetChain,
+    eventually::eventually,
     programs::example,
     scripted::customer,
     shop::{Answer, Customer, Purchase, demand},
@@ -212,6 +213,25 @@ async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_
     let closed = Evaluator::start(&[], None).await;
     let response = client.get(closed.url.replace("/evaluate", "/admin/payments")).send().await.unwrap();
     assert_eq!(response.status(), 404, "without a token there is nothing to admit to");
+}
+
+#[tokio::test]
+async fn an_evaluator_that_cannot_claim_vouchers_says_so() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let offers = demand(&ask(&evaluator, None).await)["accepts"].as_array().unwrap().clone();
+    let by_voucher = offers.iter().find(|offer| offer["scheme"] == "batch-settlement").expect("on its own chain");
+    // The key that signs claims sends them, too.
+    let empty = (by_voucher["extra"]["receiverAuthorizer"].clone(), U256::ZERO);
+    let _: () = evaluator.provider.raw_request("anvil_setBalance".into(), empty).await.unwrap();
+    let detail = "the key that sends transactions cannot pay for gas: it holds 0 wei";
+    let reasons = json!([{ "scheme": "vouchers", "code": "gas_tank", "detail": detail }]);
+    eventually("it is not ready", async || {
+        let response = reqwest::get(evaluator.url.replace("/evaluate", "/readyz")).await.unwrap();
+        let status = response.status().as_u16();
+        let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+        (status, answer) == (503, json!({ "ready": false, "reasons": reasons }))
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ use std::{fmt, sync::Arc};
 use alloy_primitives::{Address, B256, Bytes};
 use async_trait::async_trait;
 
-use super::FacilitatorError;
+use super::{FacilitatorError, Readiness};
 use crate::{
     network::Network,
     vouchers::{
@@ -94,6 +94,12 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     /// Returns the addresses that pay for gas, for `/supported`. Default: none is named.
     fn senders(&self) -> Vec<Address> {
         Vec::new()
+    }
+
+    /// Returns whether deposits, claims and refunds could be made now, and why not. Asks the chain each time; `Channels::readiness` asks at
+    /// most once a second. Default: always ready.
+    async fn readiness(&self) -> Readiness {
+        Readiness::default()
     }
 
     /// Reads channels as they are now, in the order asked for, all as of one block.
@@ -168,6 +174,10 @@ impl<F: ChannelFacilitator + ?Sized> ChannelFacilitator for Arc<F> {
 
     fn senders(&self) -> Vec<Address> {
         (**self).senders()
+    }
+
+    async fn readiness(&self) -> Readiness {
+        (**self).readiness().await
     }
 
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {

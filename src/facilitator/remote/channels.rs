@@ -17,7 +17,7 @@ use super::{
 use crate::{
     chain::{escrow, node::Node, rpc::Receipt},
     facilitator::{
-        FacilitatorError,
+        FacilitatorError, NotReady,
         channels::{
             ChannelError, OnchainChannels,
             onchain::{BlockRules, Sender},
@@ -123,6 +123,10 @@ impl Sender for Asking {
 
     fn claims(&self) -> usize {
         CLAIMS
+    }
+
+    async fn cannot_send(&self) -> Option<NotReady> {
+        (!self.remote.answers().await).then_some(NotReady::Facilitator)
     }
 
     async fn send(&self, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {

@@ -240,11 +240,15 @@ impl Remote {
         self.readiness.get_or_check(check).await
     }
 
+    /// Returns `true` if the facilitator answers. Any answer will do: not every facilitator says what it supports.
+    async fn answers(&self) -> bool {
+        let answer = self.api.get("supported").await;
+        answer.is_ok_and(|answer| !answer.status.is_server_error())
+    }
+
     async fn check_readiness(&self) -> Readiness {
         let mut readiness = Readiness::of_ledger(&**self.journal.ledger()).await;
-        // Any answer will do: not every facilitator says what it supports.
-        let answer = self.api.get("supported").await;
-        if !answer.is_ok_and(|answer| !answer.status.is_server_error()) {
+        if !self.answers().await {
             readiness.reasons.push(NotReady::Facilitator);
         }
         for observer in &self.observers {

@@ -22,6 +22,8 @@
 //! 6. **Retention.** A channel is kept as long as something of it is unclaimed, and for an hour after it was claimed and used last.
 //!    Later it may be removed when there is no room: what was claimed of it is on the chain.
 
+#[cfg(feature = "metrics")]
+mod measured;
 mod memory;
 mod record;
 
@@ -72,6 +74,14 @@ pub trait ChannelLedger: Send + Sync + 'static {
 
     /// Returns the size of the largest response body that is kept, in bytes.
     fn channel_response_limit(&self) -> usize;
+}
+
+/// Times the calls of a ledger of channels and counts its failures, if the feature `metrics` is on.
+pub(crate) fn measured(ledger: Arc<dyn ChannelLedger>) -> Arc<dyn ChannelLedger> {
+    #[cfg(feature = "metrics")]
+    return Arc::new(measured::MeasuredChannels(ledger));
+    #[cfg(not(feature = "metrics"))]
+    ledger
 }
 
 /// Why a step on a channel was not taken. Nothing has changed.

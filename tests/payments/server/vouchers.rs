@@ -27,7 +27,8 @@ use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy, ClaimReport},
-    facilitator::channels::OnchainChannels,
+    devnet::Fault,
+    facilitator::{NotReady, channels::OnchainChannels},
     ledger::{
         MemoryLedger,
         channels::{ChannelLedger, ChannelStep},
@@ -506,6 +507,48 @@ async fn a_withdrawal_stops_credit_and_everything_is_claimed_at_once() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), claimed).await.expect("what was charged is claimed");
+}
+
+/// Otherwise any payer could take the seller out of its load balancer.
+#[tokio::test]
+async fn a_withdrawal_makes_a_seller_unready_only_while_its_claim_fails() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let [first, second] = [stage.filled(&app).await, stage.filled(&app).await];
+    let withdraw = async |channel: &Channel| {
+        let (balance, claimed) = channel.state(&stage.chain).await;
+        let (config, amount) = ((&channel.config).into(), balance - claimed);
+        let withdraw = BatchSettlement::initiateWithdrawCall { config, amount };
+        stage.chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
+        let payer = Relayer::of(&stage.chain.rpc_url(), channel.payer.clone());
+        assert!(execute(&stage.chain, &payer, &withdraw).await.status());
+        // The seller looks at its channels again.
+        stage.clock.advance(301);
+    };
+    let until_it_says = async |reasons: &[NotReady]| {
+        in_time("the readiness that is expected", async {
+            while stage.channels.readiness().await.reasons != reasons {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+    };
+    withdraw(&first).await;
+    assert_eq!(stage.channels.claim_all().await.expect("the devnet claims").claimed, 2 * COST);
+    assert_eq!(stage.channels.readiness().await.reasons, []);
+
+    let answer = send(&app, pay(&app, &second, 2 * COST, None, "a").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    withdraw(&second).await;
+    stage.chain.devnet.faults().set(|call| match call.method {
+        "eth_estimateGas" => Fault::Error { code: -32000, message: "away".into() },
+        _ => Fault::None,
+    });
+    stage.channels.claim_all().await.expect_err("the claim cannot be simulated");
+    until_it_says(&[NotReady::ClaimsFail { units: COST }]).await;
+    stage.chain.devnet.faults().clear();
+    assert_eq!(stage.channels.claim_all().await.expect("the devnet claims").claimed, COST);
+    until_it_says(&[]).await;
 }
 
 #[tokio::test]

@@ -12,20 +12,26 @@ use std::{
 
 use alloy_network::TxSigner;
 use alloy_primitives::{Address, Signature, U256};
+use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
-use tower::ServiceExt as _;
+use tower::{Layer as _, ServiceExt as _};
 use tower_x402::{
-    Clock, Usdc,
+    Clock, Network, Usdc,
+    channels::{Channels, ClaimPolicy},
+    client::{AddPaymentLayer, Budget, ChannelPolicy, Payer},
     devnet::{BlockTime, Fault, Orphans},
-    facilitator::{Facilitator, service::FacilitatorService},
-    ledger::{FulfilmentStep, Lease, SqliteLedger},
+    facilitator::{Facilitator, channels::OnchainChannels, service::FacilitatorService},
+    ledger::{FulfilmentStep, Lease, MemoryLedger, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
     payment::{Prechecked, SettlementOutcome},
     server::{DeferredPolicy, Quote},
+    vouchers::AuthorizerKey,
 };
 
+use support::chain::Chain as _;
+use support::devnet::DevnetChain;
 use support::engine_stage::*;
 use support::numbers::{Number, Numbers, OfThreads, Recording};
 use support::{
@@ -276,6 +282,59 @@ async fn keep_books() {
     facilitator.ledger().counts().await.unwrap_err();
 }
 
+/// A seller and a buyer of two answers by voucher, which are claimed. What can be lost meanwhile is in the gauges before and after.
+async fn sell_on_channels(recording: &Recording) -> (Numbers, Numbers) {
+    let chain = DevnetChain::start(None).await;
+    let [gas_key, authorizer, buyer] = std::array::from_fn(|_| PrivateKeySigner::random());
+    chain.fund(gas_key.address(), U256::from(ETHER)).await;
+    chain.mint(buyer.address(), 100 * PRICE).await;
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).signer(gas_key);
+    let policy = ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1));
+    let channels = Channels::builder(contract.build().await.unwrap(), AuthorizerKey::new(authorizer))
+        .ledger(Arc::new(MemoryLedger::new()))
+        .claims(policy)
+        .build()
+        .unwrap();
+    let shop = support::shop::Shop::open(&chain).await;
+    let app = shop.app(shop.layer().vouchers(channels.clone()));
+    let payer = Payer::builder(buyer).budget(Budget::builder().build()).vouchers(ChannelPolicy::new()).build();
+    for _ in 0..2 {
+        let http = app.clone().map_request(|request: Request<String>| request.map(Body::from));
+        let request = Request::post("http://shop.example/evaluate").body("x".to_owned()).unwrap();
+        let response = AddPaymentLayer::new(payer.clone()).layer(http).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+    }
+    assert!(channels.readiness().await.is_ready());
+    channels.claim_all().await.unwrap();
+    let before = recording.read();
+    channels.claim_all().await.unwrap();
+    (before, recording.read())
+}
+
+#[tokio::test]
+async fn payment_channels_are_counted_and_what_is_unclaimed_is_measured() {
+    let recording = Recording::begin();
+    let (before, after) = sell_on_channels(&recording).await;
+    assert_eq!(before.counters("x402_voucher_requests_total", "outcome"), BTreeMap::from([("paid", 2)]));
+    assert_eq!(before.counters("x402_requests_total", "outcome"), BTreeMap::from([("paid", 2), ("unpaid", 2)]));
+    let actions = before.counters("x402_channel_actions_total", "action");
+    assert_eq!(actions, BTreeMap::from([("claim", 1), ("deposit", 1), ("settle", 1)]));
+    assert_eq!(before.counters("x402_channel_actions_total", "result"), BTreeMap::from([("executed", 3)]));
+    assert_eq!(before.counters("x402_claims_total", "result"), BTreeMap::from([("claimed", 1)]));
+    assert_eq!(
+        before.observed("x402_ledger_operation_duration_seconds", Some(("operation", "channel_charge"))).len(),
+        2
+    );
+    // The ledger is gone through before its channels are claimed.
+    let units = |numbers: &Numbers| {
+        ["x402_channels_open", "x402_channels_unclaimed_units", "x402_channels_at_risk_units"]
+            .map(|name| numbers.gauge(name))
+    };
+    assert_eq!(units(&before), [Some(1.0), Some(2.0 * PRICE as f64), Some(0.0)]);
+    assert_eq!(units(&after), [Some(1.0), Some(0.0), Some(0.0)]);
+    assert_eq!(before.gauge("x402_channels_ready"), Some(1.0));
+}
+
 #[tokio::test]
 async fn documented_and_reported_metrics_are_the_same() {
     let (recording, of_threads) = (Recording::begin(), OfThreads::begin());
@@ -286,7 +345,9 @@ async fn documented_and_reported_metrics_are_the_same() {
     let (app, _) = serve(layer(&Arc::new(Scripted::new())), echo);
     buy(&app, &customer()).await;
     ask_a_facilitator().await;
+    let (of_channels, _) = sell_on_channels(&recording).await;
     let mut numbers: Numbers = recording.read();
+    numbers.0.extend(of_channels.0);
     // SQLite's ledger writes from a thread of its own.
     numbers.0.extend(of_threads.read("x402_ledger_commit_duration_seconds").0);
     let documented: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();

@@ -4,11 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
 use alloy_provider::Provider as _;
+use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
-    devnet::Fault,
-    facilitator::{Facilitator, NotReady, OnchainFacilitator, Readiness},
-    ledger::SqliteLedger,
+    ManualClock, Network,
+    channels::Channels,
+    devnet::{Devnet, Fault},
+    facilitator::{Facilitator, NotReady, OnchainFacilitator, Readiness, channels::OnchainChannels},
+    ledger::{MemoryLedger, SqliteLedger},
+    vouchers::AuthorizerKey,
 };
+
+use support::authorization::unix_now;
 
 use support::engine_stage::*;
 use support::scripted::Scripted;
@@ -91,4 +97,35 @@ async fn frequent_readiness_checks_do_not_load_the_node() {
         stage.facilitator.readiness().await;
     }
     assert!(stage.calls("eth_getBalance") - before <= 1 + asked.elapsed().as_secs());
+}
+
+#[tokio::test]
+async fn readiness_of_channels_names_each_obstacle_until_it_is_gone() {
+    let (devnet, clock) = (Devnet::start().await.unwrap(), Arc::new(ManualClock::at(unix_now())));
+    let (gas_key, ledger) = (PrivateKeySigner::random(), Arc::new(MemoryLedger::new()));
+    devnet.fund(gas_key.address(), U256::from(ETHER));
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).client(devnet.rpc_client());
+    let contract = contract.signer(gas_key.clone()).clock(clock.clone()).build().await.unwrap();
+    let channels = Channels::builder(contract, AuthorizerKey::new(PrivateKeySigner::random())).ledger(ledger);
+    let channels = channels.clock(clock.clone()).build().unwrap();
+    let until_it_says = async |reasons: &[NotReady]| {
+        until(async || channels.readiness().await.reasons == reasons).await;
+    };
+    until_it_says(&[]).await;
+
+    devnet.faults().set(|_| Fault::Error { code: -32000, message: "away".into() });
+    until_it_says(&[NotReady::Node]).await;
+    devnet.faults().clear();
+    until_it_says(&[]).await;
+
+    let balance = U256::from(1_000);
+    let empty = (gas_key.address(), balance);
+    devnet.rpc_client().request::<_, ()>("anvil_setBalance", empty).await.unwrap();
+    until_it_says(&[NotReady::InsufficientGas { balance }]).await;
+    devnet.fund(gas_key.address(), U256::from(ETHER));
+    until_it_says(&[]).await;
+
+    // Two minutes is the default of `max_block_age`.
+    clock.advance(600);
+    until(async || matches!(channels.readiness().await.reasons[..], [NotReady::NodeBehind { age: 121.. }])).await;
 }

@@ -24,9 +24,10 @@ use crate::{
         rpc::{Receipt, RpcFailure},
     },
     clock::Clock,
-    facilitator::{FacilitatorError, single_flight::SingleFlight},
+    facilitator::{FacilitatorError, NotReady, Readiness, single_flight::SingleFlight},
     network::{Asset, Network},
     settlement::{confirmation::Depths, costs::PayerBackoff, submitter::Call},
+    telemetry,
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
         abi::BatchSettlement, reason,
@@ -223,12 +224,22 @@ impl Inner {
         }
     }
 
-    /// Fails if a block is so old that the node, whose newest it is, must have fallen behind.
+    /// Returns the age of a node's newest block, in seconds, if it is so old that the node must have fallen behind.
+    fn too_old(&self, block_time: u64) -> Option<u64> {
+        Some(self.clock.now().saturating_sub(block_time)).filter(|age| *age > self.rules.max_age)
+    }
+
+    async fn readiness(&self) -> Readiness {
+        let behind = match escrow::newest_time(self.node.rpc()).await {
+            Ok(time) => self.too_old(time).map(|age| NotReady::NodeBehind { age }),
+            Err(_) => return NotReady::Node.into(),
+        };
+        behind.into_iter().chain(self.sender.cannot_send().await).collect()
+    }
+
+    /// Fails if a block is so old that the node, whose newest it is, must have fallen behind: it would hide withdrawals (invariant I11).
     fn check_age(&self, block_time: u64) -> Result<(), ChannelError> {
-        let age = self.clock.now().saturating_sub(block_time);
-        if age <= self.rules.max_age {
-            return Ok(());
-        }
+        let Some(age) = self.too_old(block_time) else { return Ok(()) };
         tracing::warn!(age, "the node's newest block is too old to rely on; see max_block_age");
         let what = "a node that has the newest blocks";
         Err(FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }.into())
@@ -288,6 +299,32 @@ impl Inner {
     }
 }
 
+/// What is counted.
+impl Inner {
+    fn counted<T>(&self, action: &'static str, result: Result<T, ChannelError>) -> Result<T, ChannelError> {
+        self.count(action, result.as_ref().map(|_| 1));
+        result
+    }
+
+    fn counted_claim(&self, result: Result<Claimed, ChannelError>) -> Result<Claimed, ChannelError> {
+        self.count("claim", result.as_ref().map(|claimed| claimed.transactions.len()));
+        if let Ok(claimed) = &result {
+            telemetry::claims(self.escrow.network(), claimed.observed.len(), claimed.refused.len());
+        }
+        result
+    }
+
+    fn count(&self, action: &'static str, result: Result<usize, &ChannelError>) {
+        let (label, count) = match result {
+            Ok(count) => ("executed", count),
+            Err(ChannelError::Rejected { .. }) => ("rejected", 1),
+            Err(ChannelError::Pending { .. }) => ("pending", 1),
+            Err(ChannelError::Unavailable(_)) => ("unavailable", 1),
+        };
+        telemetry::channel_action(self.escrow.network(), action, label, count);
+    }
+}
+
 fn unavailable(failure: RpcFailure) -> ChannelError {
     FacilitatorError::from(failure).into()
 }
@@ -300,6 +337,10 @@ impl ChannelFacilitator for OnchainChannels {
 
     fn senders(&self) -> Vec<Address> {
         self.0.sender.addresses()
+    }
+
+    async fn readiness(&self) -> Readiness {
+        self.0.readiness().await
     }
 
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
@@ -320,22 +361,25 @@ impl ChannelFacilitator for OnchainChannels {
         voucher: &Voucher,
         deposit: &Deposit,
     ) -> Result<Executed, ChannelError> {
-        deposit::execute(&self.0, config, voucher, deposit).await
+        self.0.counted("deposit", deposit::execute(&self.0, config, voucher, deposit).await)
     }
 
     async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
-        self.0.claim(claims, authorizer).await
+        self.0.counted_claim(self.0.claim(claims, authorizer).await)
     }
 
     async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError> {
-        self.0.claim_signed(claims, signature).await
+        self.0.counted_claim(self.0.claim_signed(claims, signature).await)
     }
 
     async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
-        self.0.settle(receiver, token).await
+        match self.0.settle(receiver, token).await {
+            Ok(None) => Ok(None),
+            settled => self.0.counted("settle", settled),
+        }
     }
 
     async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
-        self.0.refund(refund).await
+        self.0.counted("refund", self.0.refund(refund).await)
     }
 }

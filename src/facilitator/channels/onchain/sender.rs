@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use crate::{
     chain::rpc::Receipt,
-    facilitator::channels::ChannelError,
+    facilitator::{NotReady, channels::ChannelError},
     settlement::{
         caller::{CallOutcome, Caller},
         submitter::Call,
@@ -27,6 +27,9 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns how many claims go into one transaction.
     fn claims(&self) -> usize;
 
+    /// Returns why no call could be sent now, if that is so.
+    async fn cannot_send(&self) -> Option<NotReady>;
+
     /// Sends a call and waits for its block. `payload` asks a facilitator for the same.
     ///
     /// # Errors
@@ -42,6 +45,10 @@ impl Sender for Arc<Caller> {
 
     fn claims(&self) -> usize {
         CLAIMS
+    }
+
+    async fn cannot_send(&self) -> Option<NotReady> {
+        Caller::cannot_send(self).await
     }
 
     async fn send(&self, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {

@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use tokio::time::timeout;
 
-use super::{Inner, in_the_books};
+use super::{Inner, LONGEST_TRUST, in_the_books};
 use crate::{
     facilitator::channels::{ChannelError, RefusedClaim},
     ledger::channels::{ChannelRecord, ChannelStep},
@@ -177,7 +177,7 @@ impl Inner {
         let now = self.clock.now();
         let is_stale = |record: &ChannelRecord| {
             let is_needed = record.voucher.is_some() && record.forget_at().is_none_or(|at| at > now);
-            is_needed && now.saturating_sub(record.observed_at) >= self.longest_trust() / 2
+            is_needed && now.saturating_sub(record.observed_at) >= LONGEST_TRUST / 2
         };
         let stale: Vec<ChannelId> = page.iter().filter(|record| is_stale(record)).map(|record| record.id).collect();
         if stale.is_empty() {
@@ -254,4 +254,66 @@ fn add(sums: &mut ChannelSums, record: &ChannelRecord, now: u64) {
     sums.unclaimed = sums.unclaimed.saturating_add(record.unclaimed());
     sums.at_risk = sums.at_risk.saturating_add(record.at_risk());
     sums.oldest = sums.oldest.max(record.unclaimed_since.map_or(0, |since| now.saturating_sub(since)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        network::Network,
+        vouchers::{ChannelConfig, ChannelState, Escrow, Voucher, VoucherSignature},
+    };
+
+    const NOW: u64 = 1_800_000_000;
+
+    /// A channel of which this much is unclaimed since `NOW`, and this much is about to be withdrawn.
+    fn channel(unclaimed: u128, withdrawal: u128) -> ChannelRecord {
+        let config = ChannelConfig {
+            payer: Address::repeat_byte(1),
+            payer_authorizer: Address::repeat_byte(2),
+            receiver: Address::repeat_byte(3),
+            receiver_authorizer: Address::repeat_byte(4),
+            token: Address::repeat_byte(5),
+            withdraw_delay: 900,
+            salt: B256::ZERO,
+        };
+        let channel_id = Escrow::on(Network::BASE).channel_id(&config);
+        let state = ChannelState {
+            channel_id,
+            balance: 1_000,
+            total_claimed: 0,
+            withdraw_requested_at: 0,
+            refund_nonce: 0,
+            charged_cumulative_amount: None,
+        };
+        let observation = ChannelObservation { state, withdrawal, block: 1 };
+        let mut record = ChannelRecord::open(Network::BASE, config, observation, NOW).unwrap();
+        if unclaimed > 0 {
+            let mut signature = [1; 65];
+            signature[64] = 27;
+            let signature = VoucherSignature::try_from(signature).unwrap();
+            record.charged = unclaimed;
+            record.voucher = Some(Voucher { channel_id, max_claimable_amount: unclaimed, signature });
+            record.unclaimed_since = Some(NOW);
+        }
+        record
+    }
+
+    #[test]
+    fn a_claim_is_due_for_its_amount_its_age_or_a_withdrawal_and_never_for_nothing() {
+        let policy = ClaimPolicy::default().amount(Usdc::from_atomic(100)).age(Duration::from_secs(60));
+        for (unclaimed, withdrawal, age, is_due) in [
+            (99, 0, 59, false),
+            (100, 0, 0, true),
+            (101, 0, 0, true),
+            (1, 0, 60, true),
+            (1, 0, 61, true),
+            (1, 5, 0, true),
+            (0, 0, 61, false),
+            (0, 5, 61, false),
+        ] {
+            let record = channel(unclaimed, withdrawal);
+            assert_eq!(policy.is_due(&record, NOW + age), is_due, "{unclaimed} {withdrawal} {age}");
+        }
+    }
 }

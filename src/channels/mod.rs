@@ -46,6 +46,8 @@ use crate::{
 
 /// How long readiness is cached.
 const READINESS_TTL: Duration = Duration::from_secs(1);
+/// For how many seconds a channel that was looked at is believed to be as it was: a third of the time that the shortest withdrawal takes.
+const LONGEST_TRUST: u64 = 300;
 
 /// The channels of one seller on one chain. A clone is the same channels.
 ///
@@ -163,7 +165,7 @@ impl Channels {
 
     /// Returns `true` if the channel was looked at so recently that no withdrawal can have taken what its vouchers are for.
     pub(crate) fn is_fresh(&self, record: &ChannelRecord) -> bool {
-        self.0.clock.now().saturating_sub(record.observed_at) <= self.0.longest_trust()
+        self.0.clock.now().saturating_sub(record.observed_at) <= LONGEST_TRUST
     }
 
     /// Looks at a channel on the chain, and opens it in the books. Returns `None` if nothing is in it, and fails if the node is behind the
@@ -266,7 +268,7 @@ impl Channels {
     /// Returns how long work may take: what it costs must be claimed before a withdrawal can end that was announced right after the channel
     /// was looked at.
     pub(crate) fn longest_work(&self) -> Duration {
-        let left = u64::from(self.0.withdraw_delay).saturating_sub(self.0.longest_trust());
+        let left = u64::from(self.0.withdraw_delay).saturating_sub(LONGEST_TRUST);
         Duration::from_secs(left).saturating_sub(claims::TIME_TO_CLAIM)
     }
 
@@ -303,12 +305,6 @@ impl Inner {
             readiness.reasons.push(NotReady::ClaimsFail { units });
         }
         readiness
-    }
-
-    /// Returns for how many seconds a channel that was looked at is believed to be as it was: a third of the time that a withdrawal takes,
-    /// 30 seconds at least and five minutes at most.
-    fn longest_trust(&self) -> u64 {
-        u64::from(self.withdraw_delay / 3).clamp(30, 300)
     }
 }
 

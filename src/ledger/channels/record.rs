@@ -426,9 +426,9 @@ impl ChannelRecord {
         if self.observed.state.balance.saturating_sub(amount) < bound {
             return Err(ChannelLedgerError::ExceedsBalance(Box::new(self.clone())));
         }
-        if working.is_none() && self.pending.take().is_some() {
+        if working.is_none() {
             // Its handler may still run, and must not charge for what is refunded.
-            self.epoch += 1;
+            self.pending = None;
         }
         self.refund = Some(PendingRefund { nonce, amount });
         Ok(())
@@ -693,6 +693,36 @@ mod tests {
         observe(&mut channel, observation(100, 0, 3), NOW + 120);
         assert_eq!((channel.claim(), channel.unclaimed_since, channel.charged), (row, Some(NOW + 120), 10));
         assert_eq!(channel.forget_at(), None);
+    }
+
+    #[test]
+    fn what_a_claim_left_counts_as_unclaimed_since_the_claim() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 10, 10);
+        sell(&mut channel, 2, 10, 10);
+        // The claim was of the first charge.
+        observe(&mut channel, observation(100, 10, 2), NOW + 60);
+        assert_eq!((channel.unclaimed(), channel.unclaimed_since), (10, Some(NOW + 60)));
+        observe(&mut channel, observation(100, 10, 3), NOW + 120);
+        assert_eq!(channel.unclaimed_since, Some(NOW + 60), "a look at the channel puts off no claim");
+    }
+
+    #[test]
+    fn a_request_that_cost_nothing_keeps_no_channel_from_being_forgotten() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 10, 0);
+        assert_eq!((channel.voucher.as_ref(), channel.unclaimed_since), (None, None));
+        assert_eq!(channel.forget_at(), Some(NOW + RETENTION));
+    }
+
+    #[test]
+    fn a_voucher_may_be_for_all_that_is_in_the_channel_and_a_refund_for_what_is_no_longer_covered() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 100, 40);
+        observe(&mut channel, ChannelObservation { withdrawal: 100, ..observation(100, 0, 2) }, NOW);
+        assert_eq!(channel.covered(), 0);
+        let refund = begin(&channel, 2, 40, 0, NOW);
+        channel.apply(&refund).expect("it takes nothing on credit");
     }
 
     #[test]

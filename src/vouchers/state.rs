@@ -147,8 +147,15 @@ mod tests {
         assert_eq!(written["balance"], "10000");
         assert_eq!(written["withdrawRequestedAt"], 12);
         assert_eq!(written.get("chargedCumulativeAmount"), None);
+        assert_eq!(read("9007199254740991", "0").unwrap().balance, (1 << 53) - 1);
         for balance in ["\"010\"", "-1", "1.0", "1e3", "9007199254740992", "\"\"", "null"] {
             assert!(read(balance, "0").is_err(), "{balance}");
         }
+
+        let extra = SettlementExtra { charged_amount: Some(300), channel_state: Some(state) };
+        let mut fields = extra.to_map();
+        assert_eq!(SettlementExtra::of(&fields).unwrap(), extra);
+        fields.insert("chargedAmount".to_owned(), "-1".into());
+        assert!(SettlementExtra::of(&fields).is_err());
     }
 }

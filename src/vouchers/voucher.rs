@@ -131,3 +131,23 @@ pub enum InvalidVoucherSignature {
     #[error("the signature's s is in the upper half of the order")]
     HighS,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures_that_the_contract_would_not_take_are_refused() {
+        for (s, v, expected) in [
+            (HALF_ORDER, 27, Ok(())),
+            (HALF_ORDER, 28, Ok(())),
+            (HALF_ORDER + U256::ONE, 27, Err(InvalidVoucherSignature::HighS)),
+            (U256::ONE, 0, Err(InvalidVoucherSignature::RecoveryId(0))),
+        ] {
+            let mut bytes = [1; 65];
+            bytes[32..64].copy_from_slice(&s.to_be_bytes::<32>());
+            bytes[64] = v;
+            assert_eq!(VoucherSignature::try_from(bytes).map(drop), expected, "{s} {v}");
+        }
+    }
+}

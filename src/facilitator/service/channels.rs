@@ -425,8 +425,8 @@ async fn sign_claims(channels: &Channels, escrow: &Escrow, claims: &[Claim]) -> 
 
 /// Completes a refund, with the service's own key where the caller did not sign.
 async fn sign_refund(channels: &Channels, escrow: &Escrow, refund: RefundRequest) -> Result<SignedRefund, Failure> {
-    let Some(amount) = refund.amount.filter(|amount| *amount > 0) else {
-        return Err((reason::REFUND_AMOUNT_INVALID, "a refund's amount is a positive number".to_owned()).into());
+    let Some(amount) = refund.amount else {
+        return Err((reason::REFUND_AMOUNT_INVALID, "a refund's amount is missing".to_owned()).into());
     };
     let Some(nonce) = refund.refund_nonce else {
         return Err((reason::REFUND_PAYLOAD, "refundNonce is missing".to_owned()).into());

@@ -206,7 +206,15 @@ async fn each_rule_has_its_code() {
     let other = ChannelConfig { salt: B256::repeat_byte(1), ..config };
     let other_id = Channel::escrow().channel_id(&other);
     let unfunded = Voucher::sign(&Channel::escrow(), other_id, 5_000, &stage.channel.voucher_key).await.unwrap();
+    let unreadable = |payload: Value| with("/paymentPayload/payload", payload);
+    let permit2 = json!({ "permit2Authorization": {} });
     let cases = [
+        (unreadable(json!({ "type": "refund" })), reason::REFUND_PAYLOAD),
+        (unreadable(json!({ "type": "claim" })), reason::CLAIM_PAYLOAD),
+        (
+            unreadable(json!({ "type": "deposit", "deposit": { "authorization": permit2 } })),
+            reason::ERC3009_AUTHORIZATION_REQUIRED,
+        ),
         (with("/paymentPayload/accepted/scheme", json!("exact")), reason::SCHEME),
         (with("/paymentPayload/accepted/network", json!("eip155:1")), reason::NETWORK_MISMATCH),
         (requirements("payTo", json!(random_address())), reason::RECEIVER_MISMATCH),
@@ -246,6 +254,8 @@ async fn each_rule_has_its_code() {
     // The seller keeps vouchers, so they are not settled here.
     let settled = stage.post("/settle", &good).await;
     assert_eq!((&settled["success"], &settled["errorReason"]), (&json!(false), &json!(reason::PAYLOAD_TYPE)));
+    let (status, answer) = post(&stage.service, "/verify", &with("/paymentPayload/x402Version", json!(1)), None).await;
+    assert_eq!((status, &answer["invalidReason"]), (400, &json!(reason::SCHEME)), "{answer}");
     let (status, answer) = post(&stage.service, "/verify", &requirements("amount", json!(1_000)), None).await;
     assert_eq!((status, &answer["isValid"]), (400, &json!(false)), "{answer}");
 }
@@ -264,6 +274,15 @@ async fn a_deposit_settled_again_and_at_once_is_one_transaction() {
     let unpaid = stage.request(&stage.deposit(5_000, PRICE - 1).await);
     assert_eq!(stage.post("/settle", &unpaid).await["errorReason"], reason::CUMULATIVE_BELOW_CLAIMED);
     assert_eq!(stage.channel.state(&stage.chain).await, (10_000, 0));
+}
+
+#[tokio::test]
+async fn only_named_payees_are_served() {
+    let stage = Stage::open(|service| service.payee(random_address())).await;
+    let request = stage.request(&stage.deposit(10_000, PRICE).await);
+    assert_eq!(stage.post("/verify", &request).await["invalidReason"], reason::RECEIVER_MISMATCH);
+    assert_eq!(stage.post("/settle", &request).await["errorReason"], reason::RECEIVER_MISMATCH);
+    assert_eq!(stage.channel.state(&stage.chain).await, (0, 0));
 }
 
 /// Anybody else could hand back to payers what sellers have earned.

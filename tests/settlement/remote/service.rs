@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
 use tower_x402::{
+    Network,
     facilitator::{Facilitator as _, service::FacilitatorService},
     ledger::{Ledger, Listing, MemoryLedger, SettlementStep, Settling},
-    payment::{Prechecked, Rejection, Verified},
+    payment::{Prechecked, Rejection, Verified, Window},
     protocol::Reason,
 };
 
@@ -356,6 +357,33 @@ async fn unauthorized_and_rate_limited_callers_are_refused() {
     assert_eq!(health, 200);
     let known = Client::new().post(format!("http://{}/verify", stage.address)).bearer_auth("secret");
     assert_eq!(known.body(body.to_string()).send().await.unwrap().status(), 200, "another caller is not concerned");
+}
+
+#[tokio::test]
+async fn service_with_two_facilitators_uses_the_one_that_serves_the_network() {
+    let stage = Stage::open().await;
+    let body = request(&purchase(&stage.customer().await, authorization::random_address()));
+    let elsewhere = || {
+        let mut scripted = Scripted::new();
+        scripted.serves = Some(Network::BASE);
+        FacilitatorService::builder(scripted)
+    };
+    assert_eq!(settle_at(&elsewhere().build(), &body).await["success"], false);
+    let both = elsewhere().facilitator(stage.bank.clone()).build();
+    assert_eq!(settle_at(&both, &body).await["success"], true);
+}
+
+#[tokio::test]
+async fn service_keeps_the_window_and_the_number_of_requests_that_it_is_given() {
+    let body = async |stage: &Stage| request(&purchase(&stage.customer().await, authorization::random_address()));
+    // The payment is valid for a minute.
+    for (remaining, is_valid) in [(30, true), (90, false)] {
+        let stage = Stage::open_with(|service| service.window(Window::default().remaining(remaining))).await;
+        let (status, said) = post(&stage, "verify", &body(&stage).await).await;
+        assert_eq!((status, &said["isValid"]), (200, &json!(is_valid)), "{said}");
+    }
+    let stage = Stage::open_with(|service| service.max_concurrent(0)).await;
+    assert_eq!(post(&stage, "verify", &body(&stage).await).await.0, 503);
 }
 
 #[tokio::test]

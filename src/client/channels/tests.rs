@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::{
     ChannelFinding, ChannelPolicy,
     books::{Books, Choice, Terms},
-    entry::{ChannelEntry, Correction, Means, PendingDeposit},
+    entry::{Change, ChannelEntry, Correction, Means, PendingDeposit},
 };
 use crate::{
     client::Refusal,
@@ -97,7 +97,9 @@ fn first_request_needs_a_deposit_and_the_next_do_not() {
     let mut entry = entry();
     assert_eq!(entry.means(usdc(PRICE), NOW), Means::NewDeposit { needed: usdc(PRICE) });
     entry.add_deposit(deposit(2_500), NOW);
-    assert_eq!(entry.means(usdc(PRICE), NOW), Means::PendingDeposit);
+    for price in [PRICE, 2_500] {
+        assert_eq!(entry.means(usdc(price), NOW), Means::PendingDeposit);
+    }
     assert_eq!(entry.means(usdc(2_501), NOW), Means::Nothing, "one deposit at a time");
     assert_eq!(entry.means(usdc(PRICE), NOW + 290), Means::Nothing, "too late to get into a block");
     entry.deposit_arrived();
@@ -169,6 +171,49 @@ fn seller_that_lost_its_books_is_paid_from_where_it_starts() {
 }
 
 #[test]
+fn correction_to_what_was_charged_needs_proof_and_clears_no_doubt() {
+    let mut entry = funded(10_000, 1_000);
+    let lost = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &lost, false);
+    let proof = signed_by(&key(), &entry, 2_000);
+    let (charged, claimed) = (state(&entry, Some(1_000), 0), state(&entry, None, 1_000));
+    for (theirs, proof) in [(&charged, None), (&claimed, None), (&claimed, Some(&proof))] {
+        assert_eq!(entry.clone().correct(Some(theirs), proof), Correction::Unproven, "{theirs:?}");
+    }
+    assert_eq!(entry.correct(Some(&charged), Some(&proof)), Correction::Adopted);
+    assert_eq!((entry.charged, entry.doubt), (usdc(1_000), usdc(PRICE)), "the lost request may be charged yet");
+}
+
+#[test]
+fn charge_above_what_is_in_escrow_shows_that_the_deposit_arrived() {
+    for (charged, is_pending, escrow) in [(1_000, true, 1_000), (1_001, false, 6_000)] {
+        let mut entry = funded(1_000, 500);
+        entry.add_deposit(deposit(5_000), NOW);
+        let lost = voucher(&entry, 600);
+        entry.sign(usdc(600), &lost, true);
+        let proof = signed_by(&key(), &entry, 1_100);
+        let theirs = state(&entry, Some(charged), 0);
+        assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Adopted);
+        assert_eq!((entry.pending.is_some(), entry.escrow), (is_pending, usdc(escrow)), "{charged}");
+    }
+}
+
+#[test]
+fn deposits_are_kept_apart_up_to_a_bound_and_released_oldest_first() {
+    let mut entry = entry();
+    for number in 1..=17 {
+        entry.add_deposit(deposit(100), NOW + number);
+        entry.deposit_arrived();
+        assert_eq!(entry.deposits().len() as u64, number.min(16));
+    }
+    assert_eq!(entry.deposits()[..2], [(NOW + 2, usdc(200)), (NOW + 3, usdc(100))], "the oldest counts with the next");
+    entry.refund_reported(usdc(250), true);
+    let released = |signed_at, units| Change::Released { signed_at, amount: usdc(units) };
+    assert_eq!(entry.take_changes(), [released(NOW + 2, 200), released(NOW + 3, 50)]);
+    assert_eq!((entry.deposits()[0], entry.deposits().len()), ((NOW + 3, usdc(50)), 15));
+}
+
+#[test]
 fn lost_journal_is_replaced_by_the_payers_own_signature() {
     let mut entry = entry();
     entry.add_deposit(deposit(10_000), NOW);
@@ -225,9 +270,53 @@ fn chain_shows_what_was_claimed_and_what_is_left() {
     assert_eq!(entry.observe(&seen(3_000, 3_000, NOW + 300)), Correction::Adopted);
     assert_eq!((entry.available(), entry.reserved(), entry.missing), (Usdc::ZERO, Usdc::ZERO, Usdc::ZERO));
 
+    // A claim shows what became of a request without an answer only if it is of more than was charged before.
+    let mut doubtful = funded(10_000, 1_000);
+    let unanswered = voucher(&doubtful, PRICE);
+    doubtful.sign(usdc(PRICE), &unanswered, false);
+    for (claimed, doubt) in [(1_000, PRICE), (2_000, 0)] {
+        assert_eq!(doubtful.observe(&seen(10_000, claimed, NOW)), Correction::Adopted);
+        assert_eq!((doubtful.charged, doubtful.doubt), (usdc(claimed), usdc(doubt)));
+    }
+
     let mut lost = self::entry();
+    assert_eq!(lost.observe(&seen(0, 0, NOW)), Correction::Adopted);
+    assert!(!lost.is_known, "nothing is in it");
     assert_eq!(lost.observe(&seen(10_000, 4_000, NOW)), Correction::Adopted);
+    assert!(lost.is_known);
+    let mut emptied = lost.clone();
+    emptied.observe(&seen(0, 4_000, NOW));
+    assert!(emptied.is_known, "what was learned is not forgotten with the money");
     assert_eq!((lost.charged, lost.available(), lost.reserved()), (usdc(4_000), usdc(6_000), usdc(6_000)));
+}
+
+#[test]
+#[cfg(feature = "onchain")]
+fn deposit_that_the_chain_shows_is_counted_once() {
+    use super::entry::Seen;
+    let seen =
+        |balance, is_used| Seen { balance: usdc(balance), claimed: Usdc::ZERO, pending_used: Some(is_used), time: NOW };
+    let mut entry = entry();
+    entry.add_deposit(deposit(5_000), NOW);
+    let first = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &first, true);
+    entry.observe(&seen(0, false));
+    assert!(entry.pending.is_some(), "it can still be made");
+    assert_eq!((entry.available(), entry.reserved(), entry.take_changes()), (Usdc::ZERO, usdc(5_000), vec![]));
+    entry.observe(&seen(5_000, true));
+    assert_eq!(entry.pending, None);
+    assert_eq!((entry.available(), entry.reserved()), (usdc(5_000), usdc(5_000)));
+}
+
+#[test]
+#[cfg(feature = "onchain")]
+fn refund_that_was_reported_and_not_made_is_the_payers_to_spend_again() {
+    use super::entry::Seen;
+    let mut entry = funded(10_000, 3_000);
+    entry.refund_reported(usdc(7_000), false);
+    let seen = Seen { balance: usdc(10_000), claimed: usdc(3_000), pending_used: None, time: NOW + 300 };
+    assert_eq!(entry.observe(&seen), Correction::Adopted);
+    assert_eq!((entry.available(), entry.reserved(), entry.missing), (usdc(7_000), usdc(7_000), Usdc::ZERO));
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -402,6 +491,35 @@ fn deposits_fit_into_the_limits_of_escrow_together() {
     assert!(matches!(choose(&mut Books::default(), &tight), Err(Refusal::AboveEscrowLimit { payee: Some(_), .. })));
     let tight = ChannelPolicy::new().escrow_total(usdc(999));
     assert!(matches!(choose(&mut Books::default(), &tight), Err(Refusal::AboveEscrowLimit { payee: None, .. })));
+}
+
+#[test]
+fn deposit_may_use_all_the_room_and_takes_none_from_another_payee() {
+    let policy = ChannelPolicy::new().escrow_per_payee(usdc(PRICE)).escrow_total(usdc(2 * PRICE));
+    let mut books = Books::default();
+    let mut other = terms();
+    other.config.receiver = Address::repeat_byte(9);
+    other.config.receiver_authorizer = Address::repeat_byte(10);
+    for terms in [terms(), other] {
+        let chosen = books.choose(&policy, &terms, (NOW, false), None).unwrap();
+        let Choice::Lane(mut entry, deposit) = chosen else { panic!("{chosen:?}") };
+        assert_eq!(deposit, usdc(PRICE));
+        // Both are leased when the second deposit is promised, and the first holds money when it is.
+        entry.add_deposit(self::deposit(PRICE), NOW);
+        books.put(*entry);
+    }
+}
+
+#[test]
+fn two_payees_are_promised_deposits_at_once() {
+    let policy = ChannelPolicy::new().escrow_per_payee(usdc(15_000)).escrow_total(usdc(100_000));
+    let mut books = Books::default();
+    for payee in [2, 9] {
+        let mut terms = terms();
+        terms.config.receiver = Address::repeat_byte(payee);
+        let chosen = books.choose(&policy, &terms, (NOW, false), None).unwrap();
+        assert!(matches!(chosen, Choice::Lane(_, deposit) if deposit == usdc(10_000)), "{chosen:?}");
+    }
 }
 
 #[test]

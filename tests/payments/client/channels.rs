@@ -10,10 +10,10 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     client::{
         Budget, ChannelEntry, ChannelFinding, ChannelPolicy, OfferRefusal, Payer, PaymentError, PaymentMiddleware,
-        PaymentOutcome, Receipt, ReceiptExt as _, Refusal, RetryPolicy,
+        PaymentOutcome, Receipt, ReceiptExt as _, Refusal, RetryPolicy, refund_channels,
     },
     protocol::{PaymentPayload, decode_header},
-    vouchers::{ChannelPayload, Voucher},
+    vouchers::{ChannelPayload, Escrow, Voucher},
 };
 
 use support::{authorization::unix_now, script::*};
@@ -92,6 +92,7 @@ fn sent(payment: &str) -> ChannelPayload {
 fn voucher_of(payload: &ChannelPayload) -> &Voucher {
     match payload {
         ChannelPayload::Deposit { voucher, .. } | ChannelPayload::Voucher { voucher, .. } => voucher,
+        ChannelPayload::Refund(refund) => &refund.voucher,
         other => panic!("{other:?}"),
     }
 }
@@ -296,6 +297,141 @@ async fn request_whose_answer_is_lost_is_not_paid_for_twice() {
     assert_eq!((status, receipt.outcome, receipt.amount), (402, ACCEPTED, usdc(1_000)));
     assert!(receipt.reason.unwrap().contains("lost"));
     assert_eq!((buyer.server.payments().len(), buyer.books()), (3, (2_000, 0, 5_000)));
+    // A seller that did not charge it gets it paid.
+    let buyer = Buyer::of(vec![charged(1_000), cut(), corrected(1_000), charged(1_000)]).await;
+    buyer.buy().await;
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    assert_eq!((buyer.server.payments().len(), buyer.books()), (4, (2_000, 0, 5_000)));
+}
+
+#[tokio::test]
+async fn status_without_a_report_leaves_doubt_unless_it_refuses_the_request() {
+    let failed = PaymentOutcome::Failed;
+    for (code, outcome, doubt) in [
+        (301, failed, 0),
+        (404, failed, 0),
+        (408, PaymentOutcome::Unknown, 1_000),
+        (409, PaymentOutcome::Unknown, 1_000),
+        (200, PaymentOutcome::Unknown, 1_000),
+    ] {
+        let buyer = Buyer::of(vec![charged(1_000), status(code), charged(1_000)]).await;
+        buyer.buy().await;
+        assert_eq!(buyer.buy().await, (code, outcome, 1_000));
+        assert_eq!((buyer.server.payments().len(), buyer.books()), (2, (1_000, doubt, 5_000)), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn deposit_that_a_facilitator_failed_to_make_is_sent_again() {
+    let failed = |code: &str| {
+        let reason = format!("invalid_batch_settlement_evm_{code}");
+        with_settlement(
+            402,
+            json!({ "success": false, "errorReason": reason, "transaction": "", "network": "eip155:84532" }),
+        )
+    };
+    let buyer = Buyer::of(vec![failed("deposit_transaction_failed"), charged(1_000)]).await;
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)); 2]);
+    assert_eq!(buyer.server.payments()[0], buyer.server.payments()[1], "the same deposit");
+    let buyer = Buyer::of(vec![failed("receiver_mismatch"), charged(1_000)]).await;
+    assert_eq!(buyer.buy().await.1, PaymentOutcome::Failed);
+    assert_eq!(buyer.server.payments().len(), 1);
+}
+
+#[tokio::test]
+async fn exact_is_paid_first_and_then_channels_at_every_price() {
+    let offers = |price: u64| {
+        let mut channel = channel_offer(&json!({}));
+        channel["amount"] = price.to_string().into();
+        [channel, serde_json::to_value(offer(price).to_requirements()).unwrap()]
+    };
+    let schemes = |server: &Server| -> Vec<String> {
+        server.payments().iter().map(|payment| decode(payment).accepted.read().unwrap().scheme).collect()
+    };
+    let replies = vec![settled(), settled(), charged(1_000), charged(1_000)];
+    let buyer = Buyer::with(ChannelPolicy::default().exact_first(2), &offers(PRICE), replies).await;
+    for _ in 0..4 {
+        buyer.try_buy().await.unwrap();
+    }
+    assert_eq!(schemes(&buyer.server), ["exact", "exact", "batch-settlement", "batch-settlement"]);
+    // Two payments at this price would be more than what was paid to the payee, but there is a channel.
+    let server = Server::paid(demand("Payment required", &offers(9_000)), vec![charged(9_000)]).await;
+    let dearer = Buyer { payer: buyer.payer.clone(), server };
+    dearer.try_buy().await.unwrap();
+    assert_eq!(schemes(&dearer.server), ["batch-settlement"]);
+}
+
+#[tokio::test]
+async fn voucher_key_and_salt_of_the_policy_make_the_channel() {
+    let key = PrivateKeySigner::random();
+    let salt = B256::repeat_byte(5);
+    let policy = ChannelPolicy::new().voucher_key(key.clone()).salt(salt);
+    let buyer = Buyer::with(policy, &[channel_offer(&json!({}))], vec![charged(1_000)]).await;
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    let ChannelPayload::Deposit { channel_config, voucher, .. } = sent(&buyer.server.payments()[0]) else { panic!() };
+    let config = (channel_config.payer.to_string(), channel_config.payer_authorizer, channel_config.salt);
+    assert_eq!(config, (PAYER.to_owned(), key.address(), salt));
+    assert_eq!(voucher.signer(&Escrow::on(Network::BASE_SEPOLIA)), Some(key.address()));
+}
+
+#[tokio::test]
+async fn payment_that_no_seller_would_read_is_not_sent() {
+    // With its payload the offer is longer than a payment header may be.
+    let buyer = Buyer::at(&[channel_offer(&json!({ "note": "x".repeat(11_500) }))], vec![charged(1_000)]).await;
+    let error = buyer.try_buy().await.unwrap_err();
+    assert!(matches!(error, PaymentError::Encode(_)), "{error:?}");
+    assert_eq!((buyer.server.payments().len(), buyer.payer.budget().reserved()), (0, Usdc::ZERO));
+}
+
+#[tokio::test]
+async fn request_waits_for_a_lane_no_longer_than_the_policy_says() {
+    let policy = ChannelPolicy::new().lanes(1).lane_wait(Duration::from_millis(50));
+    let buyer = Buyer::with(policy, &[channel_offer(&json!({}))], vec![charged(1_000)]).await;
+    buyer.buy().await;
+    let id = buyer.payer.budget().journal().channels()[0].id();
+    // A request for a refund has the lane.
+    let refund = buyer.payer.refund(id, None).await.unwrap().expect("something is left");
+    assert!(matches!(buyer.refusal().await, Refusal::LanesBusy { .. }));
+    drop(refund);
+    assert_eq!(buyer.server.payments().len(), 1);
+}
+
+#[tokio::test]
+async fn idle_channels_of_the_payer_are_refunded() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let budget = Budget::builder().total(usdc(1_000_000)).build();
+    let payer = |key: PrivateKeySigner| {
+        Payer::builder(key).budget(budget.clone()).clock(clock.clone()).vouchers(ChannelPolicy::new()).build()
+    };
+    let refunded = with_settlement(
+        200,
+        json!({ "success": true, "transaction": "", "network": "eip155:84532", "amount": "4600", "extra": {} }),
+    );
+    // The seller has nothing to give at first. Then it wants its present offer accepted, and has charged less than the buyer knows.
+    let changed = demand("invalid_payment_requirements", &[channel_offer(&json!({}))]);
+    let changed: Reply = Box::new(move |_| Answer::Response(required_402(&changed)));
+    let replies = vec![charged(1_000), refused("refund_no_balance", json!({})), changed, corrected(400), refunded];
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let buyer = Buyer { payer: payer(KEY.parse().unwrap()), server };
+    buyer.buy().await;
+    let refunds = async |payer: &Payer| {
+        let client = reqwest::Client::builder().no_proxy();
+        refund_channels(payer, Duration::from_secs(600), client).await.unwrap()
+    };
+    clock.advance(599);
+    assert_eq!(refunds(&buyer.payer).await, []);
+    clock.advance(1);
+    assert_eq!(refunds(&payer(PrivateKeySigner::random())).await, [], "it is the money of another payer");
+    let nothing = refunds(&buyer.payer).await.remove(0);
+    assert_eq!((nothing.amount, nothing.finding), (Usdc::ZERO, None));
+    assert_eq!(nothing.reason.as_deref(), Some("invalid_batch_settlement_evm_refund_no_balance"));
+    assert_eq!(buyer.server.payments().len(), 2);
+    let all = refunds(&buyer.payer).await.remove(0);
+    assert_eq!((all.amount, all.reason, all.finding), (usdc(4_600), None, None));
+    let ceilings: Vec<_> = paid(&buyer.server).iter().map(|(max, _)| *max).collect();
+    assert_eq!(ceilings, [1_000, 1_000, 1_000, 1_000, 400]);
+    assert_eq!(refunds(&buyer.payer).await, [], "nothing is left");
 }
 
 #[tokio::test]
@@ -361,6 +497,16 @@ async fn seller_that_finds_no_escrow_gets_one_more_deposit_within_the_limits() {
     assert!(matches!(buyer.refusal().await, Refusal::AboveEscrowLimit { .. }));
 }
 
+#[tokio::test]
+async fn deposit_that_a_seller_does_not_find_is_not_followed_by_another() {
+    for code in ["channel_not_found", "cumulative_exceeds_balance"] {
+        let buyer = Buyer::of(vec![refused(code, json!({})), charged(1_000)]).await;
+        assert_eq!(buyer.buy().await.1, PaymentOutcome::Failed, "{code}");
+        assert_eq!(paid(&buyer.server), [(1_000, Some(5_000))], "{code}");
+        assert_eq!(buyer.payer.budget().reserved(), usdc(5_000), "{code}");
+    }
+}
+
 /// Each deposit that was signed is money until it expires, and afterwards only the chain can tell that it was never made.
 #[tokio::test]
 async fn deposits_of_a_seller_that_refuses_them_stay_locked_and_within_the_limit() {
@@ -424,6 +570,16 @@ async fn offers_that_are_not_payable_by_voucher_are_refused() {
             Refusal::NoPayableOffer { reasons } => assert!(is_expected(&reasons[0]), "{change}: {reasons:?}"),
             other => panic!("{change}: {other}"),
         }
+    }
+    for (policy, delay) in
+        [(ChannelPolicy::new(), 86_400), (ChannelPolicy::new().max_withdraw_delay(Duration::from_secs(1_000)), 1_000)]
+    {
+        let offers = [channel_offer(&json!({ "withdrawDelay": delay }))];
+        let buyer = Buyer::with(policy.clone(), &offers, vec![charged(1_000)]).await;
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000), "the longest that is accepted");
+        let offers = [channel_offer(&json!({ "withdrawDelay": delay + 1 }))];
+        let buyer = Buyer::with(policy, &offers, vec![]).await;
+        assert!(matches!(buyer.refusal().await, Refusal::NoPayableOffer { .. }));
     }
 }
 

@@ -19,8 +19,8 @@ use serde_json::json;
 use tower_x402::{
     ManualClock, Network, Nonces, RandomnessError, Usdc,
     client::{
-        Budget, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt,
-        Refusal, RetryPolicy,
+        Budget, Journal, OfferRefusal, Payer, PayerBuilder, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt,
+        ReceiptExt, Refusal, RetryPolicy,
     },
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
     protocol::DecodeError,
@@ -462,5 +462,26 @@ async fn errors_and_debug_output_show_no_secrets() {
     assert!(signed.header().is_sensitive());
     for secret in [payment.as_str(), signature.trim_matches('"'), signed.header().to_str().unwrap(), &KEY[2..]] {
         assert!(!shown.contains(secret), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn payer_pays_on_the_networks_and_for_the_time_that_it_was_told() {
+    let pay = async |settings: fn(PayerBuilder) -> PayerBuilder| {
+        let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+        let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).clock(Arc::new(ManualClock::at(NOW)));
+        let client = PaymentMiddleware::new(settings(payer).build()).client(reqwest::Client::builder().no_proxy());
+        let paid = client.unwrap().post(server.url()).send().await;
+        paid.map(|_| payload(&server.payments()[0]).authorization.valid_before)
+    };
+    // The offer is for Base Sepolia, and for a minute.
+    let elsewhere = pay(|payer| payer.networks([Network::BASE])).await.unwrap_err();
+    assert!(matches!(refusal(&elsewhere), Refusal::NoPayableOffer { .. }));
+    for (window, seconds) in [(30, 30), (90, 60)] {
+        let valid_before = match window {
+            30 => pay(|payer| payer.networks([Network::BASE_SEPOLIA]).max_window(Duration::from_secs(30))).await,
+            _ => pay(|payer| payer.max_window(Duration::from_secs(90))).await,
+        };
+        assert_eq!(valid_before.unwrap(), U256::from(NOW + seconds), "{window}");
     }
 }

@@ -338,6 +338,33 @@ async fn few_lanes_carry_many_requests_and_none_is_refused() {
 }
 
 #[tokio::test]
+async fn deposit_whose_answer_is_lost_is_found_on_the_chain_and_counted_once() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    try_buy(&losing(app, 3), &payer, "lost").await.unwrap_err();
+    assert!(channel(&payer).pending.is_some());
+    reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    let entry = channel(&payer);
+    assert_eq!((entry.pending.is_some(), entry.escrow, payer.budget().reserved()), (false, usdc(10_000), usdc(10_000)));
+}
+
+#[tokio::test]
+async fn channels_in_use_are_counted_and_left_alone() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    join_all(["slow 50", "slow 51"].map(|body| buy(&app, &payer, body))).await;
+    let id = payer.budget().journal().channels()[0].id();
+    let refund = payer.refund(id, None).await.unwrap().expect("something is left");
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((found.seen, found.in_use), (1, 1));
+    drop(refund);
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((found.seen, found.in_use), (2, 0));
+}
+
+#[tokio::test]
 async fn over_claim_is_found_and_ends_the_channel() {
     let stage = Stage::open().await;
     let (app, _) = stage.seller().await;

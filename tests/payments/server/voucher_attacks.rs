@@ -28,8 +28,8 @@ use support::{
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    Network, Usdc,
-    channels::{Channels, ChannelsBuilder, ClaimPolicy},
+    Clock as _, Network, Usdc,
+    channels::{Channels, ChannelsBuildError, ChannelsBuilder, ClaimPolicy},
     devnet::Orphans,
     facilitator::channels::{OnchainChannels, OnchainChannelsBuilder},
     ledger::channels::ChannelLedger,
@@ -196,14 +196,30 @@ async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_th
 #[tokio::test]
 async fn work_that_may_outlast_a_withdrawal_is_not_offered() {
     let stage = Stage::open().await;
-    let layer = |deadline: u64| {
-        let layer = stage.shop.layer().vouchers(stage.channels.clone());
-        layer.handler_deadline(Duration::from_secs(deadline)).max_timeout(Duration::from_secs(1_000)).build()
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
+    stage.chain.fund(stage.authorizer.address(), U256::from(10).pow(U256::from(18))).await;
+    let contract = contract.signer(stage.authorizer.clone()).build().await.expect("the contracts are on the devnet");
+    let seller = |delay: u64| {
+        let channels = channels_with(&stage, contract.clone(), stage.ledger.clone());
+        channels.withdraw_delay(Duration::from_secs(delay)).build()
     };
-    // Looked at five minutes ago, and claimed four minutes before the withdrawal can end.
-    assert!(layer(900 - 300 - 240 - 15).is_ok());
-    let refused = layer(900 - 300 - 240 - 14).expect_err("the withdrawal may end first");
-    assert!(matches!(refused, BuildError::WithdrawDelayTooShort { .. }), "{refused:?}");
+    for delay in [899, 2_592_001] {
+        assert!(matches!(seller(delay), Err(ChannelsBuildError::WithdrawDelay(_))), "{delay}");
+    }
+    assert!(seller(2_592_000).is_ok());
+    for delay in [900, 1_000] {
+        let channels = seller(delay).expect("a delay that the contract allows");
+        let layer = |deadline: u64| {
+            let layer = stage.shop.layer().vouchers(channels.clone());
+            layer.handler_deadline(Duration::from_secs(deadline)).max_timeout(Duration::from_secs(2_000)).build()
+        };
+        // Looked at five minutes ago, and claimed four minutes before the withdrawal can end.
+        assert!(layer(delay - 300 - 240 - 15).is_ok());
+        let refused = layer(delay - 300 - 240 - 14).expect_err("the withdrawal may end first");
+        assert!(matches!(refused, BuildError::WithdrawDelayTooShort { .. }), "{refused:?}");
+        let offer = offer(&stage.shop.app(stage.shop.layer().vouchers(channels.clone())), "a").await;
+        assert_eq!(offer["extra"]["withdrawDelay"], delay);
+    }
 }
 
 #[tokio::test]
@@ -222,6 +238,8 @@ async fn a_channel_is_not_given_to_another_process_while_its_handler_may_run() {
         async move { send(&app, request).await }
     });
     started.notified().await;
+    let pending = stage.ledger.channel(&channel.id()).await.unwrap().unwrap().pending.expect("it is worked on");
+    assert_eq!(pending.until - stage.clock.now(), 60 + 2 * 15 + 30, "nor for much longer, if its process is gone");
     // The handler may take a minute, its response is charged within the margin.
     for _ in 0..3 {
         stage.clock.advance(25);
@@ -483,6 +501,41 @@ async fn a_voucher_that_was_claimed_buys_a_stranger_nothing() {
     let is_ours = |offer: &&Value| offer["scheme"] == "batch-settlement";
     let extra = &demand["accepts"].as_array().unwrap().iter().find(is_ours).unwrap()["extra"];
     assert_eq!(extra["voucherState"]["signedMaxClaimable"], "1000");
+}
+
+/// A request without a body, a payment identifier or credentials can be repeated by anybody who has read its voucher on the chain.
+#[tokio::test]
+async fn a_response_without_a_secret_is_given_again_for_a_minute_only() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().clock(stage.clock.clone()).vouchers(stage.channels.clone());
+    let app = stage.shop.app(layer.payment_identifier(false));
+    let channel = stage.filled(&app).await;
+    let request = async |max: u128, secret: &str| {
+        let payload =
+            json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, max).await });
+        let mut payment = json!({ "x402Version": 2, "accepted": offer(&app, "").await, "payload": payload });
+        if secret == "identifier" {
+            let id = json!({ "info": { "required": false, "id": "a-very-secret-identifier" }, "schema": {} });
+            payment["extensions"] = json!({ "payment-identifier": id });
+        }
+        let mut request = paid(evaluate(if secret == "body" { "secret" } else { "" }), &payment);
+        if secret == "credentials" {
+            request.headers_mut().insert("authorization", "Bearer secret".parse().unwrap());
+        }
+        send(&app, request).await
+    };
+    let mut charged = COST;
+    for secret in ["", "body", "identifier", "credentials"] {
+        charged += COST;
+        for after in [0, 60, 1] {
+            stage.clock.advance(after);
+            let answer = request(charged, secret).await;
+            let expected = if secret.is_empty() && after == 1 { StatusCode::CONFLICT } else { StatusCode::OK };
+            assert_eq!(answer.status, expected, "{secret}: {answer:?}");
+            assert_eq!(told(&answer), ("1000".into(), charged.to_string()));
+        }
+    }
+    assert_eq!((u128::from(stage.shop.handled()) * COST, stage.charged(&channel).await), (charged, charged));
 }
 
 #[cfg(feature = "test-postgres")]

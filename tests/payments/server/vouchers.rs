@@ -20,22 +20,26 @@ use support::{
     devnet::DevnetChain,
     escrow::{Channel, send as execute},
     eventually::in_time,
+    faulty_ledger::{Fault, How, faulty_channels},
     rpc_proxy::RpcProxy,
     shop::{Answer, App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    ManualClock, Network, Usdc,
+    Clock as _, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy, ClaimReport},
-    devnet::Fault,
-    facilitator::{NotReady, channels::OnchainChannels},
+    devnet::{self, Fault},
+    facilitator::{
+        NotReady,
+        channels::{ChannelError, OnchainChannels},
+    },
     ledger::{
         MemoryLedger,
         channels::{ChannelLedger, ChannelStep},
         conformance::channels::observation,
     },
     server::{ActualPrice, BuildError, PriceError, Quote, RequirePaymentLayer},
-    vouchers::{AuthorizerKey, ChannelConfig, Deposit, Escrow, Voucher, abi::BatchSettlement},
+    vouchers::{AuthorizerKey, ChannelConfig, ChannelState, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
 pub(super) const DEPOSIT: u128 = 10_000;
@@ -79,7 +83,7 @@ impl Stage {
         url: &str,
         authorizer: &PrivateKeySigner,
         sender: PrivateKeySigner,
-        ledger: Arc<MemoryLedger>,
+        ledger: Arc<dyn ChannelLedger>,
         clock: Arc<ManualClock>,
     ) -> Channels {
         let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
@@ -87,7 +91,8 @@ impl Stage {
             contract.block_time(Duration::from_millis(100)).build().await.expect("the contracts are on the devnet");
         // Nothing is claimed unless a test says so, or a withdrawal is announced.
         let policy = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
-        Channels::builder(contract, AuthorizerKey::new(authorizer.clone()))
+        // Shared, as by several sellers.
+        Channels::builder(Arc::new(contract), AuthorizerKey::new(authorizer.clone()))
             .ledger(ledger)
             .min_deposit("$0.01")
             .claims(policy)
@@ -210,6 +215,8 @@ async fn a_claim_that_its_caller_gives_up_goes_on() {
     stage.chain.devnet.stall(true);
     let given_up = tokio::time::timeout(Duration::from_millis(200), stage.channels.claim_all()).await;
     assert!(given_up.is_err(), "{given_up:?}");
+    let claiming = stage.ledger.channel(&channel.id()).await.unwrap().unwrap().claiming_until;
+    assert_eq!(claiming, Some(stage.clock.now() + 180), "no other process claims it meanwhile");
     stage.chain.devnet.stall(false);
     in_time("the claim is in the books", async {
         while stage.ledger.channel(&channel.id()).await.unwrap().unwrap().claiming_until.is_some() {
@@ -221,6 +228,64 @@ async fn a_claim_that_its_caller_gives_up_goes_on() {
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "next").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     assert_eq!(stage.channels.claim_all().await.unwrap().claimed, COST);
+    // That there was nothing to claim does not delay the next claim.
+    assert_eq!(stage.channels.claim_all().await.unwrap().claimed, 0);
+    let answer = send(&app, pay(&app, &channel, 3 * COST, None, "last").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(stage.channels.claim_all().await.unwrap().claimed, COST);
+}
+
+#[tokio::test]
+async fn a_claim_without_its_transfer_is_reported_and_one_that_fails_is_an_error() {
+    let stage = Stage::open().await;
+    let channel = stage.filled(&stage.app()).await;
+    let faults = stage.chain.devnet.faults();
+    let dropping = |after: u64| {
+        faults.reset();
+        faults.set(move |call| match call.method {
+            "eth_call" if call.index >= after => devnet::Fault::DropBefore,
+            _ => devnet::Fault::None,
+        });
+    };
+    dropping(0);
+    let failed = stage.channels.claim_all().await;
+    assert!(matches!(failed, Err(ChannelError::Unavailable(_))), "{failed:?}");
+    // The channel is read before the claim and after it; then the node is gone.
+    dropping(2);
+    stage.clock.advance(181);
+    let report = stage.channels.claim_all().await.expect("it was claimed");
+    assert_eq!((report.claimed, report.settled, report.transactions.len()), (COST, 0, 1));
+    faults.clear();
+    let report = stage.channels.claim_all().await.unwrap();
+    assert_eq!((report.claimed, report.settled, report.transactions.len()), (0, COST, 1));
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, COST));
+}
+
+/// A withdrawal may have been announced, or a reorganization may have removed a claim.
+#[tokio::test]
+async fn a_channel_is_looked_at_again_for_as_long_as_something_can_be_lost() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app(stage.shop.layer().clock(stage.clock.clone()).vouchers(stage.channels.clone()));
+    let channel = stage.filled(&app).await;
+    stage.channels.claim_all().await.expect("the devnet claims");
+    let opened = stage.clock.now();
+    // Nothing was ever charged on this one.
+    let unused = stage.payer().await;
+    let mut observation = stage.ledger.channel(&channel.id()).await.expect("memory").expect("a known channel").observed;
+    observation.state = ChannelState { channel_id: unused.id(), total_claimed: 0, ..observation.state };
+    let (network, config) = (Network::BASE_SEPOLIA, unused.config);
+    let step = ChannelStep::Open { network, config, observation, now: opened };
+    stage.ledger.advance(&unused.id(), &step).await.expect("a new channel");
+
+    let observed_at = async |channel: &Channel| {
+        stage.ledger.channel(&channel.id()).await.expect("memory").expect("a known channel").observed_at - opened
+    };
+    let mut now = 0;
+    for (time, looked_at) in [(149, 0), (150, 150), (299, 150), (3_449, 3_449), (3_600, 3_449)] {
+        stage.clock.advance(time - std::mem::replace(&mut now, time));
+        stage.channels.claim_all().await.expect("there is nothing to do");
+        assert_eq!((observed_at(&channel).await, observed_at(&unused).await), (looked_at, 0), "{time}");
+    }
 }
 
 #[tokio::test]
@@ -230,11 +295,17 @@ async fn a_fresh_channel_is_charged_without_asking_the_node() {
     let url = proxy.url().to_owned();
     let stage = Stage::open_at(chain, &url).await;
     let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let request = pay(&app, &channel, 2 * COST, None, "quick").await;
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, 3 * COST, unix_now() + 60).await;
+    let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "first").await).await;
+    assert_eq!(first.status, StatusCode::OK, "{first:?}");
     proxy.reset();
-    let answer = send(&app, request).await;
-    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    // Fresh is what was looked at five minutes ago, and the last voucher is for all that is in the channel.
+    for (max, later) in [(2 * COST, 0), (3 * COST, 300)] {
+        stage.clock.advance(later);
+        let answer = send(&app, pay(&app, &channel, max, None, "quick").await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    }
     assert_eq!(proxy.counts().requests, 0);
 }
 
@@ -376,6 +447,8 @@ async fn work_may_cost_less_than_its_price_and_never_more() {
         ("usdc 0", 0),
         (r#"{"amount":"250"}"#, 250),
         (r#"{"amount":"33.33%"}"#, 333),
+        (r#"{"amount":"7.5%"}"#, 75),
+        (r#"{"amount":"100%"}"#, 1_000),
         (r#"{"amount":"$0.0005"}"#, 500),
         (r#"{"amount":"0"}"#, 0),
         (r#"{}"#, 1_000),
@@ -387,9 +460,18 @@ async fn work_may_cost_less_than_its_price_and_never_more() {
         charged += cost;
         assert_eq!(told(&answer), (cost.to_string(), charged.to_string()), "{body}");
     }
-    for body in
-        ["usdc 1001", r#"{"amount":"1001"}"#, r#"{"amount":"100.01%"}"#, r#"{"amount":"-1"}"#, r#"{"amount":"x"}"#]
-    {
+    for body in [
+        "usdc 1001",
+        r#"{"amount":"1001"}"#,
+        r#"{"amount":"100.01%"}"#,
+        r#"{"amount":"-1"}"#,
+        r#"{"amount":"x"}"#,
+        r#"{"amount":"%"}"#,
+        r#"{"amount":".5%"}"#,
+        r#"{"amount":"1.005%"}"#,
+        r#"{"amount":"+1%"}"#,
+        r#"{"amount":"1.+5%"}"#,
+    ] {
         let answer = send(&app, pay(&app, &channel, charged + COST, None, body).await).await;
         assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{body}: {answer:?}");
     }
@@ -692,6 +774,13 @@ async fn a_deposit_below_the_price_of_a_request_is_not_executed() {
     let deposit = channel.sign_deposit(&stage.chain, COST - 1, unix_now() + 60).await;
     refused(&send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "a").await).await, "deposit_below_min_deposit");
     // Nor one that comes with a voucher for the wrong amount.
+    let new = stage.payer().await;
+    let deposit = new.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    for max in [COST - 1, COST + 1] {
+        let answer = send(&app, pay(&app, &new, max, Some(&deposit), "a").await).await;
+        refused(&answer, "cumulative_amount_mismatch");
+    }
+    assert_eq!(new.state(&stage.chain).await, (0, 0));
     let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
     let answer = send(&app, pay(&app, &channel, 3 * COST, Some(&deposit), "a").await).await;
     refused(&answer, "cumulative_amount_mismatch");
@@ -699,6 +788,54 @@ async fn a_deposit_below_the_price_of_a_request_is_not_executed() {
     let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "a").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     assert_eq!(channel.state(&stage.chain).await, (2 * DEPOSIT, 0));
+}
+
+#[tokio::test]
+async fn a_deposit_of_exactly_the_price_is_enough_for_one_request() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, COST, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one"), "{answer:?}");
+    assert_eq!(channel.state(&stage.chain).await, (COST, 0));
+    // What somebody else deposits is found when it is needed.
+    channel.deposit(&stage.chain, &stage.chain.relayer().await, COST).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "two").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "two"), "{answer:?}");
+}
+
+/// Nor is a response lost. The first call fails without effect, or has its effect and its answer is lost.
+#[tokio::test]
+async fn a_ledger_that_fails_once_loses_no_charge_and_makes_none_twice() {
+    let stage = Stage::open().await;
+    let books = faulty_channels(stage.ledger.clone());
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
+    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), clock).await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(channels));
+    let channel = stage.filled(&app).await;
+    let mut charged = COST;
+    for how in [How::Before, How::After] {
+        let request = pay(&app, &channel, charged + COST, None, "work").await;
+        books.around.arm(Some(Fault { call: "advance Charge", nth: 0, how }));
+        let answer = send(&app, request).await;
+        charged += COST;
+        assert_eq!(
+            (answer.status, told(&answer)),
+            (StatusCode::OK, ("1000".into(), charged.to_string())),
+            "{answer:?}"
+        );
+        assert!(books.around.has_failed());
+        assert_eq!(stage.charged(&channel).await, charged);
+    }
+    // Before the work it is not waited for.
+    let request = pay(&app, &channel, charged + COST, None, "work").await;
+    books.around.arm(Some(Fault { call: "advance Begin", nth: 0, how: How::Before }));
+    let answer = send(&app, request).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, charged));
 }
 
 #[tokio::test]
@@ -766,8 +903,8 @@ async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_sig
         })
     };
     let app = stage.shop.app(stage.shop.layer().price_with_body(price).vouchers(stage.channels.clone()));
-    let ask = async |path: &str, config: ChannelConfig, voucher: Voucher, network: &str| {
-        let payload = json!({ "type": "refund", "channelConfig": config, "voucher": voucher, "amount": "1000" });
+    let ask_for = async |kind: &str, path: &str, config: ChannelConfig, voucher: Voucher, network: &str| {
+        let payload = json!({ "type": kind, "channelConfig": config, "voucher": voucher, "amount": "1000" });
         let accepted = json!({
             "scheme": "batch-settlement", "network": network, "amount": "0", "asset": config.token,
             "payTo": config.receiver, "maxTimeoutSeconds": 60,
@@ -775,8 +912,13 @@ async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_sig
         let payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
         send(&app, paid(Request::post(path).body(Body::empty()).unwrap(), &payment)).await
     };
+    let ask =
+        async |path: &str, config, voucher, network: &str| ask_for("refund", path, config, voucher, network).await;
     let network = stage.shop.asset.network.to_string();
     let good = voucher(&channel, COST).await;
+    // Work does need one.
+    let unpriced = ask_for("voucher", "/evaluate", channel.config, good.clone(), &network).await;
+    assert_eq!(unpriced.status, StatusCode::BAD_REQUEST, "{unpriced:?}");
     for path in ["/evaluate", "/free"] {
         let answer = ask(path, channel.config, good.clone(), &network).await;
         assert_eq!(

@@ -281,6 +281,25 @@ async fn gaps_below_fillers_and_removed_fillers_are_filled() {
 }
 
 #[tokio::test]
+async fn nothing_is_sent_while_gas_costs_more_than_it_may() {
+    let stage = Stage::start(None).await;
+    let (channel, devnet) = (&stage.channel, &stage.chain.devnet);
+    let channels = builder(&stage.chain).signer(stage.key.clone()).max_gas_price(10_000_000_000);
+    let deposit = stage.sign(10_000).await;
+    devnet.set_base_fee(20_000_000_000);
+    let channels = channels.build().await.unwrap();
+    let refused = channels.deposit(&channel.config, &channel.voucher(1), &deposit).await;
+    assert!(is_unavailable(&refused), "{refused:?}");
+    assert_eq!((stage.sent().await, channel.state(&stage.chain).await), (0, (0, 0)));
+    // Prices are asked for again after a while.
+    devnet.set_base_fee(1_000_000_000);
+    let affordable = builder(&stage.chain).signer(stage.key.clone()).max_gas_price(10_000_000_000);
+    let affordable = affordable.build().await.unwrap();
+    affordable.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
+    assert_eq!(stage.sent().await, 1);
+}
+
+#[tokio::test]
 async fn a_nonce_that_somebody_else_took_is_no_failure() {
     let stage = Stage::start(None).await;
     let config = &stage.channel.config;
@@ -331,6 +350,7 @@ async fn transactions_that_revert_are_reported_with_their_code() {
     let refund = order(channel, 1_000, 0, Some(channel.row(4_000, 4_000).await));
     assert_eq!(code(stage.channels.refund(&refund, &key).await), reason::REFUND_TRANSACTION_FAILED);
     assert_eq!(channel.state(&stage.chain).await, (10_000, 3_000), "a claim reverts with its refund");
+    assert_eq!(stage.sent().await, 2 + 3 * 2, "each was sent twice");
     stage.chain.devnet.faults().clear();
     stage.chain.devnet.administer(unpauseCall {}.abi_encode()).unwrap();
 
@@ -609,7 +629,7 @@ async fn a_large_deposit_counts_when_enough_blocks_are_on_top_of_it() {
     .await
     .unwrap();
     let block = stage.chain.receipt(done.transaction).await.block_number.unwrap();
-    assert!(block + 3 <= stage.chain.block_number().await);
+    assert_eq!(block + 3, stage.chain.block_number().await, "as many as it needs are enough");
     assert_eq!(
         (stage.channel.state(&stage.chain).await, stage.chain.balance(config.payer).await),
         ((9_999, 0), 90_001)

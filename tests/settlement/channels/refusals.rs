@@ -1,17 +1,22 @@
 //! What is refused, with which code, before anything is sent.
 
+use std::sync::Arc;
+
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use support::{
     authorization::random_address,
     chain::{Chain, on_every_chain},
+    devnet::DevnetChain,
     escrow::{Channel, MULTICALL3, install},
+    rpc_proxy::{Fate, RpcProxy},
 };
 use tower_x402::{
+    Asset, Clock as _, ManualClock, Network,
     facilitator::{
         OnchainBuildError,
-        channels::{ChannelFacilitator as _, OnchainChannels},
+        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
     },
     vouchers::{ChannelConfig, Deposit, DepositAuthorization, Escrow, reason},
 };
@@ -94,6 +99,9 @@ async fn bad_settlements_and_refunds_are_refused_with_their_code(chain: &dyn Cha
     let other = Channel::funded(chain, random_address(), &channel.authorizer, 100_000).await;
     let key = authorizer(&channel);
     assert_eq!(code(channels.settle(random_address(), random_address()).await), reason::TOKEN_MISMATCH);
+    let another = Asset::new(Network::BASE_SEPOLIA, random_address(), "USDC", "2");
+    let another = builder(chain).asset(another).signer(gas_key(chain).await).build().await.unwrap();
+    assert_eq!(code(another.settle(random_address(), chain.asset().address).await), reason::TOKEN_MISMATCH);
     let nothing = order(&channel, 1, 0, None);
     assert_eq!(code(channels.refund(&nothing, &key).await), reason::REFUND_NO_BALANCE);
     channel.deposit(chain, &chain.relayer().await, 10_000).await;
@@ -112,4 +120,52 @@ async fn bad_settlements_and_refunds_are_refused_with_their_code(chain: &dyn Cha
     let stranger = authorizer(&Channel { authorizer: PrivateKeySigner::random(), ..channel.clone() });
     assert_eq!(code(channels.refund(&nothing, &stranger).await), reason::REFUND_SIMULATION_FAILED);
     assert_eq!(chain.provider().get_transaction_count(channels.senders()[0]).await.unwrap(), 0, "nothing was sent");
+}
+
+#[tokio::test]
+async fn bounds_of_time_money_and_gas_are_where_they_are_said_to_be() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let block = chain.timestamp().await;
+    let clock = Arc::new(ManualClock::at(block));
+    let key = gas_key(&chain).await;
+    let channels = builder(&chain).rpc_url(proxy.url()).clock(clock.clone()).signer(key.clone());
+    let channels = Arc::new(channels.build().await.unwrap());
+    assert_eq!(channels.senders(), [key.address()]);
+    let channel = Channel::funded(&chain, random_address(), &PrivateKeySigner::random(), 10_000).await;
+    // Money for gas made a block, too.
+    let block = chain.timestamp().await.max(block);
+    clock.advance(block - clock.now());
+
+    // The least time that is left, and all that the payer has.
+    let refused = async |before: u64, after: u64| {
+        let mut deposit = channel.sign_deposit(&chain, 10_000, before).await;
+        let DepositAuthorization::Erc3009 { valid_after, .. } = &mut deposit.authorization else { unreachable!() };
+        *valid_after = U256::from(after);
+        match channels.verify_deposit(&channel.config, &deposit).await {
+            Ok(_) => None,
+            refused => Some(code(refused)),
+        }
+    };
+    assert_eq!(refused(block + 5, 0).await, Some(reason::PAYLOAD_AUTHORIZATION_VALID_BEFORE));
+    assert_eq!(refused(block + 6, 0).await, None);
+    assert_eq!(refused(block + 60, block + 1).await, Some(reason::PAYLOAD_AUTHORIZATION_VALID_AFTER));
+    // The payer signed for another time.
+    assert_eq!(refused(block + 60, block).await, Some(reason::RECEIVE_AUTHORIZATION_SIGNATURE));
+
+    // With an eighth and 60,000 more than is estimated: 700,000 gas, and one more.
+    for (estimate, expected) in [("\"0x8ae39\"", None), ("\"0x8ae3a\"", Some(reason::DEPOSIT_SIMULATION_FAILED))] {
+        proxy.judge(move |methods| match methods {
+            [method] if method == "eth_estimateGas" => Fate::Result(estimate),
+            _ => Fate::Pass,
+        });
+        assert_eq!(refused(block + 60, 0).await, expected, "{estimate}");
+    }
+
+    // The newest block may be two minutes old.
+    clock.advance(120);
+    channels.observe(&[channel.id()]).await.unwrap();
+    clock.advance(1);
+    let old = channels.observe(&[channel.id()]).await;
+    assert!(matches!(old, Err(ChannelError::Unavailable(_))), "{old:?}");
 }

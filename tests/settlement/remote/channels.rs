@@ -1,12 +1,15 @@
 //! Payment channels through somebody else's facilitator: honest, silent, failing and lying. The chain decides what happened.
 
 use std::{
+    slice,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256, U256, address, bytes};
+use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
 use axum::body::Body;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
@@ -15,7 +18,7 @@ use support::{
     authorization::random_address,
     chain::Chain as _,
     devnet::DevnetChain,
-    escrow::Channel,
+    escrow::{Channel, claim_call, refund_call},
     scripted,
     shop::{App, PRICE},
 };
@@ -24,13 +27,14 @@ use tower_x402::{
     Network, Usdc,
     channels::Channels,
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer, PaymentOutcome, ReceiptExt as _},
+    devnet::Fault,
     facilitator::{
         RemoteBuildError, RemoteFacilitator, RemoteFacilitatorBuilder,
         channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder},
     },
     ledger::MemoryLedger,
     server::{ActualPrice, RequestBody, RequirePaymentLayer},
-    vouchers::{AuthorizerKey, Deposit, Escrow, reason},
+    vouchers::{AuthorizerKey, Claim, Deposit, Escrow, abi::BatchSettlement, reason},
 };
 
 use super::stage::{Reply, Stage, Turn, refusal, still_pending};
@@ -83,8 +87,7 @@ impl Bank {
     }
 
     async fn order(&self, amount: u128, nonce: u128, charged: u128) -> RefundOrder {
-        let claim = Some(self.channel.row(charged, charged).await);
-        RefundOrder { config: self.channel.config, voucher: self.channel.voucher(charged), amount, nonce, claim }
+        order(self, amount, nonce, Some(self.channel.row(charged, charged).await))
     }
 }
 
@@ -134,7 +137,10 @@ async fn a_channels_life_through_a_facilitator() {
     // Without anything to claim the refund is alone in its transaction.
     let more = bank.sign(1_000).await;
     assert_eq!(bank.deposit(&more).await.unwrap(), 5_000);
-    assert_eq!(channels.refund(&bank.order(1_000, 1, 4_000).await, &bank.key()).await.unwrap().amount, 1_000);
+    let refunded = channels.refund(&bank.order(1_000, 1, 4_000).await, &bank.key()).await.unwrap();
+    let transaction = stage.chain.provider().get_transaction_by_hash(refunded.transaction).await.unwrap().unwrap();
+    let input = alloy_consensus::Transaction::input(&transaction);
+    assert_eq!((refunded.amount, &input[..4]), (1_000, &BatchSettlement::refundWithSignatureCall::SELECTOR[..]));
 }
 
 #[tokio::test]
@@ -143,6 +149,7 @@ async fn an_answer_that_is_lost_moves_nothing_twice() {
     let Bank { stage, channels, channel } = &bank;
     let (mut balance, mut charged, mut paid) = (0, 0, 0);
     for (index, reply) in losses().into_iter().enumerate() {
+        let asked = stage.settles().len();
         let lose = || stage.script([Turn::Instead(reply.clone())], Turn::Honest);
         lose();
         balance += 10_000;
@@ -163,7 +170,23 @@ async fn an_answer_that_is_lost_moves_nothing_twice() {
             ((balance, charged), paid)
         );
         paid += 1_000;
+        // Who says that it is done is not asked again, but the chain.
+        let asked = stage.settles().len() - asked;
+        assert_eq!(asked, if index == 5 { 4 } else { 8 }, "loss {index}");
     }
+}
+
+#[tokio::test]
+async fn a_facilitator_is_asked_again_for_what_it_did_not_get_or_does_not_see_yet() {
+    let bank = Bank::open().await;
+    let Bank { stage, channels, channel } = &bank;
+    stage.script([Turn::Without(Reply::Cut), Turn::Without(Reply::Cut)], Turn::Honest);
+    assert_eq!(bank.deposit(&bank.sign(10_000).await).await.unwrap(), 10_000);
+    assert_eq!(stage.settles().len(), 3);
+    channels.claim(&[channel.row(1_000, 1_000).await], &bank.key()).await.unwrap();
+    stage.script([Turn::Without(refusal(reason::NOTHING_TO_SETTLE))], Turn::Honest);
+    let settled = channels.settle(channel.config.receiver, channel.config.token).await.unwrap();
+    assert_eq!(settled.map(|settled| settled.amount), Some(1_000));
 }
 
 /// The last answer is lost, too: then the chain tells.
@@ -247,6 +270,138 @@ async fn a_facilitator_that_lies_is_not_believed() {
     let lied = channels.settle(config.receiver, config.token).await;
     assert!(matches!(lied, Err(ChannelError::Pending { .. })), "{lied:?}");
     assert_eq!((bank.state().await, stage.chain.balance(config.receiver).await), ((10_000, 4_000), 2_000));
+}
+
+/// Makes calls of the escrow contract, as anybody can, and names the transaction of the last one.
+fn does(chain: &DevnetChain, calls: Vec<Vec<u8>>) -> Turn {
+    let devnet = chain.devnet.clone();
+    Turn::Other(Arc::new(move || {
+        let transaction = calls.iter().fold(B256::ZERO, |_, call| {
+            devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, call.clone()).unwrap().transaction_hash
+        });
+        lie(transaction, "1")
+    }))
+}
+
+/// A transaction of the contract that succeeded, after the channel was looked at, and is about other money than was asked for.
+#[tokio::test]
+async fn a_transaction_that_does_something_else_is_not_believed() {
+    let bank = Bank::open_with(|remote| remote.settle_timeout(Duration::ZERO)).await;
+    let Bank { stage, channels, channel } = &bank;
+    let (chain, config) = (&stage.chain, channel.config);
+    let other = Channel::funded(chain, random_address(), &channel.authorizer, 100_000).await;
+    let until = chain.timestamp().await + 3_600;
+    let asks = |does: Turn| stage.script([], does);
+    let is_pending = |result: Result<(), ChannelError>, what: &str| {
+        assert!(matches!(result, Err(ChannelError::Pending { transaction: Some(_) })), "{what}: {result:?}");
+    };
+
+    // As much into another channel, and less into this one.
+    let deposit = bank.sign(10_000).await;
+    let elsewhere = other.deposit_call(&other.sign_deposit(chain, 10_000, until).await).abi_encode();
+    let less = channel.deposit_call(&bank.sign(9_000).await).abi_encode();
+    for (what, call) in [("another channel", elsewhere), ("less", less)] {
+        asks(does(chain, vec![call]));
+        is_pending(channels.deposit(&config, &channel.voucher(1_000), &deposit).await.map(drop), what);
+    }
+    assert_eq!(bank.state().await, (9_000, 0));
+
+    // Less than was asked for, and the claim of another channel.
+    let claims = |rows: &[Claim]| claim_call(rows, &channel.authorizer).abi_encode();
+    for (what, row) in [("less", channel.row(1_000, 1_000).await), ("another", other.row(2_000, 2_000).await)] {
+        asks(does(chain, vec![claims(&[row])]));
+        is_pending(channels.claim(&[channel.row(2_000, 2_000).await], &bank.key()).await.map(drop), what);
+    }
+    assert_eq!(bank.state().await, (9_000, 1_000));
+
+    // The transfer of what was claimed for another receiver.
+    let settle = BatchSettlement::settleCall { receiver: other.config.receiver, token: config.token };
+    asks(does(chain, vec![settle.abi_encode()]));
+    is_pending(channels.settle(config.receiver, config.token).await.map(drop), "another receiver");
+    assert_eq!(chain.balance(config.receiver).await, 0);
+
+    // A refund of another channel, one without the claim that goes before it, and a claim without the refund.
+    asks(does(chain, vec![refund_call(&other, 100, 0).abi_encode()]));
+    is_pending(channels.refund(&order(&bank, 100, 0, None), &bank.key()).await.map(drop), "another channel");
+    asks(does(chain, vec![refund_call(channel, 100, 0).abi_encode()]));
+    let claim = Some(channel.row(2_000, 2_000).await);
+    is_pending(channels.refund(&order(&bank, 100, 0, claim), &bank.key()).await.map(drop), "no claim");
+    let all = channel.row(8_900, 8_900).await;
+    asks(does(chain, vec![claims(slice::from_ref(&all))]));
+    is_pending(channels.refund(&order(&bank, 100, 1, None), &bank.key()).await.map(drop), "no refund");
+    assert_eq!(bank.state().await, (8_900, 8_900));
+    assert_eq!(stage.settles().len(), 8, "without time nobody is asked twice");
+}
+
+/// Who was asked did it, and the node does not show what is in the channels then.
+#[tokio::test]
+async fn what_a_node_does_not_show_is_taken_from_the_events() {
+    let bank = Bank::open_with(|remote| remote.settle_timeout(Duration::ZERO)).await;
+    let Bank { stage, channels, channel } = &bank;
+    let (chain, config) = (&stage.chain, channel.config);
+    let other = Channel::funded(chain, config.receiver, &channel.authorizer, 100_000).await;
+    let third = Channel::funded(chain, config.receiver, &channel.authorizer, 100_000).await;
+    for channel in [&other, &third] {
+        channel.deposit(chain, &chain.relayer().await, 10_000).await;
+    }
+    let unseen = |calls: Vec<Vec<u8>>| {
+        let (devnet, Turn::Other(act)) = (chain.devnet.clone(), does(chain, calls)) else { unreachable!() };
+        let turn = Turn::Other(Arc::new(move || {
+            devnet.faults().set(|call| if call.method == "eth_call" { Fault::DropBefore } else { Fault::None });
+            act()
+        }));
+        stage.script([], turn);
+    };
+    let deposit = bank.sign(10_000).await;
+    unseen(vec![channel.deposit_call(&deposit).abi_encode()]);
+    let executed = channels.deposit(&config, &channel.voucher(1_000), &deposit).await.unwrap();
+    assert_eq!(executed.observed.state.balance, 10_000);
+
+    // One of the rows was claimed before. The others share a transaction.
+    chain.devnet.faults().clear();
+    let rows = [other.row(3_000, 3_000).await, channel.row(2_000, 2_000).await, third.row(1_000, 1_000).await];
+    let claims = |rows: &[Claim]| claim_call(rows, &channel.authorizer).abi_encode();
+    chain.devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, claims(&rows[..1])).unwrap();
+    unseen(vec![claims(&rows)]);
+    let claimed = channels.claim(&rows, &bank.key()).await.unwrap();
+    let totals: Vec<_> = claimed.observed.iter().map(|seen| seen.state.total_claimed).collect();
+    assert_eq!((claimed.amount, totals), (3_000, vec![3_000, 2_000, 1_000]));
+
+    // A refund with a claim, and one without.
+    let both = |claim: &Claim, refund: Vec<u8>| {
+        let data = vec![claims(slice::from_ref(claim)).into(), refund.into()];
+        BatchSettlement::multicallCall { data }.abi_encode()
+    };
+    let claim = channel.row(4_000, 4_000).await;
+    for (nonce, claim, state) in [(0, Some(claim), (9_900, 4_000)), (1, None, (9_800, 4_000))] {
+        chain.devnet.faults().clear();
+        let refund = refund_call(channel, 100, nonce).abi_encode();
+        unseen(vec![claim.as_ref().map_or(refund.clone(), |claim| both(claim, refund))]);
+        let order = order(&bank, 100, nonce.into(), claim);
+        let after = channels.refund(&order, &bank.key()).await.unwrap().observed.state;
+        assert_eq!((after.balance, after.total_claimed, after.refund_nonce), (state.0, state.1, u128::from(nonce) + 1));
+    }
+}
+
+/// A moment before the transaction somebody else claims: what was to be claimed with the refund, or all that is there.
+#[tokio::test]
+async fn a_claim_that_comes_before_a_refund_is_taken_into_account() {
+    let bank = Bank::open_with(|remote| remote.settle_timeout(Duration::ZERO)).await;
+    let Bank { stage, channels, channel } = &bank;
+    bank.deposit(&bank.sign(10_000).await).await.unwrap();
+    let (first, all) = (channel.row(2_000, 2_000).await, channel.row(9_900, 9_900).await);
+    let claims = |row: &Claim| claim_call(slice::from_ref(row), &channel.authorizer).abi_encode();
+    let refund = |nonce| refund_call(channel, 100, nonce).abi_encode();
+    stage.script([], does(&stage.chain, vec![claims(&first), refund(0)]));
+    let refunded = channels.refund(&order(&bank, 100, 0, Some(first.clone())), &bank.key()).await.unwrap();
+    assert_eq!((refunded.amount, bank.state().await), (100, (9_900, 2_000)));
+    stage.script([], does(&stage.chain, vec![claims(&all), refund(1)]));
+    let nothing = channels.refund(&order(&bank, 100, 1, None), &bank.key()).await;
+    assert!(matches!(nothing, Err(ChannelError::Rejected { reason: reason::REFUND_NO_BALANCE, .. })), "{nothing:?}");
+}
+
+fn order(bank: &Bank, amount: u128, nonce: u128, claim: Option<Claim>) -> RefundOrder {
+    RefundOrder { config: bank.channel.config, voucher: bank.channel.voucher(1_000), amount, nonce, claim }
 }
 
 #[tokio::test]

@@ -49,6 +49,8 @@ pub enum Turn {
     Instead(Reply),
     /// It does not reach the facilitator, and this is answered.
     Without(Reply),
+    /// It does not reach the facilitator, which does this in its place and answers so.
+    Other(Arc<dyn Fn() -> Reply + Send + Sync>),
 }
 
 /// The answer of a bad facilitator.
@@ -150,6 +152,7 @@ impl Stage {
                         answer(reply).await
                     }
                     Turn::Without(reply) => answer(reply).await,
+                    Turn::Other(act) => answer(act()).await,
                 }
             }
         };

@@ -151,3 +151,30 @@ fn call(refund: &SignedRefund, claim: Option<&Claim>) -> Result<Bytes, ChannelEr
     let data = vec![claim.abi_encode().into(), alone];
     Ok(BatchSettlement::multicallCall { data }.abi_encode().into())
 }
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::B256;
+
+    use super::*;
+    use crate::vouchers::ChannelState;
+
+    #[test]
+    fn a_refund_lowers_the_withdrawal_and_ends_it_when_nothing_is_left() {
+        let state = ChannelState {
+            channel_id: B256::repeat_byte(1).into(),
+            balance: 1_000,
+            total_claimed: 100,
+            withdraw_requested_at: 7,
+            refund_nonce: 3,
+            charged_cumulative_amount: None,
+        };
+        let before = ChannelObservation { state, withdrawal: 500, block: 8 };
+        for (amount, withdrawal, requested_at) in [(499, 1, 7), (500, 0, 0), (501, 0, 0)] {
+            let after = expected(before, amount, 200, 9);
+            let state = (after.state.balance, after.state.total_claimed, after.state.refund_nonce);
+            assert_eq!((state, after.block), ((1_000 - amount, 200, 4), 9));
+            assert_eq!((after.withdrawal, after.state.withdraw_requested_at), (withdrawal, requested_at));
+        }
+    }
+}

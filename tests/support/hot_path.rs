@@ -289,6 +289,11 @@ pub struct VoucherMint {
 impl VoucherMint {
     /// For what `app` asks for vouchers.
     pub async fn of(app: &mut Router) -> Self {
+        Self::of_channel(app, 0).await
+    }
+
+    /// The same for one of several channels.
+    pub async fn of_channel(app: &mut Router, salt: u8) -> Self {
         let demand = answer(app, unpaid()).await.headers()["payment-required"].clone();
         let demand: PaymentRequired = decode_header(demand.as_bytes(), 1 << 16).expect("a 402");
         let offers = demand.accepts.iter().map(|offer| (offer.text().to_owned(), offer.read().expect("an offer")));
@@ -302,7 +307,7 @@ impl VoucherMint {
             receiver_authorizer: terms.receiver_authorizer,
             token: offer.asset.parse().expect("an address"),
             withdraw_delay: terms.withdraw_delay,
-            salt: B256::ZERO,
+            salt: B256::repeat_byte(salt),
         };
         Self { key, config, accepted, charged: 0 }
     }

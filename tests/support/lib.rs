@@ -15,6 +15,7 @@
 //! gated_ledger.rs   a ledger that holds calls back until the test lets them go on
 //! around_ledger.rs  something before, after or in place of every call of a ledger; faulty_ledger.rs lets one call fail
 //! postgres.rs       a PostgreSQL server of the tests' own; tests on it need the feature `test-postgres`
+//! power_cut.rs      a process whose files lose what was not synced (power_cut.c)
 //! scripted.rs       a facilitator that does as it is told, and a service that charges through it
 //! programs.rs       the examples, compiled and run
 //! sqlite_file.rs    files of SQLite as other versions leave them behind
@@ -42,6 +43,7 @@ pub mod gated_ledger;
 pub mod hot_path;
 pub mod numbers;
 pub mod postgres;
+pub mod power_cut;
 pub mod programs;
 pub mod rpc_proxy;
 pub mod script;

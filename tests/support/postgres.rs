@@ -3,16 +3,19 @@
 use std::{
     ffi::OsStr,
     fs,
+    io::Write as _,
     os::unix::{fs::chown, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
     time::Duration,
 };
+
+use crate::power_cut::{self, Disk};
 
 /// A server that listens on a socket in a directory of its own. It ends, and the directory with it, when it is dropped or when
 /// the test process ends, however that ends.
@@ -23,6 +26,8 @@ pub struct Server {
     user: Option<(u32, u32)>,
     url: String,
     watchdog: Child,
+    /// Of a server whose power can be cut.
+    disk: Option<Arc<Disk>>,
 }
 
 impl Server {
@@ -34,6 +39,20 @@ impl Server {
 
     /// Starts a server with nothing in it.
     pub fn start() -> Self {
+        let server = Self::create("");
+        server.start_again();
+        server
+    }
+
+    /// Starts a server whose power can be cut, with settings, one on each line.
+    pub fn start_on_disk(settings: &str) -> Self {
+        let mut server = Self::create(settings);
+        server.disk = Some(Arc::new(Disk::of(&server.directory.join("data"))));
+        server.start_again();
+        server
+    }
+
+    fn create(settings: &str) -> Self {
         let programs = programs();
         let directory = tempfile::Builder::new().prefix("x402-pg-").tempdir().expect("a directory").keep();
         let user = is_root(&directory).then(unprivileged);
@@ -47,19 +66,36 @@ impl Server {
         watchdog.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let watchdog = as_user(&mut watchdog, user).spawn().expect("sh");
         let url = format!("postgres://tests@localhost/postgres?host={}", directory.display());
-        let server = Self { programs, directory, user, url, watchdog };
+        let server = Self { programs, directory, user, url, watchdog, disk: None };
         let data = server.directory.join("data");
         let options = ["-U", "tests", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D"];
         must(&server.run("initdb", options.map(OsStr::new).into_iter().chain([data.as_os_str()])), "initdb");
         let settings = format!(
-            "listen_addresses = ''\nunix_socket_directories = '{}'\nmax_connections = 200\nshared_buffers = '32MB'\n",
+            "listen_addresses = ''\nunix_socket_directories = '{}'\nmax_connections = 200\nshared_buffers = '32MB'\n{settings}\n",
             server.directory.display()
         );
         let file = data.join("postgresql.conf");
         let defaults = fs::read_to_string(&file).expect("initdb writes settings");
         fs::write(file, defaults + &settings).expect("settings");
-        server.start_again();
         server
+    }
+
+    /// The disk of a server that was [started on one](Self::start_on_disk).
+    pub fn disk(&self) -> &Arc<Disk> {
+        self.disk.as_ref().expect("started on a disk")
+    }
+
+    /// Kills the server, and starts it again with the files that a power cut left.
+    pub fn start_from(&mut self, cut: &Path) {
+        self.kill();
+        self.disk = None;
+        let data = self.directory.join("data");
+        fs::remove_dir_all(&data).expect("its files");
+        power_cut::copy(cut, &data);
+        // It would sync all of its files one by one.
+        let mut settings = fs::OpenOptions::new().append(true).open(data.join("postgresql.conf")).expect("settings");
+        settings.write_all(b"fsync = off\n").expect("settings");
+        self.start_again();
     }
 
     /// Where it is.
@@ -151,6 +187,9 @@ impl Server {
         // A server that inherits a pipe would keep it open.
         command.args(arguments).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         command.stderr(fs::File::create(self.directory.join(format!("{program}.err"))).expect("a file"));
+        if let Some(disk) = &self.disk {
+            disk.run_on(&mut command);
+        }
         as_user(&mut command, self.user).output().unwrap_or_else(|error| panic!("{program}: {error}"))
     }
 }

@@ -76,6 +76,28 @@ repeats one case (the second life ends at the second point, and so on):
 
     CRASH_VIA=Confirmed CRASH_FLOW=Upfront CRASH_POINTS='facilitator settle: after#1, node eth_call: before#2' CRASH_LEDGER=postgres \\
         cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::one_case
+
+## Power cuts
+
+A power cut loses what was written and not synced, and a kill does not. So a test keeps a copy of each of the ledger's files as of its last
+sync, and opens a ledger on these copies. It does so whenever a handler starts and whenever a client has its answer. The seller is
+`RequirePaymentLayer`, and takes vouchers and `exact`. On both ledgers:
+
+- A voucher is on disk before the handler starts.
+- A charge is on disk with its voucher and its response before the client has the answer.
+- A payment by `exact` is on disk with its response before the client has the answer.
+
+Two controls lose what they wrote: SQLite with `synchronous=OFF`, and PostgreSQL with `fsync=off`. Syncs of files per request that is paid by
+voucher, alone and as one of 8 at a time on 8 channels:
+
+| ledger | alone | of 8 |
+|---|---|---|
+| SQLite | 2.0 | 0.4–0.5 |
+| PostgreSQL | 2.0 | 0.5 |
+
+The test is `tests/settlement/ledger/power_cut.rs`, on Linux. It prints the figures:
+
+    cargo test -p tower-x402-tests --features test-postgres --test settlement -- --nocapture ledger::power_cut
 ";
 
 /// The head of the section on payment channels, the last of the page.

@@ -5,6 +5,8 @@ mod channels;
 mod credit;
 mod durable;
 mod earlier_version;
+#[cfg(target_os = "linux")]
+mod power_cut;
 #[cfg(feature = "test-postgres")]
 mod replicas;
 

@@ -92,6 +92,7 @@ struct Waiting {
 }
 
 /// The end of a transaction that waited.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on its way to whoever waits")]
 enum Ended {
     Included(Receipt),
     /// Another transaction has the nonce.

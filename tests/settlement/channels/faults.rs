@@ -173,6 +173,8 @@ async fn a_deposit_that_is_in_no_block_is_pending_and_found_later() {
 async fn a_transaction_that_hangs_is_replaced_at_higher_fees() {
     const RISES: usize = 7;
     let stage = Stage::start(Some(Duration::from_millis(50))).await;
+    let channels = builder(&stage.chain).signer(stage.key.clone()).in_flight(1).block_time(Duration::from_millis(50));
+    let channels = channels.build().await.unwrap();
     let deposit = stage.sign(10_000).await;
     let (devnet, sends) = (stage.chain.devnet.clone(), Arc::new(Mutex::new(HashSet::new())));
     let sent = sends.clone();
@@ -184,9 +186,8 @@ async fn a_transaction_that_hangs_is_replaced_at_higher_fees() {
         Fault::None
     });
     let config = &stage.channel.config;
-    let done = until_known("the deposit is executed", async || {
-        stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await
-    });
+    let voucher = stage.channel.voucher(1);
+    let done = until_known("the deposit is executed", async || channels.deposit(config, &voucher, &deposit).await);
     assert_eq!((done.await.unwrap().amount, stage.channel.state(&stage.chain).await), (10_000, (10_000, 0)));
     assert!(sends.lock().unwrap().len() > RISES, "it was replaced after each");
     assert_eq!(stage.chain.balance(config.payer).await, 90_000);

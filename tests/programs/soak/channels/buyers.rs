@@ -142,7 +142,7 @@ impl Buyers {
                     all.begun.fetch_add(1, Ordering::Relaxed);
                     let n = next * payers + index as u64;
                     all.buy(buyer, n).await;
-                    if index % 5 == 0 && next == share / 2 {
+                    if index.is_multiple_of(5) && next == share / 2 {
                         all.refund(buyer, 1).await;
                     }
                 }

@@ -19,15 +19,15 @@ use crate::{
 };
 
 /// How often the books are gone through.
-const INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const INTERVAL: Duration = Duration::from_secs(30);
 /// What a claim may take: the interval, a node that is two minutes behind, and a transaction that is replaced.
 pub(super) const TIME_TO_CLAIM: Duration = Duration::from_secs(240);
 /// The number of channels that are read from the books, looked at on the chain, or claimed in one transaction.
-const TOGETHER: usize = 100;
+pub(super) const TOGETHER: usize = 100;
 /// For how long one process has a channel to claim, in seconds. A transaction that hangs is replaced within that time.
-const CLAIM_LEASE: u64 = 180;
+pub(super) const CLAIM_LEASE: u64 = 180;
 
-/// When to claim what was charged.
+/// When to claim what was charged, and when to refund the rest.
 ///
 /// A claim costs about 24,000 gas per channel and 50,000 per transaction, however much is claimed. If the payer announces a withdrawal,
 /// all of its channel is claimed at once, whatever the policy.
@@ -43,6 +43,8 @@ const CLAIM_LEASE: u64 = 180;
 pub struct ClaimPolicy {
     amount: Usdc,
     age: Duration,
+    /// After how long without use a channel is refunded, and what must be left in it.
+    idle: Option<(Duration, Usdc)>,
 }
 
 impl ClaimPolicy {
@@ -58,6 +60,43 @@ impl ClaimPolicy {
         self
     }
 
+    /// Also refunds channels that were not used for `after`, in whole seconds, if at least `least` is left in them. Default: off.
+    ///
+    /// What was charged is claimed in the same transaction. Each refund costs the seller some 148,000 gas, and the deposit of a payer that
+    /// comes back 136,000 more, which is why `least` should be worth it. It is off because payers get their money without it: by asking for
+    /// a refund, or by a withdrawal. The next request of a payer that was refunded gets 402, and is paid with another deposit.
+    ///
+    /// Not refunded are channels from which nothing was charged yet, or in which a withdrawal is announced, and those that a full ledger
+    /// has forgotten.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_x402::{Usdc, channels::ClaimPolicy};
+    ///
+    /// let month = Duration::from_secs(30 * 86_400);
+    /// let policy = ClaimPolicy::default().refund_idle(month, Usdc::from_atomic(50_000));
+    /// ```
+    pub const fn refund_idle(mut self, after: Duration, least: Usdc) -> Self {
+        self.idle = Some((after, least));
+        self
+    }
+
+    pub(super) const fn refunds_idle(&self) -> bool {
+        self.idle.is_some()
+    }
+
+    /// Returns `true` if the channel is to be refunded although nobody asked.
+    pub(super) fn is_idle(&self, record: &ChannelRecord, now: u64) -> bool {
+        let Some((after, least)) = self.idle else { return false };
+        let left = record.observed.state.balance.saturating_sub(record.charged);
+        let is_free = record.pending.as_ref().is_none_or(|pending| pending.until <= now);
+        is_free
+            && now.saturating_sub(record.used_at) >= after.as_secs()
+            && left >= u128::from(least.atomic()).max(1)
+            && record.voucher.is_some()
+            && record.observed.withdrawal == 0
+    }
+
     fn is_due(&self, record: &ChannelRecord, now: u64) -> bool {
         let unclaimed = record.unclaimed();
         let is_old = record.unclaimed_since.is_some_and(|since| now.saturating_sub(since) >= self.age.as_secs());
@@ -66,9 +105,9 @@ impl ClaimPolicy {
 }
 
 impl Default for ClaimPolicy {
-    /// Returns $0.10 per channel, or one hour.
+    /// Returns $0.10 per channel, or one hour, and no refunds of idle channels.
     fn default() -> Self {
-        Self { amount: Usdc::from_atomic(100_000), age: Duration::from_secs(3_600) }
+        Self { amount: Usdc::from_atomic(100_000), age: Duration::from_secs(3_600), idle: None }
     }
 }
 
@@ -167,7 +206,7 @@ impl Inner {
     }
 
     /// Returns `true` if the channel is on this chain, and this seller's key claims from it.
-    fn is_ours(&self, record: &ChannelRecord) -> bool {
+    pub(super) fn is_ours(&self, record: &ChannelRecord) -> bool {
         record.network == self.facilitator.network() && record.config.receiver_authorizer == self.authorizer.address()
     }
 

@@ -7,8 +7,10 @@
 //! |---|---|
 //! | `mod` | what does a seller need to take vouchers, and how is a channel looked at, filled and refunded? |
 //! | `claims` | when is claimed what was charged, and what happens if that fails? |
+//! | `idle` | which channels does the seller refund without being asked? |
 
 mod claims;
+mod idle;
 
 use std::{
     fmt,
@@ -204,7 +206,7 @@ impl Channels {
     }
 
     /// Refunds at most `asked` of what was not charged, all if `None`, and claims what was charged in the same transaction. The channel
-    /// must be held by a request, with this voucher.
+    /// must be held, by a request with this voucher or by [`BeginClaim`](ChannelStep::BeginClaim), and have been looked at just before.
     pub(crate) async fn refund(
         &self,
         record: &ChannelRecord,
@@ -372,7 +374,7 @@ impl ChannelsBuilder {
         self
     }
 
-    /// Sets when to claim. Default: [`ClaimPolicy::default`].
+    /// Sets when to claim, and when to refund idle channels. Default: [`ClaimPolicy::default`].
     pub const fn claims(mut self, policy: ClaimPolicy) -> Self {
         self.policy = policy;
         self
@@ -410,6 +412,9 @@ impl ChannelsBuilder {
             readiness: ReadinessCache::new(READINESS_TTL),
         }));
         runtime.spawn(claims::run(Arc::downgrade(&channels.0)));
+        if self.policy.refunds_idle() {
+            runtime.spawn(idle::run(Arc::downgrade(&channels.0)));
+        }
         Ok(channels)
     }
 }

@@ -18,13 +18,13 @@ use support::{
     authorization::unix_now,
     chain::{Chain, call},
     devnet::DevnetChain,
-    eventually::in_time,
+    eventually::{eventually, in_time},
     shop::{App, PRICE, Shop},
 };
 use tokio::sync::Notify;
 use tower::{BoxError, Layer as _, ServiceExt as _, util::BoxCloneSyncService};
 use tower_x402::{
-    ManualClock, Network, Usdc,
+    Clock, ManualClock, Network, SystemClock, Usdc,
     channels::{Channels, ClaimPolicy},
     client::{
         AddPaymentError, AddPaymentLayer, Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, Payer,
@@ -32,7 +32,7 @@ use tower_x402::{
         reconcile_channels,
     },
     facilitator::channels::OnchainChannels,
-    ledger::MemoryLedger,
+    ledger::{MemoryLedger, channels::ChannelLedger as _},
     server::{ActualPrice, RequirePaymentLayerBuilder},
     vouchers::{AuthorizerKey, Claim, ClaimedVoucher, Escrow, abi::BatchSettlement},
 };
@@ -69,19 +69,29 @@ impl Stage {
         &self,
         settings: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
     ) -> (App, Channels) {
+        self.seller_on(Arc::new(MemoryLedger::new()), never(), Arc::new(SystemClock), settings).await
+    }
+
+    async fn seller_on(
+        &self,
+        ledger: Arc<MemoryLedger>,
+        policy: ClaimPolicy,
+        clock: Arc<dyn Clock>,
+        settings: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
+    ) -> (App, Channels) {
         let sender = PrivateKeySigner::random();
         self.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
         let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(self.chain.rpc_url());
         let contract = contract.signer(sender).build().await.expect("the contracts are on the devnet");
-        let policy = ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1));
         let channels = Channels::builder(contract, AuthorizerKey::new(self.authorizer.clone()))
-            .ledger(Arc::new(MemoryLedger::new()))
+            .ledger(ledger)
             .min_deposit("$0.01")
             .claims(policy)
+            .clock(clock.clone())
             .build()
             .expect("complete settings");
         // What a request costs and how it goes is in its body.
-        let layer = settings(self.shop.layer().vouchers(channels.clone()));
+        let layer = settings(self.shop.layer().clock(clock).vouchers(channels.clone()));
         let signals = (self.begun.clone(), self.go_on.clone());
         let app = self.shop.app_with(layer, move |_, body| {
             let (begun, go_on) = signals.clone();
@@ -121,6 +131,11 @@ impl Stage {
         let state = call(self.chain.provider(), Escrow::ADDRESS, asked).await.expect("channels answers");
         (state.balance, state.totalClaimed)
     }
+}
+
+/// Claims nothing unless it is told to.
+fn never() -> ClaimPolicy {
+    ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1))
 }
 
 type Bought = Result<(u16, Receipt, String), PaymentError>;
@@ -435,6 +450,49 @@ async fn refund_comes_back_and_the_seller_keeps_what_it_charged() {
     // Another deposit continues the channel.
     assert_eq!(buy(&app, &payer, "again").await, PRICE);
     assert_eq!(channel(&payer).charged, usdc(2 * PRICE));
+}
+
+#[tokio::test]
+async fn idle_channels_are_refunded_and_their_buyers_suspect_nobody() {
+    const DAY: u64 = 86_400;
+    let mut stage = Stage::open().await;
+    let (ledger, clock) = (Arc::new(MemoryLedger::new()), Arc::new(ManualClock::at(unix_now())));
+    let (app, _) = stage.seller_on(ledger.clone(), never(), clock.clone(), |layer| layer).await;
+    let mut buyers = Vec::new();
+    for _ in 0..3 {
+        stage.buyer = PrivateKeySigner::random();
+        stage.chain.mint(stage.buyer.address(), 1_000 * PRICE).await;
+        let payer = stage.payer(Journal::in_memory());
+        buy(&app, &payer, "costs 100").await;
+        buyers.push((channel(&payer).id(), stage.buyer.address(), payer));
+    }
+    // In the order in which the seller goes through its books: when it has refunded the last one, it has decided on the others.
+    buyers.sort_by_key(|(id, ..)| *id);
+    let [(_, _, recent), (_, _, poor), (id, address, payer)] = &buyers[..] else { unreachable!("three buyers") };
+    buy(&app, payer, "costs 200").await;
+    buy(&app, poor, "costs 201").await;
+    clock.advance(1);
+    buy(&app, recent, "costs 200").await;
+    clock.advance(DAY - 1);
+    let policy = never().refund_idle(Duration::from_secs(DAY), usdc(9_700));
+    let (app, channels) = stage.seller_on(ledger.clone(), policy, clock.clone(), |layer| layer).await;
+    eventually("the refund is in the books", async || {
+        ledger.channel(id).await.unwrap().unwrap().observed.state.balance == 300
+    })
+    .await;
+    assert_eq!(stage.on_chain(&channel(payer)).await, (300, 300), "claimed and refunded");
+    assert_eq!(stage.chain.balance(*address).await, 1_000 * PRICE - 300);
+    for kept in [recent, poor] {
+        assert_eq!(stage.on_chain(&channel(kept)).await, (10_000, 0));
+    }
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!(found.findings, [], "a refund is no over-claim");
+    // The buyer's next voucher is refused, and it fills the channel again.
+    assert_eq!(buy(&app, payer, "again").await, PRICE);
+    assert_eq!((channel(payer).charged, channel(payer).dispute.clone()), (usdc(300 + PRICE), None));
+    assert_eq!(channels.claim_all().await.unwrap().claimed, u128::from(300 + 301 + PRICE));
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!(found.findings, []);
 }
 
 #[tokio::test]

@@ -10,7 +10,10 @@ use support::{
     escrow::{Channel, install},
     token::transfer_vrs,
 };
-use tower_x402::{facilitator::channels::ChannelFacilitator as _, vouchers::AuthorizerKey};
+use tower_x402::{
+    facilitator::channels::{ChannelFacilitator as _, RefundOrder},
+    vouchers::AuthorizerKey,
+};
 
 use super::{builder, gas_key};
 use crate::batch_settler::batch::{Payment, Stage, batch, paid};
@@ -71,6 +74,24 @@ async fn a_hundred_thousand_payments_cost_less_than_180_gas_each(chain: &dyn Cha
         ways.push((if payers == 10 { "vouchers, 10 payers" } else { "vouchers, 100 payers" }, per_payment));
     }
     print_costs(&ways);
+    let refund = gas_of_refund(chain).await;
+    println!("{refund} gas for a refund with a claim");
+    assert!(refund <= 155_000, "{refund} gas");
+}
+
+/// Returns the gas of a refund to a payer that has other money, with the claim that goes before it in the same transaction.
+async fn gas_of_refund(chain: &dyn Chain) -> u64 {
+    let channels = builder(chain).signer(gas_key(chain).await).build().await.unwrap();
+    let key = PrivateKeySigner::random();
+    let channel = Channel::funded(chain, random_address(), &key, 20_000).await;
+    let deposit = channel.sign_deposit(chain, 10_000, chain.timestamp().await + 3_600).await;
+    let voucher = channel.voucher(1_000);
+    channels.deposit(&channel.config, &voucher, &deposit).await.expect("the deposit is executed");
+    let claim = Some(channel.row(1_000, 1_000).await);
+    let order = RefundOrder { config: channel.config, voucher, amount: 9_000, nonce: 0, claim };
+    let refunded = channels.refund(&order, &AuthorizerKey::new(key)).await.expect("the refund is executed");
+    assert_eq!((refunded.amount, channel.state(chain).await), (9_000, (1_000, 1_000)));
+    chain.gas_used(refunded.transaction).await
 }
 
 /// Returns the gas of each of `count` payments by authorization, in one transaction.

@@ -502,11 +502,11 @@ fn deposit_may_use_all_the_room_and_takes_none_from_another_payee() {
     other.config.receiver_authorizer = Address::repeat_byte(10);
     for terms in [terms(), other] {
         let chosen = books.choose(&policy, &terms, (NOW, false), None).unwrap();
-        let Choice::Lane(mut entry, deposit) = chosen else { panic!("{chosen:?}") };
+        let Choice::Lane(id, mut entry, deposit) = chosen else { panic!("{chosen:?}") };
         assert_eq!(deposit, usdc(PRICE));
         // Both are leased when the second deposit is promised, and the first holds money when it is.
         entry.add_deposit(self::deposit(PRICE), NOW);
-        books.put(*entry);
+        books.put(id, *entry);
     }
 }
 
@@ -518,7 +518,7 @@ fn two_payees_are_promised_deposits_at_once() {
         let mut terms = terms();
         terms.config.receiver = Address::repeat_byte(payee);
         let chosen = books.choose(&policy, &terms, (NOW, false), None).unwrap();
-        assert!(matches!(chosen, Choice::Lane(_, deposit) if deposit == usdc(10_000)), "{chosen:?}");
+        assert!(matches!(chosen, Choice::Lane(_, _, deposit) if deposit == usdc(10_000)), "{chosen:?}");
     }
 }
 

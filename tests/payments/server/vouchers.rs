@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tower_x402::{
     Clock as _, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy, ClaimReport},
-    devnet::{self, Fault},
+    devnet,
     facilitator::{
         NotReady,
         channels::{ChannelError, OnchainChannels},
@@ -623,8 +623,8 @@ async fn a_withdrawal_makes_a_seller_unready_only_while_its_claim_fails() {
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     withdraw(&second).await;
     stage.chain.devnet.faults().set(|call| match call.method {
-        "eth_estimateGas" => Fault::Error { code: -32000, message: "away".into() },
-        _ => Fault::None,
+        "eth_estimateGas" => devnet::Fault::Error { code: -32000, message: "away".into() },
+        _ => devnet::Fault::None,
     });
     stage.channels.claim_all().await.expect_err("the claim cannot be simulated");
     until_it_says(&[NotReady::ClaimsFail { units: COST }]).await;

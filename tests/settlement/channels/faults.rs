@@ -282,6 +282,24 @@ async fn gaps_below_fillers_and_removed_fillers_are_filled() {
 }
 
 #[tokio::test]
+async fn no_more_transactions_wait_for_a_block_than_may() {
+    for (in_flight, is_sent) in [(1, false), (2, true)] {
+        let stage = Stage::start(Some(Duration::from_millis(50))).await;
+        let channels = builder(&stage.chain).signer(gas_key(&stage.chain).await).in_flight(in_flight);
+        let channels = channels.block_time(Duration::from_secs(2)).confirm_timeout(Duration::from_millis(300));
+        let channels = channels.build().await.unwrap();
+        let deposits = [stage.sign(1_000).await, stage.sign(2_000).await];
+        stage.chain.devnet.stall(true);
+        let (config, voucher) = (&stage.channel.config, stage.channel.voucher(1));
+        let first = channels.deposit(config, &voucher, &deposits[0]).await;
+        assert!(matches!(first, Err(ChannelError::Pending { transaction: Some(_) })), "{first:?}");
+        let second = channels.deposit(config, &voucher, &deposits[1]).await;
+        let was_sent = matches!(second, Err(ChannelError::Pending { transaction: Some(_) }));
+        assert_eq!((was_sent, is_unavailable(&second)), (is_sent, !is_sent), "{second:?}");
+    }
+}
+
+#[tokio::test]
 async fn nothing_is_sent_while_gas_costs_more_than_it_may() {
     let stage = Stage::start(None).await;
     let (channel, devnet) = (&stage.channel, &stage.chain.devnet);

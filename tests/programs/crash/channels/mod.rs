@@ -35,7 +35,6 @@ use super::{
     matrix::{self, Backend, Tally},
     points::Point,
     process::{PATIENCE, Process},
-    report,
     server::{Ahead, VALID},
     store::Store,
 };
@@ -545,6 +544,8 @@ async fn matrix_detects_a_seller_that_loses_its_channels() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes many minutes"]
 async fn full_channel_matrix() {
+    use super::report;
+
     let mut matrix = BTreeMap::new();
     for backend in [Backend::Sqlite, Backend::Postgres] {
         matrix.extend(kill_at(all(backend, &explore(backend).await)).await);

@@ -92,7 +92,7 @@ voucher, alone and as one of 8 at a time on 8 channels:
 
 | ledger | alone | of 8 |
 |---|---|---|
-| SQLite | 2.0 | 0.4–0.5 |
+| SQLite | 2.0 | 0.4–0.6 |
 | PostgreSQL | 2.0 | 0.5 |
 
 The test is `tests/settlement/ledger/power_cut.rs`, on Linux. It prints the figures:

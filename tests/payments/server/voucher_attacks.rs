@@ -253,6 +253,28 @@ async fn a_channel_is_not_given_to_another_process_while_its_handler_may_run() {
     assert_eq!((next.status, stage.shop.handled()), (StatusCode::OK, 3), "{next:?}");
 }
 
+/// Its process stood still for so long that another one has sold on the channel.
+#[tokio::test]
+async fn work_that_lost_its_channel_is_not_given_away() {
+    let stage = Stage::open().await;
+    let layer = |channels: &Channels| stage.shop.layer().vouchers(channels.clone()).clock(stage.clock.clone());
+    let (app, started, go_on) = slow_app(&stage, layer(&stage.channels));
+    let other = process(&stage, stage.ledger.clone(), &stage.chain.rpc_url(), |contract| contract).await;
+    let other = stage.shop.app(layer(&other));
+    let channel = stage.filled(&app).await;
+    let slow = tokio::spawn({
+        let (app, request) = (app.clone(), pay(&app, &channel, 2 * COST, None, "slow").await);
+        async move { send(&app, request).await }
+    });
+    started.notified().await;
+    stage.clock.advance(121);
+    let sold = send(&other, pay(&app, &channel, 2 * COST, None, "other").await).await;
+    assert_eq!((sold.status, told(&sold)), (StatusCode::OK, ("1000".into(), "2000".into())), "{sold:?}");
+    go_on.notify_one();
+    refused(&slow.await.unwrap(), "channel_busy");
+    assert_eq!(stage.charged(&channel).await, 2 * COST);
+}
+
 /// A seller whose handler streams three pieces, the second when notified.
 fn streaming_app(stage: &Stage) -> (App, Arc<Notify>) {
     let go_on = Arc::new(Notify::new());

@@ -254,11 +254,16 @@ async fn a_facilitator_that_lies_is_not_believed() {
     let transaction = channels.deposit(&config, &channel.voucher(1_000), &first).await.unwrap().transaction;
     // Nor is there a second deposit because a transaction made an equal one before.
     let second = bank.sign(10_000).await;
+    let asked = stage.settles().len();
     for named in [B256::repeat_byte(1), transaction] {
         stage.script([], Turn::Without(lie(named, "10000")));
         let lied = channels.deposit(&config, &channel.voucher(1_000), &second).await;
         assert!(matches!(lied, Err(ChannelError::Pending { transaction: Some(hash) }) if hash == named), "{lied:?}");
     }
+    stage.script([], Turn::Without(Reply::Status(502, "bad gateway")));
+    let lost = channels.deposit(&config, &channel.voucher(1_000), &second).await;
+    assert!(matches!(lost, Err(ChannelError::Pending { .. })), "{lost:?}");
+    assert_eq!(stage.settles().len() - asked, 3, "there is no time to ask again");
     let lied = channels.claim(&[channel.row(2_000, 2_000).await], &bank.key()).await;
     assert!(matches!(lied, Err(ChannelError::Pending { .. })), "{lied:?}");
     stage.script([], Turn::Honest);

@@ -36,30 +36,92 @@ pub(super) trait FillGaps: Sized + Send + Sync + 'static {
 /// A filler is not waited for: a reorganization can leave another gap below it.
 async fn fill<S: FillGaps>(sender: Arc<S>, account: Account) {
     let node = sender.node();
-    let mut pause = GAP_PATIENCE.max(2 * node.poll_interval());
+    let first_pause = GAP_PATIENCE.max(2 * node.poll_interval());
+    let mut pause = first_pause;
     for _ in 0..MAX_FILLERS {
         sleep(pause).await;
         if !account.has_gap() {
             account.end_filling();
-            match account.begin_filling() {
-                // A gap that came between these two lines is left to nobody else.
-                true => continue,
-                false => return,
+            if !account.begin_filling() {
+                return;
             }
+            // A gap that came between these two lines is left to nobody else.
+            pause = first_pause;
+            continue;
         }
-        let Some(lease) = account.take_gap(GAP_PATIENCE).await else { continue };
+        let Some(lease) = account.take_gap(pause.min(GAP_PATIENCE)).await else {
+            pause = first_pause;
+            continue;
+        };
         let account_nonce = lease.nonce();
         match sender.send_filler(lease).await {
             Ok(true) => {
                 telemetry::gap_filled(node.network());
                 tracing::info!(account_nonce, "filling a gap in the nonces");
+                // The next one has waited as long: a reorganization can remove many at once, and more before they are filled.
+                pause = Duration::ZERO;
             }
-            Ok(false) => {}
+            Ok(false) => pause = first_pause,
             Err(error) => {
                 tracing::warn!(account_nonce, %error, "a gap in the nonces cannot be filled");
-                pause = (2 * pause).min(MAX_PAUSE);
+                pause = (2 * pause).clamp(first_pause, MAX_PAUSE);
             }
         }
     }
     account.end_filling();
+}
+
+#[cfg(all(test, feature = "devnet"))]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use alloy_signer_local::PrivateKeySigner;
+    use tokio::{sync::Notify, time::Instant};
+
+    use super::*;
+    use crate::{chain::rpc::Rpc, devnet::Devnet, settlement::accounts::Accounts};
+
+    /// Fails so many times at first.
+    struct Failing(Node, AtomicU32);
+
+    impl FillGaps for Failing {
+        fn node(&self) -> &Node {
+            &self.0
+        }
+
+        async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
+            if self.1.load(Ordering::Relaxed) > 0 {
+                self.1.fetch_sub(1, Ordering::Relaxed);
+                return Err(FacilitatorError::Unreachable { what: "the node", retry_after: Duration::ZERO });
+            }
+            lease.consumed();
+            Ok(true)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_gaps_are_filled_at_once_when_the_node_answers_again() {
+        let devnet = Devnet::start().await.unwrap();
+        let node = || {
+            let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
+            Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap()
+        };
+        let key = Arc::new(PrivateKeySigner::random());
+        let accounts = Accounts::new(vec![key], &Arc::new(node()), 20, &Arc::new(Notify::new()));
+        let account = accounts.iter().next().unwrap();
+        let mut leases = Vec::new();
+        for _ in 0..20 {
+            leases.push(account.take(account.enter().await).await.unwrap());
+        }
+        let waiting = leases.pop().unwrap();
+        drop(leases);
+        let begun = Instant::now();
+        Arc::new(Failing(node(), AtomicU32::new(5))).fill_gaps_of(account);
+        while account.has_gap() {
+            sleep(Duration::from_millis(50)).await;
+        }
+        // The pauses add up to that.
+        assert!((18..21).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert_eq!(account.consumed(), waiting.nonce());
+    }
 }

@@ -234,7 +234,7 @@ async fn server_without_its_books_does_not_lose_its_buyer() {
 #[tokio::test]
 async fn answer_that_never_came_is_not_paid_for_twice() {
     let stage = Stage::new("batch-settlement").await;
-    let payer = stage.payer(Journal::in_memory(), ChannelPolicy::new());
+    let payer = stage.payer(Journal::in_memory(), ChannelPolicy::new().lanes(1));
     assert_eq!(charged(stage.buy(&payer, "").await), PRICE);
     // The client hangs up before the handler is done; the server charges.
     let hasty = PaymentMiddleware::new(payer.clone())
@@ -251,7 +251,7 @@ async fn answer_that_never_came_is_not_paid_for_twice() {
     })
     .await
     .expect("the handler starts");
-    // Until it ends, the channel is busy; then the server corrects, or agrees if it has not charged.
+    // Until it ends, the only channel is busy; then the server corrects, or agrees if it has not charged.
     let patient = PaymentMiddleware::new(payer.clone())
         .retry(RetryPolicy::default().max_attempts(8))
         .client(reqwest::Client::builder().no_proxy())

@@ -67,6 +67,8 @@ pub(crate) struct FeeOracle {
 #[derive(Debug, Default)]
 struct Cached {
     seen: Option<(Instant, Market)>,
+    /// What was seen is used only if the node does not answer.
+    is_old: bool,
     failed: Option<Instant>,
 }
 
@@ -104,9 +106,10 @@ impl FeeOracle {
         Ok(market.base_fee.saturating_add(fees.tip))
     }
 
-    /// Forgets the cached fees, since the market has moved.
+    /// Looks up the fees again when they are needed next, since the market has moved. If the node does not answer then, the known ones are
+    /// used: of many transactions that look whether they hang, each does this.
     pub(crate) async fn forget(&self) {
-        self.cached.lock().await.seen = None;
+        self.cached.lock().await.is_old = true;
     }
 
     /// Offers the market's tip unbounded for a while, since the node refused less.
@@ -130,7 +133,7 @@ impl FeeOracle {
     async fn market(&self, rpc: &Rpc) -> Result<Market, FeeError> {
         let mut cached = self.cached.lock().await;
         let known = |limit| cached.seen.filter(|(at, _)| at.elapsed() < limit).map(|(_, market)| market);
-        if let Some(market) = known(TTL) {
+        if let Some(market) = known(TTL).filter(|_| !cached.is_old) {
             return Ok(market);
         }
         let stale = known(STALE);
@@ -139,7 +142,7 @@ impl FeeOracle {
         }
         match fetch(rpc).await {
             Ok(market) => {
-                *cached = Cached { seen: Some((Instant::now(), market)), failed: None };
+                *cached = Cached { seen: Some((Instant::now(), market)), ..Cached::default() };
                 Ok(market)
             }
             Err(failure) => {
@@ -252,6 +255,25 @@ mod tests {
         assert_eq!(fees.offer(market).unwrap().tip, 25 * GWEI);
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
+    }
+
+    #[cfg(feature = "devnet")]
+    #[tokio::test(start_paused = true)]
+    async fn fees_are_looked_up_again_after_a_change_and_known_ones_used_if_the_node_is_silent() {
+        use crate::devnet::{Devnet, Fault};
+
+        let devnet = Devnet::start().await.unwrap();
+        let (rpc, fees) = (Rpc::new(devnet.rpc_client(), PAUSE), FeeOracle::new(None));
+        let before = fees.get(&rpc).await.unwrap();
+        devnet.set_base_fee(1_000_000_000);
+        fees.forget().await;
+        let after = fees.get(&rpc).await.unwrap();
+        assert!(after.max_fee > before.max_fee);
+        fees.forget().await;
+        devnet.faults().set(|_| Fault::DropBefore);
+        assert_eq!(fees.get(&rpc).await.unwrap(), after);
+        tokio::time::advance(STALE).await;
+        assert!(fees.get(&rpc).await.is_err());
     }
 
     #[test]

@@ -361,7 +361,7 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
-    /// have their own.
+    /// have their own. Options on other chains than the channels' are not offered, and [`deferred`](Self::deferred) has no effect.
     #[cfg(feature = "vouchers")]
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256, TxKind};
 use tokio::{
-    sync::{Notify, Semaphore, watch},
+    sync::{Mutex, Notify, Semaphore, watch},
     time::{Instant, sleep, timeout_at},
 };
 
@@ -54,6 +54,8 @@ pub(crate) struct Caller {
     /// Notified whenever a place in a window becomes free.
     freed: Arc<Notify>,
     waiting: Semaphore,
+    /// Held by the first of those that wait for a place.
+    line: Mutex<()>,
     confirm_timeout: Duration,
 }
 
@@ -111,7 +113,8 @@ impl Caller {
     ) -> Arc<Self> {
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(signers, &node, window, &freed);
-        Arc::new(Self { node, accounts, freed, waiting: Semaphore::new(MAX_WAITING), confirm_timeout })
+        let waiting = Semaphore::new(MAX_WAITING);
+        Arc::new(Self { node, accounts, freed, waiting, line: Mutex::default(), confirm_timeout })
     }
 
     /// Returns the addresses of the accounts.
@@ -155,8 +158,9 @@ impl Caller {
         }
     }
 
-    /// Waits for a place in an account's window.
+    /// Waits for a place in an account's window, in the order in which callers came.
     async fn enter(&self) -> (Account, WindowPermit) {
+        let _first = self.line.lock().await;
         loop {
             match self.accounts.try_enter() {
                 Some(entered) => return entered,
@@ -385,3 +389,38 @@ fn note(progress: Option<&watch::Sender<Progress>>, hash: B256) {
 }
 
 debug_fields!(Caller { accounts });
+
+#[cfg(all(test, feature = "devnet"))]
+mod tests {
+    use alloy_signer_local::PrivateKeySigner;
+
+    use super::*;
+    use crate::{chain::rpc::Rpc, devnet::Devnet};
+
+    #[tokio::test(start_paused = true)]
+    async fn places_are_given_in_the_order_in_which_callers_came() {
+        let devnet = Devnet::start().await.unwrap();
+        let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
+        let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
+        let keys: Vec<SharedSigner> = vec![Arc::new(PrivateKeySigner::random())];
+        let caller = Caller::new(Arc::new(node), keys, 1, Duration::from_secs(10));
+        let taken = caller.enter().await;
+        let (sender, mut entered) = tokio::sync::mpsc::unbounded_channel();
+        for n in 0..3 {
+            let (caller, sender) = (caller.clone(), sender.clone());
+            tokio::spawn(async move {
+                let place = caller.enter().await;
+                sender.send(n).unwrap();
+                drop(place);
+            });
+            sleep(Duration::from_millis(1)).await;
+        }
+        // A filler that went without a place ends: nothing is free.
+        caller.freed.notify_one();
+        sleep(Duration::from_millis(1)).await;
+        drop(taken);
+        for n in 0..3 {
+            assert_eq!(entered.recv().await, Some(n));
+        }
+    }
+}

@@ -112,7 +112,8 @@ macro_rules! chain_setters {
             self
         }
 
-        /// Sets how many transactions of one key may wait for a block at once. Default: 16, about what nodes keep per account.
+        /// Sets how many transactions of one key may wait for a block at once. Nodes keep about 16 per account. Default: 16, or 8 for payment
+        /// channels: when a reorganization removes others below them, those are replaced in the other places.
         pub fn in_flight(mut self, transactions: usize) -> Self {
             self.chain.in_flight = transactions;
             self

@@ -27,6 +27,7 @@ impl Replica {
             .envs(variables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(log_file(work))
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -70,6 +71,13 @@ impl Work {
     pub(crate) fn note(&self, n: u64) {
         writeln!(self.0.lock().unwrap(), "{n}").unwrap();
     }
+}
+
+/// Where a process logs: a file in the directory that `SOAK_LOGS` names, with the name of its file of work.
+fn log_file(work: &Path) -> Stdio {
+    let Some(directory) = env::var_os("SOAK_LOGS") else { return Stdio::inherit() };
+    let name = work.file_name().unwrap_or_default();
+    fs::File::create(Path::new(&directory).join(name)).unwrap().into()
 }
 
 /// Logs what the environment says, on the standard error.

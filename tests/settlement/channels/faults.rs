@@ -28,7 +28,7 @@ use tower_service::Service;
 use tower_x402::{
     Network,
     devnet::{DevnetTransport, Fault, Orphans},
-    facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
+    facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, OnchainChannelsBuilder},
     vouchers::{Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
 
@@ -193,7 +193,7 @@ async fn a_transaction_that_hangs_is_replaced_at_higher_fees() {
     assert_eq!(stage.chain.balance(config.payer).await, 90_000);
 }
 
-/// Deposits into channels, one after another, through a window of two.
+/// Deposits into channels, through a window of two or another one.
 struct Narrow {
     stage: Stage,
     channels: OnchainChannels,
@@ -203,8 +203,12 @@ struct Narrow {
 
 impl Narrow {
     async fn start(count: usize) -> Self {
+        Self::with(count, |builder| builder.in_flight(2)).await
+    }
+
+    async fn with(count: usize, set: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder) -> Self {
         let stage = Stage::start(Some(Duration::from_millis(50))).await;
-        let narrow = builder(&stage.chain).signer(stage.key.clone()).in_flight(2);
+        let narrow = set(builder(&stage.chain).signer(stage.key.clone()));
         let channels = narrow.confirm_timeout(Duration::from_secs(1)).build().await.unwrap();
         let (receiver, mut funded, mut deposits) = (stage.channel.config.receiver, Vec::new(), Vec::new());
         for _ in 0..count {
@@ -223,14 +227,20 @@ impl Narrow {
     }
 
     /// Sends deposits while no blocks come.
-    async fn waits(&self, ns: impl IntoIterator<Item = usize>) {
+    async fn waits(&self, ns: impl ExactSizeIterator<Item = usize>) {
+        let count = ns.len();
+        assert_eq!(self.wait_if_there_is_room(ns).await, count);
+    }
+
+    /// Sends deposits while no blocks come. Returns how many have a place in the window.
+    async fn wait_if_there_is_room(&self, ns: impl Iterator<Item = usize>) -> usize {
         self.stage.chain.devnet.stall(true);
-        let deposits = ns.into_iter().map(async |n| {
+        let deposits = ns.map(async |n| {
             let channel = &self.funded[n];
-            let waiting = self.channels.deposit(&channel.config, &channel.voucher(1), &self.deposits[n]).await;
-            assert!(matches!(waiting, Err(ChannelError::Pending { .. })), "{waiting:?}");
+            self.channels.deposit(&channel.config, &channel.voucher(1), &self.deposits[n]).await
         });
-        futures_util::future::join_all(deposits).await;
+        let waiting = futures_util::future::join_all(deposits).await;
+        waiting.iter().filter(|waits| matches!(waits, Err(ChannelError::Pending { transaction: Some(_) }))).count()
     }
 
     /// Removes the blocks from this one on, and their transactions.
@@ -256,7 +266,7 @@ impl Narrow {
 async fn a_reorganization_below_a_full_window_stops_nothing() {
     let narrow = Narrow::start(3).await;
     let block = narrow.made(0).await;
-    narrow.waits([1, 2]).await;
+    narrow.waits(1..3).await;
     narrow.removed(block, 0).await;
     narrow.all_sent(3).await;
     assert_eq!([narrow.balance(0).await, narrow.balance(1).await, narrow.balance(2).await], [0, 10_000, 10_000]);
@@ -268,17 +278,27 @@ async fn a_reorganization_below_a_full_window_stops_nothing() {
 async fn gaps_below_fillers_and_removed_fillers_are_filled() {
     let narrow = Narrow::start(5).await;
     let blocks = [narrow.made(0).await, narrow.made(1).await];
-    narrow.waits([2, 3]).await;
+    narrow.waits(2..4).await;
     for (sent, block) in blocks.into_iter().enumerate().rev() {
         narrow.removed(block, sent as u64).await;
         eventually("the pool has all", async || narrow.stage.pending().await == 4).await;
     }
     narrow.all_sent(4).await;
     assert_eq!([narrow.balance(2).await, narrow.balance(3).await], [10_000, 10_000]);
-    narrow.waits([4]).await;
+    narrow.waits(4..5).await;
     narrow.removed(blocks[0], 0).await;
     narrow.all_sent(5).await;
     assert_eq!(narrow.balance(4).await, 10_000);
+}
+
+/// The node keeps no more than 16 of an account's transactions, but for the one with its next nonce.
+#[tokio::test]
+async fn gaps_below_a_full_window_are_all_filled_before_the_next_block() {
+    let narrow = Narrow::with(24, |builder| builder).await;
+    let made = futures_util::future::join_all((0..8).map(|n| narrow.made(n))).await;
+    let waiting = narrow.wait_if_there_is_room(8..24).await;
+    narrow.removed(*made.iter().min().unwrap(), 0).await;
+    eventually("the pool has all", async || narrow.stage.pending().await == 8 + waiting as u64).await;
 }
 
 #[tokio::test]

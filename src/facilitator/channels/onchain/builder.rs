@@ -16,6 +16,10 @@ use crate::{
     settlement::caller::Caller,
 };
 
+/// How many transactions of one key wait for a block at once, unless set: half of what nodes keep. They refuse more but for the one with the
+/// account's next nonce, and below a full window the gaps that a reorganization leaves would be filled one per block.
+const IN_FLIGHT: usize = 8;
+
 /// A builder of [`OnchainChannels`]. Network, node and signer are required; all else has defaults.
 #[must_use]
 pub struct OnchainChannelsBuilder {
@@ -26,7 +30,8 @@ pub struct OnchainChannelsBuilder {
 
 impl Default for OnchainChannelsBuilder {
     fn default() -> Self {
-        Self { chain: ChainSettings::default(), assets: Vec::new(), max_block_age: MAX_BLOCK_AGE }
+        let chain = ChainSettings { in_flight: IN_FLIGHT, ..ChainSettings::default() };
+        Self { chain, assets: Vec::new(), max_block_age: MAX_BLOCK_AGE }
     }
 }
 

@@ -621,7 +621,7 @@ impl Sale {
             ChannelError::Rejected { reason, detail } => self.refuse(reason, detail),
             ChannelError::Pending { transaction } => {
                 let detail =
-                    "the transaction was sent and is not in a block yet; repeat the same request with the same payment";
+                    "the transaction is under way and in no block yet; repeat the same request with the same payment";
                 Answer::problem(StatusCode::SERVICE_UNAVAILABLE, reason::SETTLEMENT_PENDING, detail, *transaction)
                     .retry_soon()
             }

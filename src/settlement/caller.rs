@@ -8,7 +8,7 @@ use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256, TxKind};
 use tokio::{
     sync::{Mutex, Notify, Semaphore, watch},
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
@@ -57,6 +57,13 @@ pub(crate) struct Caller {
     /// Held by the first of those that wait for a place.
     line: Mutex<()>,
     confirm_timeout: Duration,
+}
+
+/// The right to have one more transaction in flight.
+#[derive(Debug)]
+pub(crate) struct Place {
+    account: Account,
+    permit: WindowPermit,
 }
 
 /// What is known of a call when the time to confirm it has passed.
@@ -127,16 +134,40 @@ impl Caller {
         self.accounts.cannot_send(&self.node, MIN_GAS).await
     }
 
-    /// Makes a call and waits for its block. A caller that goes away does not cancel it.
+    /// Waits for a place in an account's window, in the order in which callers came.
     ///
     /// # Errors
-    /// [`FacilitatorError`] if no transaction can be in a block.
-    pub(crate) async fn call(self: &Arc<Self>, call: Call) -> Result<CallOutcome, FacilitatorError> {
+    /// [`FacilitatorError::Busy`] if there is none in time, or too many wait.
+    pub(crate) async fn enter(&self, patience: Duration) -> Result<Place, FacilitatorError> {
         let busy =
             || FacilitatorError::Busy { what: "calls of the escrow contract", retry_after: Duration::from_secs(2) };
         let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
+        let entering = async {
+            let _first = self.line.lock().await;
+            loop {
+                match self.accounts.try_enter() {
+                    Some((account, permit)) => return Place { account, permit },
+                    None => self.freed.notified().await,
+                }
+            }
+        };
+        timeout(patience, entering).await.map_err(|_| busy())
+    }
+
+    /// Makes a call and waits for its block, and for a place if there is none yet. A caller that goes away does not cancel it.
+    ///
+    /// # Errors
+    /// [`FacilitatorError`] if no transaction can be in a block.
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        place: Option<Place>,
+        call: Call,
+    ) -> Result<CallOutcome, FacilitatorError> {
         let deadline = Instant::now() + self.confirm_timeout;
-        let (account, permit) = timeout_at(deadline, self.enter()).await.map_err(|_| busy())?;
+        let Place { account, permit } = match place {
+            Some(place) => place,
+            None => self.enter(self.confirm_timeout).await?,
+        };
         let (sender, mut progress) = watch::channel(Progress::Sending(None));
         tokio::spawn({
             let this = self.clone();
@@ -155,17 +186,6 @@ impl Caller {
             Progress::Included(receipt) => Ok(CallOutcome::Included(receipt.clone())),
             Progress::Failed(error) => Err(error.clone()),
             Progress::Sending(transaction) => Ok(CallOutcome::Pending(*transaction)),
-        }
-    }
-
-    /// Waits for a place in an account's window, in the order in which callers came.
-    async fn enter(&self) -> (Account, WindowPermit) {
-        let _first = self.line.lock().await;
-        loop {
-            match self.accounts.try_enter() {
-                Some(entered) => return entered,
-                None => self.freed.notified().await,
-            }
         }
     }
 
@@ -404,12 +424,13 @@ mod tests {
         let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
         let keys: Vec<SharedSigner> = vec![Arc::new(PrivateKeySigner::random())];
         let caller = Caller::new(Arc::new(node), keys, 1, Duration::from_secs(10));
-        let taken = caller.enter().await;
+        let patience = Duration::from_secs(10);
+        let taken = caller.enter(patience).await.unwrap();
         let (sender, mut entered) = tokio::sync::mpsc::unbounded_channel();
         for n in 0..3 {
             let (caller, sender) = (caller.clone(), sender.clone());
             tokio::spawn(async move {
-                let place = caller.enter().await;
+                let place = caller.enter(patience).await.unwrap();
                 sender.send(n).unwrap();
                 drop(place);
             });

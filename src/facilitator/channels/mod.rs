@@ -330,10 +330,10 @@ pub enum ChannelError {
     /// It could not be checked or done now, and nothing was sent. Ask again.
     #[error(transparent)]
     Unavailable(#[from] FacilitatorError),
-    /// It was sent, and its outcome is not known yet. Ask again: what was done is found on the chain.
-    #[error("the transaction was sent, but is not known to be in a block yet")]
+    /// It was sent, or waits to be sent, and its outcome is not known yet. Ask again: what was done is found on the chain.
+    #[error("the transaction is under way, but is not known to be in a block yet")]
     Pending {
-        /// Its transaction, if that is known.
+        /// Its transaction, if there is one and it is known.
         transaction: Option<B256>,
     },
 }

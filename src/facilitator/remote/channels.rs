@@ -25,7 +25,7 @@ use crate::{
     },
     network::Asset,
     protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
-    settlement::submitter::Call,
+    settlement::{caller::Place, submitter::Call},
     vouchers::{ChannelPayload, SCHEME, reason},
 };
 
@@ -91,7 +91,8 @@ impl RemoteFacilitator {
         }
         let clock = remote.journal.clock().clone();
         let asking = Asking { remote: remote.clone(), node: node.clone(), asset: asset.clone() };
-        Ok(OnchainChannels::new(node.clone(), vec![asset], clock, Arc::new(asking), BlockRules::default()))
+        let rules = BlockRules::within(remote.settle_timeout);
+        Ok(OnchainChannels::new(node.clone(), vec![asset], clock, Arc::new(asking), rules))
     }
 }
 
@@ -129,7 +130,11 @@ impl Sender for Asking {
         (!self.remote.answers().await).then_some(NotReady::Facilitator)
     }
 
-    async fn send(&self, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
+    async fn enter(&self, _: Duration) -> Result<Option<Place>, ChannelError> {
+        Ok(None)
+    }
+
+    async fn send(&self, _: Option<Place>, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
         let body = self.body(&payload)?;
         let deadline = Instant::now() + self.remote.settle_timeout;
         let (mut pause, mut is_unsent, mut transaction) = (FIRST_PAUSE, true, None);

@@ -315,8 +315,30 @@ async fn no_more_transactions_wait_for_a_block_than_may() {
         assert!(matches!(first, Err(ChannelError::Pending { transaction: Some(_) })), "{first:?}");
         let second = channels.deposit(config, &voucher, &deposits[1]).await;
         let was_sent = matches!(second, Err(ChannelError::Pending { transaction: Some(_) }));
-        assert_eq!((was_sent, is_unavailable(&second)), (is_sent, !is_sent), "{second:?}");
+        assert_eq!(was_sent, is_sent, "{second:?}");
     }
+}
+
+/// Two deposits wait while the window is full, and their payers do not come back. Somebody else makes the second one meanwhile.
+#[tokio::test]
+async fn a_deposit_keeps_its_turn_when_its_payer_has_gone_and_is_not_made_if_somebody_else_made_it() {
+    let narrow = Narrow::with(3, |builder| builder.in_flight(1)).await;
+    narrow.waits(0..1).await;
+    for n in [1, 2] {
+        let (channel, deposit) = (&narrow.funded[n], &narrow.deposits[n]);
+        let waiting = narrow.channels.deposit(&channel.config, &channel.voucher(1), deposit).await;
+        assert!(matches!(waiting, Err(ChannelError::Pending { transaction: None })), "{waiting:?}");
+    }
+    let other = builder(&narrow.stage.chain).signer(gas_key(&narrow.stage.chain).await).build().await.unwrap();
+    let (channel, deposit) = (&narrow.funded[2], &narrow.deposits[2]);
+    let made = async { other.deposit(&channel.config, &channel.voucher(1), deposit).await.unwrap() };
+    let calm = async { narrow.stage.chain.devnet.stall(false) };
+    futures_util::future::join(made, calm).await;
+    eventually("it was made in its turn", async || narrow.balance(1).await == 10_000).await;
+    assert_eq!((narrow.balance(0).await, narrow.balance(2).await), (10_000, 10_000));
+    // The one that waited longest has looked again, and found it made.
+    let again = narrow.channels.deposit(&channel.config, &channel.voucher(1), deposit).await.unwrap();
+    assert_eq!((again.amount, narrow.stage.sent().await), (10_000, 2));
 }
 
 #[tokio::test]

@@ -128,7 +128,7 @@ impl Inner {
         claimed: &mut Claimed,
     ) -> Result<bool, ChannelError> {
         let seen = before.first().map_or(0, |before| before.block);
-        let sent = self.send(input, gas, payload, seen).await;
+        let sent = self.send(None, input, gas, payload, seen).await;
         let Some(receipt) = attempts.succeeded(sent, reason::CLAIM_TRANSACTION_FAILED) else { return Ok(false) };
         let transaction = receipt.transaction_hash;
         let events: Vec<BatchSettlement::Claimed> = escrow::events(&receipt).collect();

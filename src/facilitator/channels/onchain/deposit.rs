@@ -4,7 +4,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Attempts, Inner, unavailable};
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
         channels::{ChannelError, Executed},
         single_flight::NoResult,
     },
+    settlement::caller::Place,
     vouchers::{
         ChannelConfig, ChannelConfigError, ChannelId, ChannelObservation, ChannelPayload, Deposit,
         DepositAuthorization, Escrow, Voucher, abi::BatchSettlement, reason,
@@ -31,7 +32,21 @@ const MIN_TIME_LEFT: u64 = 6;
 /// Gas that a deposit may use: a transfer with the check of a contract wallet's signature leaves much of it.
 const MAX_DEPOSIT_GAS: u64 = 700_000;
 
-/// Executes a deposit, or waits for the run of the same deposit that is under way.
+/// How long a deposit waits to be sent, when its payer may have gone. Who comes again joins the one that waits.
+const LINE_PATIENCE: Duration = Duration::from_secs(600);
+
+/// How often the node is asked again for the state before a deposit whose turn it is.
+const READS_IN_TURN: usize = 4;
+
+/// How far a deposit is.
+#[derive(Default)]
+struct Progress {
+    attempts: Attempts,
+    /// The place to send it from, from the time on when it is its turn until it is sent.
+    turn: Option<Option<Place>>,
+}
+
+/// Executes a deposit, or waits for the run of the same deposit that is under way. It may still be executed after the time to confirm it.
 pub(super) async fn execute(
     inner: &Arc<Inner>,
     config: &ChannelConfig,
@@ -42,15 +57,27 @@ pub(super) async fn execute(
     let input = call(config, deposit);
     let run = {
         let (inner, config, voucher, deposit) = (inner.clone(), *config, voucher.clone(), deposit.clone());
-        move || async move { inner.execute_deposit(&config, voucher, &deposit).await }
+        move || async move {
+            let (mut progress, mut failed) = (Progress::default(), 0);
+            loop {
+                match inner.execute_deposit(&config, voucher.clone(), &deposit, &mut progress).await {
+                    Err(ChannelError::Unavailable(_)) if progress.turn.is_some() && failed < READS_IN_TURN => {
+                        failed += 1
+                    }
+                    done => return done,
+                }
+                sleep(inner.node.poll_interval()).await;
+            }
+        }
     };
-    match inner.deposits.run(keccak256(&input), run).await {
-        Ok(result) => result,
-        Err(NoResult::Full) => {
+    // To send it, and to wait until it is deep enough.
+    match timeout(2 * inner.rules.timeout, inner.deposits.run(keccak256(&input), run)).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(NoResult::Full)) => {
             let retry_after = Duration::from_secs(2);
             Err(FacilitatorError::Busy { what: "deposits", retry_after }.into())
         }
-        Err(NoResult::Lost) => Err(ChannelError::Pending { transaction: None }),
+        Ok(Err(NoResult::Lost)) | Err(_) => Err(ChannelError::Pending { transaction: None }),
     }
 }
 
@@ -77,10 +104,11 @@ impl Inner {
         config: &ChannelConfig,
         voucher: Voucher,
         deposit: &Deposit,
+        Progress { attempts, turn }: &mut Progress,
     ) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
-        let (mut attempts, mut has_reverted) = (Attempts::default(), false);
+        let mut has_reverted = false;
         loop {
             let state = attempts.read(self.deposit_state(channel, config, nonce).await)?;
             if state.is_used {
@@ -95,7 +123,15 @@ impl Inner {
                 let what = "deposits of a payer whose last ones reverted";
                 return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
             }
-            attempts.next()?;
+            if turn.is_none() {
+                attempts.next()?;
+                let asked = Instant::now();
+                *turn = Some(self.sender.enter(LINE_PATIENCE).await?);
+                if asked.elapsed() > self.node.block_time() {
+                    // Another process may have made the deposit meanwhile.
+                    continue;
+                }
+            }
             let gas = match self.check_deposit(config, deposit, &state).await {
                 // The deposit may have been made a moment ago, by another process.
                 Err(refused @ ChannelError::Rejected { .. }) => {
@@ -107,7 +143,8 @@ impl Inner {
                 }
                 checked => checked?,
             };
-            let sent = self.send(call(config, deposit), gas, payload.clone(), state.channel.block).await;
+            let place = turn.take().flatten();
+            let sent = self.send(place, call(config, deposit), gas, payload.clone(), state.channel.block).await;
             has_reverted = sent.as_ref().is_ok_and(|receipt| !receipt.succeeded());
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
             let receipt = self.await_depth(receipt, deposit.amount).await?;

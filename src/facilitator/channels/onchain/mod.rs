@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, NotReady, Readiness, single_flight::SingleFlight},
     network::{Asset, Network},
-    settlement::{confirmation::Depths, costs::PayerBackoff, submitter::Call},
+    settlement::{caller::Place, confirmation::Depths, costs::PayerBackoff, submitter::Call},
     telemetry,
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
@@ -38,8 +38,9 @@ use crate::{
 const GAS_MARGIN: u64 = 60_000;
 /// How old the newest block of a node may be, unless set.
 const MAX_BLOCK_AGE: Duration = Duration::from_secs(120);
-/// After how long without a receipt an outcome is pending, unless set.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long to wait for the result of a facilitator, at least.
+#[cfg(feature = "remote")]
+const REMOTE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often an action is simulated and sent anew because its transaction reverted.
 const ATTEMPTS: usize = 2;
 /// How often a node is asked for the state after a block that it just showed. Behind one address there may be several nodes.
@@ -125,13 +126,15 @@ pub(in crate::facilitator) struct BlockRules {
     max_age: u64,
     /// The blocks that must be on top of a deposit's, by its amount.
     depths: Depths,
-    /// How long to wait for those.
+    /// How long to wait for a receipt, and then for those blocks.
     timeout: Duration,
 }
 
-impl Default for BlockRules {
-    fn default() -> Self {
-        Self { max_age: MAX_BLOCK_AGE.as_secs(), depths: Depths::default(), timeout: CONFIRM_TIMEOUT }
+impl BlockRules {
+    /// The default rules, for a facilitator that may take so long.
+    #[cfg(feature = "remote")]
+    pub(in crate::facilitator) fn within(timeout: Duration) -> Self {
+        Self { max_age: MAX_BLOCK_AGE.as_secs(), depths: Depths::default(), timeout: timeout.max(REMOTE_TIMEOUT) }
     }
 }
 
@@ -212,12 +215,13 @@ impl Inner {
     /// action was seen not to be made: no transaction up to it can have made it, whatever a facilitator says.
     async fn send(
         &self,
+        place: Option<Place>,
         input: Bytes,
         gas_limit: u64,
         payload: ChannelPayload,
         seen: u64,
     ) -> Result<Receipt, ChannelError> {
-        let receipt = self.sender.send(Call { to: Escrow::ADDRESS, input, gas_limit }, payload).await?;
+        let receipt = self.sender.send(place, Call { to: Escrow::ADDRESS, input, gas_limit }, payload).await?;
         match receipt.block() > seen {
             true => Ok(receipt),
             false => Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) }),
@@ -281,7 +285,7 @@ impl Inner {
             attempts.next()?;
             let simulated = self.simulate(self.sender(), &input).await?;
             let gas = simulated.map_err(|why| ChannelError::rejected(reason::SETTLE_SIMULATION_FAILED, why))?;
-            let sent = self.send(input.clone(), gas, ChannelPayload::Settle { receiver, token }, seen).await;
+            let sent = self.send(None, input.clone(), gas, ChannelPayload::Settle { receiver, token }, seen).await;
             let Some(receipt) = attempts.succeeded(sent, reason::SETTLE_TRANSACTION_FAILED) else { continue };
             let moved = escrow::events::<BatchSettlement::Settled>(&receipt)
                 .find(|event| event.receiver == receiver && event.token == token && event.amount > 0);

@@ -50,7 +50,7 @@ impl Inner {
                     return Err(ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why));
                 }
             };
-            let sent = self.send(input, gas, payload(refund, claim), before.block).await;
+            let sent = self.send(None, input, gas, payload(refund, claim), before.block).await;
             let Some(receipt) = attempts.succeeded(sent, reason::REFUND_TRANSACTION_FAILED) else { continue };
             let transaction = receipt.transaction_hash;
             let after = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());

@@ -1,6 +1,6 @@
 //! Who gets calls of the contract into blocks.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 use async_trait::async_trait;
@@ -9,7 +9,7 @@ use crate::{
     chain::rpc::Receipt,
     facilitator::{NotReady, channels::ChannelError},
     settlement::{
-        caller::{CallOutcome, Caller},
+        caller::{CallOutcome, Caller, Place},
         submitter::Call,
     },
     vouchers::ChannelPayload,
@@ -30,11 +30,17 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns why no call could be sent now, if that is so.
     async fn cannot_send(&self) -> Option<NotReady>;
 
-    /// Sends a call and waits for its block. `payload` asks a facilitator for the same.
+    /// Waits until a call can be sent, in the order in which callers came. Returns the place to send it from, if there are such.
+    ///
+    /// # Errors
+    /// [`ChannelError::Unavailable`] if that takes longer than `patience`.
+    async fn enter(&self, patience: Duration) -> Result<Option<Place>, ChannelError>;
+
+    /// Sends a call and waits for its block. `payload` asks a facilitator for the same. Without a place it waits for one, for a short while.
     ///
     /// # Errors
     /// [`ChannelError::Rejected`] and [`ChannelError::Unavailable`] only if nothing was sent.
-    async fn send(&self, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
+    async fn send(&self, place: Option<Place>, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
 }
 
 #[async_trait]
@@ -51,8 +57,12 @@ impl Sender for Arc<Caller> {
         Caller::cannot_send(self).await
     }
 
-    async fn send(&self, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
-        match self.call(call).await? {
+    async fn enter(&self, patience: Duration) -> Result<Option<Place>, ChannelError> {
+        Ok(Some(Caller::enter(self, patience).await?))
+    }
+
+    async fn send(&self, place: Option<Place>, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
+        match self.call(place, call).await? {
             CallOutcome::Included(receipt) => Ok(receipt),
             CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),
         }

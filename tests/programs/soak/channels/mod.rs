@@ -39,13 +39,8 @@ const LATER: u64 = 200;
 /// The channels of a payer.
 const LANES: usize = 4;
 
-/// What differs with the size of a run.
-#[derive(Clone, Copy)]
-struct Pace {
-    block_time: Duration,
-    /// The size of a deposit, in atomic units.
-    deposit: u64,
-}
+/// A reorganization comes every ten blocks on average.
+const BLOCK_TIME: Duration = Duration::from_millis(200);
 
 /// Returns the price that is offered for the n-th order, in atomic units.
 fn price(n: u64) -> u64 {
@@ -61,9 +56,10 @@ fn cost(n: u64) -> u64 {
     }
 }
 
-async fn storm(plan: Plan, pace: Pace) {
+/// `deposit` is the size of a deposit, in atomic units.
+async fn storm(plan: Plan, deposit: u64) {
     let server = Server::start();
-    let chain = DevnetChain::start_with(Some(pace.block_time), FINALITY_DEPTH).await;
+    let chain = DevnetChain::start_with(Some(BLOCK_TIME), FINALITY_DEPTH).await;
     let (devnet, proxy) = (chain.devnet.clone(), RpcProxy::start(chain.rpc_url()).await);
     let directory = tempfile::tempdir().unwrap();
     let mut setups = Vec::new();
@@ -75,13 +71,13 @@ async fn storm(plan: Plan, pace: Pace) {
         let (database, node) = (server.url().to_owned(), proxy.url().to_owned());
         let work = directory.path().join(format!("work-{index}"));
         // Short, so that outcomes are often unknown at first.
-        let confirm_timeout = 16 * pace.block_time;
+        let confirm_timeout = 16 * BLOCK_TIME;
         setups.push(Setup { database, node, work, gas_key: gas.to_bytes(), authorizer, payee, confirm_timeout });
     }
     let ledger = PostgresLedger::builder(server.url()).schema(SCHEMA).connect().await.unwrap();
     let mut replicas: Vec<Replica> = setups.iter().map(Setup::start).collect();
     let urls = replicas.iter().map(|replica| replica.url.clone()).collect();
-    let buyers = Arc::new(Buyers::new(&chain, plan, pace.deposit, urls, directory.path()).await);
+    let buyers = Arc::new(Buyers::new(&chain, plan, deposit, urls, directory.path()).await);
     // A reorganization must not remove the payers' balances.
     (0..=weather::DEEPEST).for_each(|_| devnet.mine());
     proxy.reset();
@@ -142,11 +138,11 @@ async fn claim_now_and_then(buyers: Arc<Buyers>, seed: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn channels_balance_on_four_processes_after_a_storm() {
     // For some fifteen orders.
-    storm(Plan::of(600, 6), Pace { block_time: Duration::from_millis(200), deposit: 15_000 }).await;
+    storm(Plan::of(600, 6), 15_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes many minutes; see the head of ../mod.rs"]
 async fn channels_balance_on_four_processes_after_a_storm_of_full_size() {
-    storm(Plan::of(50_000, 125), Pace { block_time: Duration::from_millis(500), deposit: 30_000 }).await;
+    storm(Plan::of(50_000, 125), 30_000).await;
 }

@@ -222,7 +222,7 @@ impl RequirePaymentLayerBuilder {
             }
         }
         #[cfg(feature = "vouchers")]
-        let voucher_offers = voucher_offers(self.settings.channels.as_ref(), &options, &self.settings.limits)?;
+        let voucher_offers = voucher_offers(&self.settings, &options)?;
         #[cfg(not(feature = "vouchers"))]
         let voucher_offers = Vec::new();
         let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
@@ -361,7 +361,8 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
-    /// have their own. Options on other chains than the channels' are not offered, and [`deferred`](Self::deferred) has no effect.
+    /// have their own. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
+    /// a voucher is charged in the books, and claimed later anyway.
     #[cfg(feature = "vouchers")]
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;
@@ -665,6 +666,16 @@ pub enum BuildError {
     #[cfg(feature = "vouchers")]
     #[error("vouchers are for channels on {0}, where there is no payee: call .pay_to(…) for it")]
     NoChannelPayee(Network),
+    /// Only vouchers are taken, and the channels are on another chain than this payee: leave the payee out, or take `exact`, too.
+    #[cfg(feature = "vouchers")]
+    #[error(
+        "only vouchers are taken, and the channels are not on {0}: leave its .pay_to(…) out, or call .vouchers(…) and add a facilitator"
+    )]
+    NoChannelsOn(Network),
+    /// Only vouchers are taken, which are never deferred.
+    #[cfg(feature = "vouchers")]
+    #[error("only vouchers are taken, and they are never deferred: leave .deferred(…) out, or call .vouchers(…)")]
+    DeferredVouchers,
     /// A payer could withdraw from its channel before its work is charged and claimed.
     #[cfg(feature = "vouchers")]
     #[error(
@@ -797,12 +808,9 @@ impl Limits {
 
 /// Returns the offers to pay with vouchers: one for each token and payee on the chain of the channels, without the amount.
 #[cfg(feature = "vouchers")]
-fn voucher_offers(
-    channels: Option<&Channels>,
-    options: &[PaymentOption],
-    limits: &Limits,
-) -> Result<Vec<PaymentRequirements>, BuildError> {
-    let Some(channels) = channels else { return Ok(Vec::new()) };
+fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<PaymentRequirements>, BuildError> {
+    let Some(channels) = &settings.channels else { return Ok(Vec::new()) };
+    let limits = &settings.limits;
     let (needed, longest) = (limits.handler_deadline + limits.settlement_margin, channels.longest_work());
     if needed > longest {
         return Err(BuildError::WithdrawDelayTooShort { needed, longest });
@@ -820,7 +828,19 @@ fn voucher_offers(
             offers.push(offer);
         }
     }
-    if offers.is_empty() { Err(BuildError::NoChannelPayee(channels.network())) } else { Ok(offers) }
+    if offers.is_empty() {
+        return Err(BuildError::NoChannelPayee(channels.network()));
+    }
+    if !settings.takes_exact {
+        let mut networks = options.iter().map(|option| option.asset.network);
+        if let Some(other) = networks.find(|network| *network != channels.network()) {
+            return Err(BuildError::NoChannelsOn(other));
+        }
+        if settings.deferred.is_some() {
+            return Err(BuildError::DeferredVouchers);
+        }
+    }
+    Ok(offers)
 }
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {

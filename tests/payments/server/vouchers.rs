@@ -38,7 +38,9 @@ use tower_x402::{
         channels::{ChannelLedger, ChannelStep},
         conformance::channels::observation,
     },
-    server::{ActualPrice, BuildError, PriceError, Quote, RequirePaymentLayer},
+    server::{
+        ActualPrice, BuildError, DeferredPolicy, PriceError, Quote, RequirePaymentLayer, RequirePaymentLayerBuilder,
+    },
     vouchers::{AuthorizerKey, ChannelConfig, ChannelState, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
@@ -730,6 +732,24 @@ async fn a_seller_of_vouchers_only_needs_no_facilitator() {
     assert_eq!(send(&app, purchase.on(evaluate("a"))).await.reason(), "unsupported_scheme");
     let both = builder().vouchers(stage.channels.clone()).build();
     assert!(matches!(both, Err(BuildError::NoFacilitator)));
+}
+
+#[tokio::test]
+async fn a_seller_of_vouchers_only_is_told_of_settings_without_effect() {
+    let stage = Stage::open().await;
+    let (pay_to, channels) = (stage.shop.pay_to, || stage.channels.clone());
+    let builder = || RequirePaymentLayer::builder().price("$0.001").pay_to(Network::BASE_SEPOLIA, pay_to);
+    let refused = |layer: RequirePaymentLayerBuilder| layer.build().expect_err("a setting without effect");
+    let elsewhere = builder().pay_to(Network::BASE, pay_to).vouchers_only(channels());
+    assert_eq!(refused(elsewhere), BuildError::NoChannelsOn(Network::BASE));
+    let nowhere = RequirePaymentLayer::builder().price("$0.001").pay_to(Network::BASE, pay_to);
+    assert_eq!(refused(nowhere.vouchers_only(channels())), BuildError::NoChannelPayee(Network::BASE_SEPOLIA));
+    let deferred = builder().deferred(DeferredPolicy::default()).vouchers_only(channels());
+    assert_eq!(refused(deferred), BuildError::DeferredVouchers);
+    builder().vouchers_only(channels()).build().expect("without both");
+    // Beside `exact` both have an effect.
+    let both = stage.shop.layer().deferred(DeferredPolicy::default()).vouchers(channels());
+    both.build().expect("exact is deferred");
 }
 
 /// A ledger may be shared with sellers on other chains, or with other keys.

@@ -67,7 +67,7 @@ impl ClaimPolicy {
     /// a refund, or by a withdrawal. The next request of a payer that was refunded gets 402, and is paid with another deposit.
     ///
     /// Not refunded are channels from which nothing was charged yet, or in which a withdrawal is announced, and those that a full ledger
-    /// has forgotten.
+    /// has forgotten. A refund whose transaction reverts is tried again, after pauses that grow up to an hour.
     ///
     /// ```
     /// use std::time::Duration;

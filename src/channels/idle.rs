@@ -12,7 +12,7 @@ use super::{
     in_the_books,
 };
 use crate::{
-    facilitator::channels::ChannelError,
+    facilitator::{FacilitatorError, channels::ChannelError},
     ledger::channels::{ChannelRecord, ChannelStep},
 };
 
@@ -37,7 +37,8 @@ impl Channels {
             after = Some(last.id);
             for record in page.iter().filter(|record| self.0.is_ours(record) && self.is_idle(record)) {
                 match self.refund_one(record).await {
-                    Ok(()) => {}
+                    // A refund that reverted again and again has to wait, and holds up no other.
+                    Ok(()) | Err(ChannelError::Unavailable(FacilitatorError::Busy { .. })) => {}
                     // The others would fail as well.
                     Err(error @ ChannelError::Unavailable(_)) => return Err(error),
                     Err(error) => tracing::warn!(%error, channel = %record.id, "an idle channel was not refunded"),

@@ -34,8 +34,8 @@ use tower_x402::{
 
 use super::{authorizer, builder, gas_key, order, reason as code};
 
-const SEND: &str = "eth_sendRawTransaction";
-const SEND_SYNC: &str = "eth_sendRawTransactionSync";
+pub(super) const SEND: &str = "eth_sendRawTransaction";
+pub(super) const SEND_SYNC: &str = "eth_sendRawTransactionSync";
 
 sol! {
     function pause() external;
@@ -415,9 +415,10 @@ async fn transactions_that_revert_are_reported_with_their_code() {
     stage.chain.devnet.faults().clear();
     stage.chain.devnet.administer(unpauseCall {}.abi_encode()).unwrap();
 
-    // The payer whose deposits reverted has to wait, and no other.
+    // The payer whose deposits and refunds reverted has to wait, and no other.
     let sent = stage.sent().await;
     assert!(is_unavailable(&stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await));
+    assert!(is_unavailable(&stage.channels.refund(&refund, &key).await));
     assert_eq!(stage.sent().await, sent, "no gas is spent on it");
     let other = Channel::funded(&stage.chain, channel.config.receiver, &channel.authorizer, 100_000).await;
     let theirs = other.sign_deposit(&stage.chain, 5_000, stage.chain.timestamp().await + 3_600).await;

@@ -1,6 +1,6 @@
 //! Deposits: checked, executed once, and found on the chain if they were executed before.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
@@ -108,23 +108,15 @@ impl Inner {
     ) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
-        let mut has_reverted = false;
         loop {
             let state = attempts.read(self.deposit_state(channel, config, nonce).await)?;
             if state.is_used {
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
             }
-            // Had another process made the deposit first, the revert would not be the payer's doing.
-            if mem::take(&mut has_reverted) {
-                self.backoff.note_revert(config.payer);
-            }
-            // A contract wallet can make deposits look good and then fail, at the cost of the sender's gas.
-            if attempts.made == 0 && self.backoff.rejection(config.payer).is_some() {
-                let what = "deposits of a payer whose last ones reverted";
-                return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
-            }
             if turn.is_none() {
-                attempts.next()?;
+                // A contract wallet can make deposits look good and then fail.
+                let what = "deposits of a payer whose last ones reverted";
+                attempts.next_for(config.payer, &self.deposit_backoff, what)?;
                 let asked = Instant::now();
                 *turn = Some(self.sender.enter(LINE_PATIENCE).await?);
                 if asked.elapsed() > self.node.block_time() {
@@ -145,7 +137,6 @@ impl Inner {
             };
             let place = turn.take().flatten();
             let sent = self.send(place, call(config, deposit), gas, payload.clone(), state.channel.block).await;
-            has_reverted = sent.as_ref().is_ok_and(|receipt| !receipt.succeeded());
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {

@@ -6,7 +6,7 @@ mod deposit;
 mod refund;
 mod sender;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, Bytes};
 use alloy_sol_types::SolCall;
@@ -114,7 +114,9 @@ struct Inner {
     rules: BlockRules,
     sender: Arc<dyn Sender>,
     /// The payers whose deposits reverted.
-    backoff: PayerBackoff,
+    deposit_backoff: PayerBackoff,
+    /// The payers whose refunds reverted.
+    refund_backoff: PayerBackoff,
     /// One run per deposit, so that copies of it share a transaction.
     deposits: Arc<SingleFlight<B256, Result<Executed, ChannelError>>>,
 }
@@ -153,8 +155,8 @@ impl OnchainChannels {
         rules: BlockRules,
     ) -> Self {
         let escrow = Escrow::on(node.network());
-        let (backoff, deposits) = (PayerBackoff::default(), Arc::default());
-        Self(Arc::new(Inner { node, escrow, assets, clock, rules, sender, backoff, deposits }))
+        let (deposit_backoff, refund_backoff, deposits) = Default::default();
+        Self(Arc::new(Inner { node, escrow, assets, clock, rules, sender, deposit_backoff, refund_backoff, deposits }))
     }
 }
 
@@ -163,6 +165,8 @@ impl OnchainChannels {
 #[derive(Default)]
 struct Attempts {
     made: usize,
+    /// Whether the last transaction reverted.
+    has_reverted: bool,
     failure: Option<ChannelError>,
 }
 
@@ -178,8 +182,22 @@ impl Attempts {
         self.failure.take().map_or(Ok(()), Err)
     }
 
+    /// The same for an action that reverts at the cost of the sender's gas, and not at the payer's: a payer for whom it did so again and
+    /// again has to wait. To be called when the chain shows that the action is not made: had another process made it first, the revert
+    /// would not count.
+    fn next_for(&mut self, payer: Address, backoff: &PayerBackoff, what: &'static str) -> Result<(), ChannelError> {
+        if mem::take(&mut self.has_reverted) {
+            backoff.note_revert(payer);
+        }
+        if self.made == 0 && backoff.rejection(payer).is_some() {
+            return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
+        }
+        self.next()
+    }
+
     /// Returns the receipt if the transaction succeeded. `reverted` is the code if it reverted for the last time.
     fn succeeded(&mut self, sent: Result<Receipt, ChannelError>, reverted: &'static str) -> Option<Receipt> {
+        self.has_reverted = sent.as_ref().is_ok_and(|receipt| !receipt.succeeded());
         match sent {
             Ok(receipt) if receipt.succeeded() => return Some(receipt),
             Ok(_) if self.made < ATTEMPTS => {}

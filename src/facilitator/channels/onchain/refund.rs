@@ -33,7 +33,9 @@ impl Inner {
             if before.state.refund_nonce > order.nonce {
                 return self.find_refund(refund, channel, before).await;
             }
-            attempts.next()?;
+            // The seller asks again, for as long as the channel is idle, and so may the payer.
+            let what = "refunds to a payer whose last ones reverted";
+            attempts.next_for(order.config.payer, &self.refund_backoff, what)?;
             if before.state.balance <= before.state.total_claimed.max(to_claim) {
                 return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
             }

@@ -1,0 +1,142 @@
+//! How long payment channels wait, on virtual time: after refunds that reverted.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use alloy_primitives::{Address, B256, address};
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
+use support::{authorization::unix_now, devnet::DevnetChain, escrow::Channel};
+use tokio::time::{Instant, sleep};
+use tower_x402::{
+    Clock as _, ManualClock, Network, Usdc,
+    channels::{Channels, ClaimPolicy},
+    devnet::Fault,
+    facilitator::channels::{ChannelFacilitator as _, OnchainChannels, OnchainChannelsBuilder},
+    ledger::{
+        MemoryLedger,
+        channels::{ChannelLedger as _, ChannelStep},
+    },
+    vouchers::AuthorizerKey,
+};
+
+use super::{
+    faults::{SEND, SEND_SYNC, pauseCall, unpauseCall},
+    gas_key,
+};
+
+const RECEIVER: Address = address!("00000000000000000000000000000000000bacc0");
+const DAY: u64 = 86_400;
+
+/// A chain in this process, without a connection: time passes only where somebody waits for it.
+struct Stage {
+    chain: DevnetChain,
+    channels: OnchainChannels,
+    authorizer: PrivateKeySigner,
+}
+
+impl Stage {
+    async fn open(settings: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder) -> Self {
+        let chain = DevnetChain::start(None).await;
+        let channels = OnchainChannels::builder().network(Network::BASE_SEPOLIA).client(chain.devnet.rpc_client());
+        let channels = settings(channels.signer(gas_key(&chain).await)).build().await.unwrap();
+        Self { chain, channels, authorizer: PrivateKeySigner::random() }
+    }
+
+    /// A channel that is not filled yet.
+    async fn channel(&self) -> Channel {
+        Channel::funded(&self.chain, RECEIVER, &self.authorizer, 100_000).await
+    }
+
+    /// Deposits into a channel. Returns what is in it then.
+    async fn deposit(&self, channel: &Channel) -> u128 {
+        let deposit = channel.sign_deposit(&self.chain, 10_000, unix_now() + 3_600).await;
+        let done = self.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await;
+        done.unwrap().observed.state.balance
+    }
+
+    fn key(&self) -> AuthorizerKey {
+        AuthorizerKey::new(self.authorizer.clone())
+    }
+
+    /// Has each new transaction's time noted. If `is_paused`, the token is paused in the transactions, and not in their simulations.
+    fn sent(&self, is_paused: bool) -> impl Fn() -> Vec<Duration> {
+        let (devnet, begun) = (self.chain.devnet.clone(), Instant::now());
+        let sent = Arc::new(Mutex::new(Vec::<(String, Duration)>::new()));
+        let log = sent.clone();
+        self.chain.devnet.faults().set(move |call| {
+            let mut log = log.lock().unwrap();
+            match call.method {
+                SEND | SEND_SYNC => {
+                    let raw = call.params[0].to_string();
+                    if log.iter().all(|(other, _)| *other != raw) {
+                        log.push((raw, begun.elapsed()));
+                    }
+                    if is_paused {
+                        devnet.administer(pauseCall {}.abi_encode()).unwrap();
+                    }
+                }
+                "eth_estimateGas" if is_paused => drop(devnet.administer(unpauseCall {}.abi_encode()).unwrap()),
+                _ => {}
+            }
+            Fault::None
+        });
+        move || sent.lock().unwrap().iter().map(|(_, at)| *at).collect()
+    }
+}
+
+/// The token is paused between the simulation and the transaction, again and again.
+#[tokio::test(start_paused = true)]
+async fn refunds_of_an_idle_channel_that_revert_are_tried_more_and_more_rarely() {
+    let stage = Stage::open(|channels| channels).await;
+    let (ledger, clock) = (Arc::new(MemoryLedger::new()), Arc::new(ManualClock::at(unix_now())));
+    // A channel of which a tenth was charged, and that nobody used for a day.
+    let idle = async |channel: &Channel| {
+        stage.deposit(channel).await;
+        let (id, now) = (channel.id(), clock.now());
+        let observation = stage.channels.observe(&[id]).await.unwrap()[0];
+        let (voucher, network) = (channel.voucher(1_000), Network::BASE_SEPOLIA);
+        for step in [
+            ChannelStep::Open { network, config: channel.config, observation, now },
+            ChannelStep::Begin { request: B256::ZERO, voucher, price: 1_000, now, until: now + 60 },
+            ChannelStep::Charge { epoch: 1, amount: 1_000, response: None, now },
+        ] {
+            ledger.advance(&id, &step).await.unwrap();
+        }
+        clock.advance(DAY);
+    };
+    let left = async |channel: &Channel| ledger.channel(&channel.id()).await.unwrap().unwrap().observed.state.balance;
+    let first = stage.channel().await;
+    idle(&first).await;
+
+    let sent = stage.sent(true);
+    // Nothing is claimed alone.
+    let policy = ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1));
+    let channels = Channels::builder(stage.channels.clone(), stage.key())
+        .ledger(ledger.clone())
+        .clock(clock.clone())
+        .claims(policy.refund_idle(Duration::from_secs(DAY), Usdc::from_atomic(1)))
+        .build()
+        .unwrap();
+    sleep(Duration::from_secs(3_000)).await;
+    // Each is sent twice.
+    let tries = [0, 30, 150, 630, 2_550];
+    assert_eq!(sent().iter().map(Duration::as_secs).collect::<Vec<_>>(), tries.map(|at| [at; 2]).concat());
+    assert_eq!(left(&first).await, 10_000);
+
+    // Other channels do not wait for it, whatever their place in the books.
+    stage.chain.devnet.faults().clear();
+    stage.chain.devnet.administer(unpauseCall {}.abi_encode()).unwrap();
+    let mut second = stage.channel().await;
+    while second.id() < first.id() {
+        second = stage.channel().await;
+    }
+    idle(&second).await;
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!((left(&first).await, left(&second).await), (10_000, 1_000));
+    sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(left(&first).await, 1_000, "it is tried again within an hour");
+    drop(channels);
+}

@@ -1,4 +1,4 @@
-//! How long payment channels wait, on virtual time: after refunds that reverted.
+//! How long payment channels wait, on virtual time: for a transaction that hangs, and after refunds that reverted.
 
 use std::{
     sync::{Arc, Mutex},
@@ -84,6 +84,30 @@ impl Stage {
             Fault::None
         });
         move || sent.lock().unwrap().iter().map(|(_, at)| *at).collect()
+    }
+}
+
+/// The node waits for the transaction's block, for three blocks and six seconds at most. After three blocks more it is replaced.
+#[tokio::test(start_paused = true)]
+async fn a_transaction_that_hangs_is_replaced_after_blocks_of_the_time_that_is_set() {
+    for (block_time, replaced) in [(1, 3 + 3), (10, 6 + 30)] {
+        let timeouts = |channels: OnchainChannelsBuilder| {
+            let minute = Duration::from_secs(60);
+            channels.block_time(Duration::from_secs(block_time)).confirm_timeout(minute).rpc_timeout(minute)
+        };
+        let stage = Stage::open(timeouts).await;
+        let channel = stage.channel().await;
+        let sent = stage.sent(false);
+        stage.chain.devnet.stall(true);
+        let until_it_is_replaced = async {
+            while sent().len() < 2 {
+                sleep(Duration::from_millis(100)).await;
+            }
+            stage.chain.devnet.stall(false);
+        };
+        let (balance, ()) = tokio::join!(stage.deposit(&channel), until_it_is_replaced);
+        let seconds: Vec<_> = sent().iter().map(Duration::as_secs).collect();
+        assert_eq!((balance, seconds), (10_000, vec![0, replaced]), "blocks of {block_time} s");
     }
 }
 

@@ -1,14 +1,21 @@
-//! How long payment channels wait, on virtual time: for a transaction that hangs, and after refunds that reverted.
+//! How long payment channels wait, on virtual time: for a node's reads, for a transaction that hangs, and after refunds that reverted.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256, address};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
-use support::{authorization::unix_now, devnet::DevnetChain, escrow::Channel};
+use support::{
+    authorization::unix_now,
+    devnet::DevnetChain,
+    escrow::{Channel, claim_call},
+};
 use tokio::time::{Instant, sleep};
 use tower_x402::{
     Clock as _, ManualClock, Network, Usdc,
@@ -19,12 +26,12 @@ use tower_x402::{
         MemoryLedger,
         channels::{ChannelLedger as _, ChannelStep},
     },
-    vouchers::AuthorizerKey,
+    vouchers::{AuthorizerKey, Claim, Escrow},
 };
 
 use super::{
     faults::{SEND, SEND_SYNC, pauseCall, unpauseCall},
-    gas_key,
+    gas_key, order,
 };
 
 const RECEIVER: Address = address!("00000000000000000000000000000000000bacc0");
@@ -85,6 +92,53 @@ impl Stage {
         });
         move || sent.lock().unwrap().iter().map(|(_, at)| *at).collect()
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_node_does_not_show_is_taken_from_the_events() {
+    let stage = Stage::open(|channels| channels).await;
+    let [channel, other, third] = [stage.channel().await, stage.channel().await, stage.channel().await];
+    stage.deposit(&other).await;
+    stage.deposit(&third).await;
+    // The node answers no reads once the transaction is sent.
+    let reads = Arc::new(AtomicU64::new(0));
+    let unseen = || {
+        let (is_sent, reads) = (AtomicBool::new(false), reads.clone());
+        stage.chain.devnet.faults().set(move |call| match call.method {
+            SEND | SEND_SYNC => {
+                is_sent.store(true, Ordering::Relaxed);
+                Fault::None
+            }
+            "eth_call" if is_sent.load(Ordering::Relaxed) => {
+                reads.fetch_add(1, Ordering::Relaxed);
+                Fault::DropBefore
+            }
+            _ => Fault::None,
+        });
+    };
+    unseen();
+    assert_eq!(stage.deposit(&channel).await, 10_000);
+    assert_eq!(reads.load(Ordering::Relaxed), 8, "it is asked often enough");
+
+    // One of the rows was claimed before. The others share a transaction.
+    stage.chain.devnet.faults().clear();
+    let rows = [other.row(3_000, 3_000).await, channel.row(2_000, 2_000).await, third.row(1_000, 1_000).await];
+    let claim = |rows: &[Claim]| claim_call(rows, &stage.authorizer).abi_encode();
+    stage.chain.devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, claim(&rows[..1])).unwrap();
+    unseen();
+    let claimed = stage.channels.claim(&rows, &stage.key()).await.unwrap();
+    let totals: Vec<_> = claimed.observed.iter().map(|seen| seen.state.total_claimed).collect();
+    assert_eq!((claimed.amount, totals), (3_000, vec![3_000, 2_000, 1_000]));
+
+    // A refund with a claim, and one whose claim was made before.
+    let claim = channel.row(4_000, 4_000).await;
+    for (nonce, balance) in [(0, 9_900), (1, 9_800)] {
+        unseen();
+        let order = order(&channel, 100, nonce, Some(claim.clone()));
+        let after = stage.channels.refund(&order, &stage.key()).await.unwrap().observed.state;
+        assert_eq!((after.balance, after.total_claimed, after.refund_nonce), (balance, 4_000, nonce + 1));
+    }
+    assert_eq!(reads.load(Ordering::Relaxed), 4 * 8, "no answer was got");
 }
 
 /// The node waits for the transaction's block, for three blocks and six seconds at most. After three blocks more it is replaced.

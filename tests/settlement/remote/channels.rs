@@ -27,7 +27,6 @@ use tower_x402::{
     Network, Usdc,
     channels::Channels,
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer, PaymentOutcome, ReceiptExt as _},
-    devnet::Fault,
     facilitator::{
         RemoteBuildError, RemoteFacilitator, RemoteFacilitatorBuilder,
         channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder},
@@ -336,52 +335,6 @@ async fn a_transaction_that_does_something_else_is_not_believed() {
     is_pending(channels.refund(&order(&bank, 100, 1, None), &bank.key()).await.map(drop), "no refund");
     assert_eq!(bank.state().await, (8_900, 8_900));
     assert_eq!(stage.settles().len(), 8, "without time nobody is asked twice");
-}
-
-/// Who was asked did it, and the node does not show what is in the channels then.
-#[tokio::test]
-async fn what_a_node_does_not_show_is_taken_from_the_events() {
-    let bank = Bank::open_with(|remote| remote.settle_timeout(Duration::ZERO)).await;
-    let Bank { stage, channels, channel } = &bank;
-    let (chain, config) = (&stage.chain, channel.config);
-    let other = Channel::funded(chain, config.receiver, &channel.authorizer, 100_000).await;
-    let third = Channel::funded(chain, config.receiver, &channel.authorizer, 100_000).await;
-    for channel in [&other, &third] {
-        channel.deposit(chain, &chain.relayer().await, 10_000).await;
-    }
-    let unseen = |calls: Vec<Vec<u8>>| {
-        let (devnet, Turn::Other(act)) = (chain.devnet.clone(), does(chain, calls)) else { unreachable!() };
-        let turn = Turn::Other(Arc::new(move || {
-            devnet.faults().set(|call| if call.method == "eth_call" { Fault::DropBefore } else { Fault::None });
-            act()
-        }));
-        stage.script([], turn);
-    };
-    let deposit = bank.sign(10_000).await;
-    unseen(vec![channel.deposit_call(&deposit).abi_encode()]);
-    let executed = channels.deposit(&config, &channel.voucher(1_000), &deposit).await.unwrap();
-    assert_eq!(executed.observed.state.balance, 10_000);
-
-    // One of the rows was claimed before. The others share a transaction.
-    chain.devnet.faults().clear();
-    let rows = [other.row(3_000, 3_000).await, channel.row(2_000, 2_000).await, third.row(1_000, 1_000).await];
-    let claims = |rows: &[Claim]| claim_call(rows, &channel.authorizer).abi_encode();
-    chain.devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, claims(&rows[..1])).unwrap();
-    unseen(vec![claims(&rows)]);
-    let claimed = channels.claim(&rows, &bank.key()).await.unwrap();
-    let totals: Vec<_> = claimed.observed.iter().map(|seen| seen.state.total_claimed).collect();
-    assert_eq!((claimed.amount, totals), (3_000, vec![3_000, 2_000, 1_000]));
-
-    // A refund with a claim, and one whose claim was made before.
-    let claim = channel.row(4_000, 4_000).await;
-    for (nonce, balance) in [(0, 9_900), (1, 9_800)] {
-        chain.devnet.faults().clear();
-        let data = vec![claims(slice::from_ref(&claim)).into(), refund_call(channel, 100, nonce).abi_encode().into()];
-        unseen(vec![BatchSettlement::multicallCall { data }.abi_encode()]);
-        let order = order(&bank, 100, nonce.into(), Some(claim.clone()));
-        let after = channels.refund(&order, &bank.key()).await.unwrap().observed.state;
-        assert_eq!((after.balance, after.total_claimed, after.refund_nonce), (balance, 4_000, u128::from(nonce) + 1));
-    }
 }
 
 /// A moment before the transaction somebody else claims: what was to be claimed with the refund, or all that is there.

@@ -1,6 +1,6 @@
 //! The operator's view of payment channels: lists, sums and exports them.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use serde::Serialize;
@@ -119,7 +119,15 @@ impl ChannelSummary {
     }
 }
 
-/// A filter for channels. As text: `all`, `unclaimed` or `at-risk`.
+/// A filter for channels. As text: `all`, `unclaimed`, `at-risk`, or `idle:` and a number of seconds.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_x402::ops::ChannelFilter;
+///
+/// assert_eq!("at-risk".parse(), Ok(ChannelFilter::AtRisk));
+/// assert_eq!("idle:86400".parse(), Ok(ChannelFilter::Idle(Duration::from_secs(86_400))));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChannelFilter {
@@ -129,15 +137,20 @@ pub enum ChannelFilter {
     Unclaimed,
     /// `at-risk`: channels of which something is unclaimed that a withdrawal could take, or that the escrow does not hold.
     AtRisk,
+    /// `idle:SECONDS`: channels that no request used for this long, in whole seconds, if there is still money in them.
+    Idle(Duration),
 }
 
 impl ChannelFilter {
-    /// Returns `true` if the channel is one to list.
-    pub fn holds(self, record: &ChannelRecord) -> bool {
+    /// Returns `true` if the channel is one to list. `now` is in seconds since 1970.
+    pub fn holds(self, record: &ChannelRecord, now: u64) -> bool {
         match self {
             Self::All => true,
             Self::Unclaimed => record.unclaimed() > 0,
             Self::AtRisk => record.at_risk() > 0,
+            Self::Idle(time) => {
+                record.observed.state.available() > 0 && now.saturating_sub(record.used_at) >= time.as_secs()
+            }
         }
     }
 }
@@ -150,20 +163,24 @@ impl FromStr for ChannelFilter {
             "all" => Ok(Self::All),
             "unclaimed" => Ok(Self::Unclaimed),
             "at-risk" => Ok(Self::AtRisk),
-            _ => Err(ParseChannelFilterError),
+            _ => {
+                let seconds = text.strip_prefix("idle:").and_then(|seconds| seconds.parse().ok());
+                seconds.map(|seconds| Self::Idle(Duration::from_secs(seconds))).ok_or(ParseChannelFilterError)
+            }
         }
     }
 }
 
 /// An error while a [`ChannelFilter`] was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected all, unclaimed or at-risk")]
+#[error("expected all, unclaimed, at-risk or idle:SECONDS")]
 #[non_exhaustive]
 pub struct ParseChannelFilterError;
 
 /// Pages of channels, in the order of their ids.
+#[derive(Debug)]
 pub struct ChannelPages {
-    ledger: Option<Arc<dyn ChannelLedger>>,
+    operator: Operator,
     which: ChannelFilter,
     after: Option<ChannelId>,
 }
@@ -174,22 +191,17 @@ impl ChannelPages {
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed. Call again to retry.
     pub async fn next(&mut self) -> Result<Option<Vec<ChannelRecord>>, LedgerError> {
-        let Some(ledger) = &self.ledger else { return Ok(None) };
+        let Some(ledger) = &self.operator.channels else { return Ok(None) };
+        let now = self.operator.clock.now();
         loop {
             let page = ledger.channels(self.after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(None) };
             self.after = Some(last.id);
-            let found: Vec<_> = page.into_iter().filter(|record| self.which.holds(record)).collect();
+            let found: Vec<_> = page.into_iter().filter(|record| self.which.holds(record, now)).collect();
             if !found.is_empty() {
                 return Ok(Some(found));
             }
         }
-    }
-}
-
-impl fmt::Debug for ChannelPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChannelPages").field("which", &self.which).finish_non_exhaustive()
     }
 }
 
@@ -278,7 +290,7 @@ impl Operator {
 
     /// Returns the payment channels that match a filter, one page at a time.
     pub fn channels(&self, which: ChannelFilter) -> ChannelPages {
-        ChannelPages { ledger: self.channels.clone(), which, after: None }
+        ChannelPages { operator: self.clone(), which, after: None }
     }
 
     /// Exports the payment channels that match a filter.

@@ -41,7 +41,7 @@ pub struct Operator {
     ledger: Arc<dyn Ledger>,
     #[cfg(feature = "vouchers")]
     pub(super) channels: Option<Arc<dyn crate::ledger::channels::ChannelLedger>>,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 impl Operator {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use alloy_primitives::U256;
 use tower_x402::{
+    ManualClock,
     ledger::{
         MemoryLedger, SqliteLedger,
         channels::{ChannelLedger, ChannelStep},
@@ -56,7 +57,30 @@ async fn channels_are_listed_by_what_is_unclaimed_and_at_risk() {
     assert_eq!(listed(&operator, "all").await, in_order([1, 2, 3, 4]));
     assert_eq!(listed(&operator, "unclaimed").await, in_order([2, 4]));
     assert_eq!(listed(&operator, "at-risk").await, in_order([4]));
-    assert!("atrisk".parse::<ChannelFilter>().is_err());
+    for text in ["atrisk", "idle", "idle:", "idle:1d", "idle:-1", "idle: 1"] {
+        assert!(text.parse::<ChannelFilter>().is_err(), "{text}");
+    }
+}
+
+/// A channel with nothing in it is nothing to do about.
+#[tokio::test]
+async fn channels_are_listed_that_nobody_used_for_a_time() {
+    let ledger = Arc::new(MemoryLedger::new());
+    for salt in 1..=3 {
+        open(&*ledger, salt, 100).await;
+        sell(&*ledger, salt, hash(1), 10).await;
+    }
+    for (salt, observed) in [(2, observation(2, 10, 10, 2)), (3, observation(3, 11, 10, 2))] {
+        ledger.advance(&id(salt), &ChannelStep::Observe { observation: observed, now: START + 3_600 }).await.unwrap();
+    }
+    let clock = Arc::new(ManualClock::at(START + 3_599));
+    let operator = Operator::new(ledger.clone()).channel_ledger(ledger).clock(clock.clone());
+    let used_at = operator.channels(ChannelFilter::All).next().await.unwrap().unwrap()[0].used_at;
+    assert_eq!(used_at, START);
+    assert_eq!(listed(&operator, "idle:3600").await, []);
+    clock.advance(1);
+    assert_eq!(listed(&operator, "idle:3600").await, in_order([1, 3]));
+    assert_eq!(listed(&operator, "idle:0").await, in_order([1, 3]));
 }
 
 #[tokio::test]

@@ -11,12 +11,12 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use futures_util::stream;
+use futures_util::{future::BoxFuture, stream};
 use serde::Deserialize;
 use serde_json::json;
 use tower_x402::{
     ledger::{Ledger, LedgerError},
-    ops::{Export, ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch},
+    ops::{ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch},
 };
 
 /// How many payments a search returns at most.
@@ -35,12 +35,13 @@ pub(crate) async fn print(ledger: Arc<dyn Ledger>, which: PaymentFilter, format:
 }
 
 /// Returns the routes below `/admin`, which require the token.
-pub(crate) fn router(ledger: Arc<dyn Ledger>, token: Token) -> Router {
+pub(crate) fn router(operator: Operator, token: Token) -> Router {
     Router::new()
         .route("/admin/payments", get(payments))
+        .route("/admin/channels", get(channels))
         .route("/admin/report", get(report))
         .layer(middleware::from_fn_with_state(token, admit))
-        .with_state(Operator::new(ledger))
+        .with_state(operator)
 }
 
 #[derive(Deserialize)]
@@ -50,33 +51,47 @@ struct Question {
     format: Option<String>,
 }
 
-async fn payments(State(operator): State<Operator>, Query(question): Query<Question>) -> Response {
-    let format = match question.format.as_deref() {
-        None | Some("jsonl") => ExportFormat::JsonLines,
-        Some("csv") => ExportFormat::Csv,
-        Some(_) => return refuse(StatusCode::BAD_REQUEST, "format: expected csv or jsonl"),
-    };
-    if let Some(text) = question.find {
-        let search: PaymentSearch = match text.parse() {
-            Ok(search) => search,
-            Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("find: {error}")),
-        };
-        return match operator.find(&search, MAX_FOUND).await {
-            Ok(found) => Json(found.iter().map(ExportEntry::of).collect::<Vec<_>>()).into_response(),
-            Err(error) => failed(&error),
-        };
+impl Question {
+    fn format(&self) -> Result<ExportFormat, Response> {
+        match self.format.as_deref() {
+            None | Some("jsonl") => Ok(ExportFormat::JsonLines),
+            Some("csv") => Ok(ExportFormat::Csv),
+            Some(_) => Err(refuse(StatusCode::BAD_REQUEST, "format: expected csv or jsonl")),
+        }
     }
-    match question.state.as_deref().unwrap_or("all").parse() {
-        Ok(which) => stream_of(operator.export(which, format), format),
-        Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("state: {error}")),
+
+    fn state<F: FromStr<Err: fmt::Display>>(&self) -> Result<F, Response> {
+        let state = self.state.as_deref().unwrap_or("all").parse();
+        state.map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("state: {error}")))
     }
 }
 
-/// Streams the export page by page. If the ledger fails the body breaks off, so that a part is not taken for the whole.
-fn stream_of(export: Export, format: ExportFormat) -> Response {
-    let pieces = stream::unfold(Some(export), async |export| {
+async fn payments(State(operator): State<Operator>, Query(question): Query<Question>) -> Result<Response, Response> {
+    let format = question.format()?;
+    if let Some(text) = &question.find {
+        let search: PaymentSearch =
+            text.parse().map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("find: {error}")))?;
+        let found = operator.find(&search, MAX_FOUND).await.map_err(|error| failed(&error))?;
+        return Ok(Json(found.iter().map(ExportEntry::of).collect::<Vec<_>>()).into_response());
+    }
+    let export = operator.export(question.state()?, format);
+    Ok(stream_of(export, |export| Box::pin(export.next()), format))
+}
+
+async fn channels(State(operator): State<Operator>, Query(question): Query<Question>) -> Result<Response, Response> {
+    let format = question.format()?;
+    let export = operator.export_channels(question.state()?, format);
+    Ok(stream_of(export, |export| Box::pin(export.next()), format))
+}
+
+/// The next lines of an export.
+type Lines<'a> = BoxFuture<'a, Result<Option<String>, LedgerError>>;
+
+/// Streams an export page by page. If the ledger fails the body breaks off, so that a part is not taken for the whole.
+fn stream_of<E: Send + 'static>(export: E, next: fn(&mut E) -> Lines<'_>, format: ExportFormat) -> Response {
+    let pieces = stream::unfold(Some(export), move |export| async move {
         let mut export = export?;
-        match export.next().await {
+        match next(&mut export).await {
             Ok(piece) => Some((Ok(piece?), Some(export))),
             Err(error) => Some((Err(error), None)),
         }

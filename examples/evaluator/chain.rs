@@ -90,7 +90,8 @@ impl Chain {
         let Some(key) = key else { return Ok(None) };
         let contract = OnchainChannels::builder().network(flags.network).signer(key.clone()).asset(flags.asset()?);
         let contract = node(contract).build().await.context("the payment channels")?;
-        Ok(Some(Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).build()?))
+        let channels = Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).claims(flags.claims());
+        Ok(Some(channels.build()?))
     }
 
     fn settling_here(

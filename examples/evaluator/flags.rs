@@ -7,6 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
 use tower_x402::{
     Asset, Network, ParseUsdcError, Usdc,
+    channels::ClaimPolicy,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger, channels::ChannelLedger},
     ops::PaymentFilter,
     protocol::PaymentFlow,
@@ -57,6 +58,9 @@ OPERATOR
   GET /admin/payments?state=due|owed|all|…&format=jsonl|csv
   GET /admin/payments?find=0x…   by payer, nonce or transaction (at least 8 digits), or payer:nonce
   GET /admin/report              totals by token: paid, owed, deferred, fees
+  GET /admin/channels?state=all|unclaimed|at-risk|idle:SECONDS&format=jsonl|csv
+                                 payment channels: all, with unclaimed charges, with charges that a withdrawal could take,
+                                 or with money in them that no request used for so long
   While no evaluator runs: --ledger sqlite:PATH --payments owed, or --export csv
 
 ENVIRONMENT
@@ -144,6 +148,10 @@ pub(crate) struct Flags {
     /// chain in this process, and wherever CHANNELS_PRIVATE_KEY is set; otherwise exact]
     #[arg(long, value_enum)]
     scheme: Option<Scheme>,
+    /// Refund payment channels that no request used for N seconds, if at least $0.05 is left in them [default: only when their
+    /// students ask]
+    #[arg(long, value_name = "N")]
+    refund_idle: Option<u64>,
     /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several evaluators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
@@ -166,6 +174,8 @@ pub(crate) struct Flags {
     handler_delay_ms: u64,
 }
 
+/// What must be left in an idle channel to be refunded: $0.05.
+const LEAST_REFUND: Usdc = Usdc::from_atomic(50_000);
 /// Where payers ask what became of their payments.
 const STATUS_PATH: &str = "/payments/status";
 
@@ -277,21 +287,34 @@ impl Flags {
 
     /// Returns `true` if vouchers are to be taken, if that is possible: `may`.
     pub(crate) fn takes_vouchers(&self, may: bool) -> anyhow::Result<bool> {
-        match self.scheme {
-            Some(Scheme::Exact) => Ok(false),
+        let takes = match self.scheme {
+            Some(Scheme::Exact) => false,
             Some(Scheme::Vouchers | Scheme::Both) if !may => {
                 bail!(
                     "--scheme with vouchers needs --rpc-url and CHANNELS_PRIVATE_KEY, the key that claims what was charged"
                 )
             }
-            Some(Scheme::Vouchers | Scheme::Both) => Ok(true),
-            None => Ok(may),
+            Some(Scheme::Vouchers | Scheme::Both) => true,
+            None => may,
+        };
+        if self.refund_idle.is_some() && !takes {
+            bail!("--refund-idle refunds payment channels, and no vouchers are taken: see --scheme");
         }
+        Ok(takes)
     }
 
     /// Returns `true` if nothing but vouchers is taken.
     pub(crate) fn takes_vouchers_only(&self) -> bool {
         self.scheme == Some(Scheme::Vouchers)
+    }
+
+    /// Returns when channels are claimed from and refunded.
+    pub(crate) fn claims(&self) -> ClaimPolicy {
+        let policy = ClaimPolicy::default();
+        match self.refund_idle {
+            Some(seconds) => policy.refund_idle(Duration::from_secs(seconds), LEAST_REFUND),
+            None => policy,
+        }
     }
 
     /// Returns the URL where students ask what became of a payment, beside /evaluate.
@@ -336,7 +359,7 @@ impl Flags {
 mod tests {
     use clap::{CommandFactory as _, Parser as _};
 
-    use super::Flags;
+    use super::{ClaimPolicy, Duration, Flags, Usdc};
 
     #[test]
     fn the_flags_are_consistent() {
@@ -356,6 +379,18 @@ mod tests {
         assert!(Flags::try_parse_from(["evaluator", "--judge", "llm"]).is_err());
         let at = ["evaluator", "--judge", "llm", "--llm-url", "http://127.0.0.1:1/v1"];
         assert!(Flags::try_parse_from(at).is_ok());
+    }
+
+    #[test]
+    fn idle_channels_are_refunded_if_it_is_said_after_how_long() {
+        let flags = |arguments: &[&str]| Flags::try_parse_from(["evaluator"].iter().chain(arguments)).unwrap();
+        assert_eq!(flags(&[]).claims(), ClaimPolicy::default());
+        let after = flags(&["--refund-idle", "86400"]);
+        let expected = ClaimPolicy::default().refund_idle(Duration::from_secs(86_400), Usdc::from_atomic(50_000));
+        assert_eq!(after.claims(), expected);
+        assert!(after.takes_vouchers(true).unwrap());
+        assert!(after.takes_vouchers(false).is_err(), "there are no channels");
+        assert!(flags(&["--refund-idle", "1", "--scheme", "exact"]).takes_vouchers(true).is_err());
     }
 
     #[test]

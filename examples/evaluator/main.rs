@@ -22,7 +22,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, timeout},
 };
-use tower_x402::{Network, facilitator::Facilitator as _};
+use tower_x402::{Network, facilitator::Facilitator as _, ops::Operator};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -135,7 +135,14 @@ impl Server {
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let token = flags.admin_token.clone();
-        let admin = token.map(|token| admin::router(chain.facilitator.ledger().clone(), token));
+        let admin = token.map(|token| {
+            let operator = Operator::new(chain.facilitator.ledger().clone());
+            let operator = match &chain.channels {
+                Some(channels) => operator.channel_ledger(channels.ledger().clone()),
+                None => operator,
+            };
+            admin::router(operator, token)
+        });
         Ok(Self { listener, evaluator, admin, signals, chain })
     }
 

@@ -65,9 +65,12 @@ async fn help_names_every_flag() {
                 "--ledger",
                 "--public-url",
                 "--handler-delay-ms",
+                "--scheme",
+                "--refund-idle",
                 "--payments",
                 "--export",
                 "--admin-token",
+                "/admin/channels",
                 "--judge",
                 "--llm-url",
                 "/readyz",
@@ -190,7 +193,7 @@ async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_
     assert_eq!(get("/readyz", None).await, (200, json!({ "ready": true, "reasons": [] }).to_string()));
     let wrong = TOKEN.replace("tests", "guess");
     for token in [None, Some(""), Some(&wrong[..]), Some(&TOKEN[..TOKEN.len() - 1])] {
-        for path in ["/admin/payments", "/admin/payments?find=0x00000000", "/admin/report"] {
+        for path in ["/admin/payments", "/admin/payments?find=0x00000000", "/admin/report", "/admin/channels"] {
             let (status, body) = get(path, token).await;
             assert_eq!(status, 401, "{token:?}");
             assert!(!body.contains("eip155"), "{body}");
@@ -209,6 +212,22 @@ async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["assets"][0]["paid"], json!({ "payments": 2, "units": (2 * PRICE).to_string() }));
     assert_eq!(get("/admin/payments?state=rich", Some(TOKEN)).await.0, 400);
+
+    // After a third transfer, the student opens a channel.
+    assert_eq!(get("/admin/channels", Some(TOKEN)).await, (200, String::new()));
+    assert!(evaluator.sell(&student, &["--count", "4"]).await.succeeded);
+    let (status, channels) = get("/admin/channels?state=unclaimed", Some(TOKEN)).await;
+    assert_eq!((status, channels.lines().count()), (200, 1), "{channels}");
+    let channel: Value = serde_json::from_str(&channels).unwrap();
+    assert_eq!((&channel["unclaimed_units"], channel["payer"].as_str()), (&json!(PRICE.to_string()), Some(&payer[..])));
+    let (_, csv) = get("/admin/channels?state=idle:0&format=csv", Some(TOKEN)).await;
+    assert_eq!(csv.lines().count(), 2, "{csv}");
+    for nothing in ["at-risk", "idle:3600"] {
+        assert_eq!(get(&format!("/admin/channels?state={nothing}"), Some(TOKEN)).await, (200, String::new()));
+    }
+    for wrong in ["state=idle", "state=owed", "format=xml"] {
+        assert_eq!(get(&format!("/admin/channels?{wrong}"), Some(TOKEN)).await.0, 400, "{wrong}");
+    }
 
     let closed = Evaluator::start(&[], None).await;
     let response = client.get(closed.url.replace("/evaluate", "/admin/payments")).send().await.unwrap();

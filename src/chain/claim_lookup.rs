@@ -4,8 +4,6 @@
 //! is claimed cannot be taken back by the payer; refunds and withdrawals take the rest only. So a charge is paid by the transaction whose
 //! event raised the total from before the charge to after it, or from less to more.
 
-use std::ops::ControlFlow;
-
 use alloy_primitives::B256;
 use alloy_sol_types::SolEvent as _;
 use serde_json::json;
@@ -71,13 +69,8 @@ impl PaymentLookup {
         transaction: B256,
         block: u64,
     ) -> Result<Finality, LookupError> {
-        match self.final_receipt(|receipt| charge.is_claimed_by(receipt), transaction, block).await? {
-            ControlFlow::Break(finality) => Ok(finality),
-            ControlFlow::Continue(is_final) => {
-                let is_gone = self.is_claim_gone(charge, transaction, [block, is_final]).await;
-                Ok(if is_gone { Finality::Reorged } else { Finality::Open })
-            }
-        }
+        let is_gone = async |is_final| self.is_claim_gone(charge, transaction, [block, is_final]).await;
+        self.finality_of(transaction, block, |receipt| charge.is_claimed_by(receipt), is_gone).await
     }
 
     /// Returns the transaction that raised what is claimed of the channel to the charge's end, if it is in these blocks.

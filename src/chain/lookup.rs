@@ -9,7 +9,7 @@
 //!
 //! A payment by voucher is made when it is claimed. The file `claim_lookup.rs` adds the methods that look that up.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
@@ -212,36 +212,34 @@ impl PaymentLookup {
         block: u64,
     ) -> Result<Finality, LookupError> {
         let expected = payment.expected();
-        match self.final_receipt(|receipt| expected.is_paid_by(receipt), transaction, block).await? {
-            ControlFlow::Break(finality) => Ok(finality),
-            ControlFlow::Continue(is_final) => {
-                let is_gone = self.is_gone(&expected, transaction, [block, is_final]).await;
-                Ok(if is_gone { Finality::Reorged } else { Finality::Open })
-            }
-        }
+        let is_gone = async |is_final| self.is_gone(&expected, transaction, [block, is_final]).await;
+        self.finality_of(transaction, block, |receipt| expected.is_paid_by(receipt), is_gone).await
     }
 
-    /// Tells from the receipt of a transaction that was in this block whether its payment is final. Without a receipt, returns the newest
+    /// Returns whether what a transaction made, which was in this block, is final. `is_gone` is asked if there is no receipt, with the newest
     /// final block.
-    pub(super) async fn final_receipt(
+    pub(super) async fn finality_of(
         &self,
-        is_made_by: impl Fn(&Receipt) -> bool,
         transaction: B256,
         block: u64,
-    ) -> Result<ControlFlow<Finality, u64>, LookupError> {
+        is_made_by: impl Fn(&Receipt) -> bool,
+        is_gone: impl AsyncFnOnce(u64) -> bool,
+    ) -> Result<Finality, LookupError> {
         self.check_network().await?;
         let Some(is_final) = self.finalized().await?.filter(|is_final| *is_final >= block) else {
-            return Ok(ControlFlow::Break(Finality::Open));
+            return Ok(Finality::Open);
         };
-        let Some(receipt) = self.rpc.receipt(transaction).await? else { return Ok(ControlFlow::Continue(is_final)) };
+        let Some(receipt) = self.rpc.receipt(transaction).await? else {
+            return Ok(if is_gone(is_final).await { Finality::Reorged } else { Finality::Open });
+        };
         if receipt.transaction_hash != transaction || receipt.block() > is_final {
-            return Ok(ControlFlow::Break(Finality::Open));
+            return Ok(Finality::Open);
         }
-        Ok(ControlFlow::Break(match self.block_of(&receipt).await? {
+        Ok(match self.block_of(&receipt).await? {
             Some(_) if is_made_by(&receipt) => Finality::Final,
             Some(_) => Finality::Reorged,
             None => Finality::Open,
-        }))
+        })
     }
 
     /// Returns the number of the node's newest block, after checking the node's chain.

@@ -12,7 +12,7 @@ use super::{
     fingerprint::HEADERS,
     layer::RequirePaymentLayer,
     lease::PaymentsInProgress,
-    offer::{Catalogue, Location, PaymentOption, Price, PriceError, Pricing, Quote},
+    offer::{Catalogue, Location, Offered, PaymentOption, Price, PriceError, Pricing, Quote},
     page::BrowserPage,
     payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
     queue::AdmissionQueue,
@@ -237,17 +237,17 @@ impl RequirePaymentLayerBuilder {
         let extensions = Verbatim::of(&extensions).ok().filter(|_| !extensions.is_empty());
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
-        let catalogue = Catalogue::new(
+        let offered = Offered {
             pricing,
             options,
-            self.settings.takes_exact,
+            takes_exact,
             voucher_offers,
-            timeout,
-            self.resource,
+            max_timeout_seconds: timeout,
+            resource: self.resource,
             location,
             extensions,
-            self.speaks_v1,
-        );
+        };
+        let catalogue = Catalogue::new(offered, self.speaks_v1);
         let (uri, headers) = (Uri::default(), HeaderMap::new());
         let longest = catalogue.render(&catalogue.target(&uri, &headers), &catalogue.longest(), None);
         let size = longest.map_or(usize::MAX, |offers| offers.header.len());

@@ -152,18 +152,23 @@ pub(super) enum Location {
     Request { trusts_proxy: bool },
 }
 
+/// What a layer was told to offer.
+pub(super) struct Offered {
+    pub(super) pricing: Pricing,
+    pub(super) options: Vec<PaymentOption>,
+    /// Whether the options are offered; if not, only vouchers are taken.
+    pub(super) takes_exact: bool,
+    /// The offers to pay with vouchers, without the amount.
+    pub(super) voucher_offers: Vec<PaymentRequirements>,
+    pub(super) max_timeout_seconds: u64,
+    pub(super) resource: ResourceInfo,
+    pub(super) location: Location,
+    pub(super) extensions: Option<Verbatim<Map<String, Value>>>,
+}
+
 /// All that the layer offers.
 pub(super) struct Catalogue {
-    pricing: Pricing,
-    options: Vec<PaymentOption>,
-    /// Whether the options are offered; if not, only vouchers are taken.
-    takes_exact: bool,
-    /// The offers to pay with vouchers, without the amount.
-    voucher_offers: Vec<PaymentRequirements>,
-    max_timeout_seconds: u64,
-    resource: ResourceInfo,
-    location: Location,
-    extensions: Option<Verbatim<Map<String, Value>>>,
+    offered: Offered,
     /// `None` if v1 is turned off.
     in_v1: Option<OffersV1>,
     /// `None` if the price depends on the request.
@@ -264,33 +269,10 @@ pub(super) struct RenderedOffers {
 }
 
 impl Catalogue {
-    #[expect(clippy::too_many_arguments, reason = "the builder has them one by one, and nobody else calls this")]
-    pub(super) fn new(
-        pricing: Pricing,
-        options: Vec<PaymentOption>,
-        takes_exact: bool,
-        voucher_offers: Vec<PaymentRequirements>,
-        max_timeout_seconds: u64,
-        resource: ResourceInfo,
-        location: Location,
-        extensions: Option<Verbatim<Map<String, Value>>>,
-        speaks_v1: bool,
-    ) -> Self {
-        let in_v1 = speaks_v1.then(|| OffersV1::of(&options, max_timeout_seconds, &resource));
-        let mut catalogue = Self {
-            pricing,
-            options,
-            takes_exact,
-            voucher_offers,
-            max_timeout_seconds,
-            resource,
-            location,
-            extensions,
-            in_v1,
-            fixed: None,
-            prebuilt: None,
-        };
-        if let Price::Fixed(amount) = catalogue.pricing.price {
+    pub(super) fn new(offered: Offered, speaks_v1: bool) -> Self {
+        let in_v1 = speaks_v1.then(|| OffersV1::of(&offered));
+        let mut catalogue = Self { offered, in_v1, fixed: None, prebuilt: None };
+        if let Price::Fixed(amount) = catalogue.offered.pricing.price {
             let offers = catalogue.offers_at(amount);
             catalogue.fixed = Some(Fixed { by_voucher: catalogue.voucher_offers(&offers), offers: offers.clone() });
             catalogue.prebuilt = catalogue.prebuild(&offers);
@@ -310,12 +292,12 @@ impl Catalogue {
 
     /// Returns the headers that the price of a request depends on.
     pub(super) fn priced_by(&self) -> &[HeaderName] {
-        &self.pricing.headers
+        &self.offered.pricing.headers
     }
 
     /// Returns `true` if a request must be read whole before it can be priced.
     pub(super) fn reads_body(&self) -> bool {
-        matches!(self.pricing.price, Price::OfBody(_))
+        matches!(self.offered.pricing.price, Price::OfBody(_))
     }
 
     /// Returns offers that take as much room in a 402 as any.
@@ -325,7 +307,7 @@ impl Catalogue {
 
     /// Returns the offers for this request, or `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
     pub(super) async fn offers(&self, request: &mut Parts, body: &Bytes) -> Result<Option<Arc<[Offer]>>, PriceError> {
-        match self.pricing.quote(request, body).await? {
+        match self.offered.pricing.quote(request, body).await? {
             Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),
             Quote::Amount(_) | Quote::Free => Ok(None),
         }
@@ -369,33 +351,34 @@ impl Catalogue {
             return fixed.by_voucher.clone();
         }
         let amount = offers.first().map(|offer| offer.terms.offer().amount.to_string());
-        let at = |amount: &str| self.voucher_offers.iter().map(|offer| VoucherOffer::at(offer, amount)).collect();
+        let at =
+            |amount: &str| self.offered.voucher_offers.iter().map(|offer| VoucherOffer::at(offer, amount)).collect();
         amount.as_deref().map_or_else(Arc::default, at)
     }
 
     /// Returns the extensions that the 402 declares.
     pub(super) fn extensions(&self) -> Extensions<'_> {
-        self.extensions.as_ref()
+        self.offered.extensions.as_ref()
     }
 
     /// Returns what tells this seller from others that share its ledger and may see equal paths: nested routers shorten them. It is
     /// configured and does not change with the price. It is never a `Host`, or a client could choose what its payment is bound to.
     pub(super) fn seller(&self) -> [&str; 2] {
-        let place = match &self.location {
+        let place = match &self.offered.location {
             Location::Url(place) | Location::Origin(place) => place,
             Location::Request { .. } => "",
         };
-        [place, self.resource.service_name.as_deref().unwrap_or_default()]
+        [place, self.offered.resource.service_name.as_deref().unwrap_or_default()]
     }
 
     /// Returns the description of the resource, without its URL.
     pub(super) fn resource(&self) -> &ResourceInfo {
-        &self.resource
+        &self.offered.resource
     }
 
     /// Returns the part of a request that its URL is made of.
     pub(super) fn target<'a>(&self, uri: &'a Uri, headers: &'a HeaderMap) -> Target<'a> {
-        match &self.location {
+        match &self.offered.location {
             Location::Url(_) | Location::Origin(_) => Target::of_path(uri),
             Location::Request { trusts_proxy } => Target::of(uri, headers, *trusts_proxy),
         }
@@ -408,7 +391,7 @@ impl Catalogue {
 
     /// Returns the same if the seller configured it.
     pub(super) fn public_url(&self, target: &Target<'_>) -> Option<Cow<'_, str>> {
-        match &self.location {
+        match &self.offered.location {
             Location::Url(url) => Some(Cow::Borrowed(url)),
             Location::Origin(origin) => Some(Cow::Owned(format!("{origin}{}", target.path()))),
             Location::Request { .. } => None,
@@ -420,18 +403,18 @@ impl Catalogue {
         let offer = |(index, option): (usize, &PaymentOption)| {
             let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));
             Offer {
-                terms: Arc::new(Terms::new(option.offer(amount.into(), self.max_timeout_seconds))),
+                terms: Arc::new(Terms::new(option.offer(amount.into(), self.offered.max_timeout_seconds))),
                 facilitator: option.facilitator,
                 v1_network: option.asset.network.v1_name().filter(|_| is_in_v1),
             }
         };
-        self.options.iter().enumerate().map(offer).collect()
+        self.offered.options.iter().enumerate().map(offer).collect()
     }
 
     fn prebuild(&self, offers: &[Offer]) -> Option<Prebuilt> {
         /// No URL, and in no description of a resource.
         const MARK: &str = "tower-x402: the URL of what was asked for";
-        match &self.location {
+        match &self.offered.location {
             Location::Url(url) => self.assemble(url, offers, &self.voucher_offers(offers), None).map(Prebuilt::Whole),
             Location::Origin(_) | Location::Request { .. } => {
                 let demand = self.assemble(MARK, offers, &self.voucher_offers(offers), None)?;
@@ -448,7 +431,7 @@ impl Catalogue {
         voucher_offers: &[VoucherOffer],
         error: Option<(&str, &str)>,
     ) -> Option<RenderedOffers> {
-        let exact = offers.iter().filter(|_| self.takes_exact);
+        let exact = offers.iter().filter(|_| self.offered.takes_exact);
         let mut accepts: Vec<_> = exact.map(|offer| offer.terms.text().clone()).collect();
         accepts.extend(voucher_offers.iter().map(|offer| offer.text.clone()));
         let (code, sentence) = match error {
@@ -458,9 +441,9 @@ impl Catalogue {
         let mut required = PaymentRequired {
             x402_version: V2,
             error: Some(code.to_owned()),
-            resource: ResourceInfo { url: url.to_owned(), ..self.resource.clone() },
+            resource: ResourceInfo { url: url.to_owned(), ..self.offered.resource.clone() },
             accepts,
-            extensions: self.extensions.clone(),
+            extensions: self.offered.extensions.clone(),
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;
         let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, url, &sentence)) {
@@ -474,17 +457,17 @@ impl Catalogue {
     }
 }
 
-debug_fields!(Catalogue |this| { price: this.pricing.price, options: this.options });
+debug_fields!(Catalogue |this| { price: this.offered.pricing.price, options: this.offered.options });
 
 /// Each option as v1 has it, without the amount and the URL, which depend on the request. `None` where it is not offered in v1.
 #[derive(Clone, Debug)]
 struct OffersV1(Vec<Option<v1::PaymentRequirementsV1>>);
 
 impl OffersV1 {
-    fn of(options: &[PaymentOption], max_timeout_seconds: u64, resource: &ResourceInfo) -> Self {
+    fn of(Offered { options, max_timeout_seconds, resource, .. }: &Offered) -> Self {
         let write = |option: &PaymentOption| {
             let network = option.asset.network.v1_name()?;
-            let offer = option.offer(Default::default(), max_timeout_seconds).to_requirements();
+            let offer = option.offer(Default::default(), *max_timeout_seconds).to_requirements();
             is_offered_in_v1(option, options).then(|| v1::PaymentRequirementsV1::of(&offer, network, resource))
         };
         Self(options.iter().map(write).collect())

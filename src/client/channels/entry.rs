@@ -333,10 +333,14 @@ impl ChannelEntry {
         }
     }
 
-    /// Takes an amount out of what the budget counts as reserved, the oldest deposits first.
+    /// Takes an amount that somebody reports out of what the budget counts as reserved, but not what the seller may have charged.
     fn release(&mut self, amount: Usdc) {
-        // What the seller may have charged will be needed.
-        let mut rest = amount.min(less(self.reserved(), self.doubt));
+        self.take_out(amount.min(less(self.reserved(), self.doubt)));
+    }
+
+    /// Takes an amount out of what the budget counts as reserved, the oldest deposits first.
+    fn take_out(&mut self, amount: Usdc) {
+        let mut rest = amount.min(self.reserved());
         for (signed_at, deposit) in &mut self.deposits {
             let taken = rest.min(*deposit);
             *deposit = less(*deposit, taken);
@@ -447,7 +451,8 @@ impl ChannelEntry {
             self.changes.push(Change::Found { at: self.used_at, amount: found });
             self.escrow = balance;
         } else if is_final {
-            self.release(less(counted, held));
+            // Whatever the seller charged, it can claim no more than what is there.
+            self.take_out(less(counted, held));
             self.escrow = balance;
             self.missing = Usdc::ZERO;
         } else {

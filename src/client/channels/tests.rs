@@ -319,6 +319,21 @@ fn refund_that_was_reported_and_not_made_is_the_payers_to_spend_again() {
     assert_eq!((entry.available(), entry.reserved(), entry.missing), (usdc(7_000), usdc(7_000), Usdc::ZERO));
 }
 
+/// The answer to the last request was lost before everything was refunded.
+#[test]
+#[cfg(feature = "onchain")]
+fn nothing_stays_reserved_for_a_doubt_in_an_empty_channel() {
+    use super::entry::Seen;
+    let seen = |balance, time| Seen { balance: usdc(balance), claimed: usdc(3_000), pending_used: None, time };
+    let mut entry = funded(10_000, 3_000);
+    let unanswered = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &unanswered, false);
+    entry.refund_reported(usdc(7_000), true);
+    assert_eq!(entry.reserved(), usdc(PRICE), "the seller may have charged it");
+    assert_eq!(entry.observe(&seen(3_000, NOW + 300)), Correction::Adopted);
+    assert_eq!((entry.available(), entry.reserved()), (Usdc::ZERO, Usdc::ZERO));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Pay { price: u64, deposit: u64, outcome: Outcome },

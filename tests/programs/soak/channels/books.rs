@@ -207,7 +207,8 @@ pub(super) async fn bought(chain: &DevnetChain, records: &[ChannelRecord], buyer
         let found = reconcile_channels(&budget, chain.provider()).await.unwrap();
         assert_eq!((found.in_use, &found.findings[..]), (0, &[][..]), "{payer}");
         let told = [found.escrow, budget.reserved()].map(|sum| u128::from(sum.atomic()));
-        assert_eq!(told, [of_chain; 2], "{payer} knows what is left in its channels");
+        let channels = budget.journal().channels();
+        assert_eq!(told, [of_chain; 2], "{payer} knows what is left in its channels: {channels:#?}");
     }
     assert_eq!(seen, records.len());
     format!(

@@ -13,10 +13,10 @@ use axum::{
 };
 use futures_util::{future::BoxFuture, stream};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tower_x402::{
     ledger::{Ledger, LedgerError},
-    ops::{ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch},
+    ops::{ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch, PeriodReport},
 };
 
 /// How many payments a search returns at most.
@@ -52,7 +52,7 @@ struct Question {
 }
 
 impl Question {
-    fn format(&self) -> Result<ExportFormat, Response> {
+    fn format(&self) -> Result<ExportFormat, Refusal> {
         match self.format.as_deref() {
             None | Some("jsonl") => Ok(ExportFormat::JsonLines),
             Some("csv") => Ok(ExportFormat::Csv),
@@ -60,13 +60,13 @@ impl Question {
         }
     }
 
-    fn state<F: FromStr<Err: fmt::Display>>(&self) -> Result<F, Response> {
+    fn state<F: FromStr<Err: fmt::Display>>(&self) -> Result<F, Refusal> {
         let state = self.state.as_deref().unwrap_or("all").parse();
         state.map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("state: {error}")))
     }
 }
 
-async fn payments(State(operator): State<Operator>, Query(question): Query<Question>) -> Result<Response, Response> {
+async fn payments(State(operator): State<Operator>, Query(question): Query<Question>) -> Result<Response, Refusal> {
     let format = question.format()?;
     if let Some(text) = &question.find {
         let search: PaymentSearch =
@@ -78,7 +78,7 @@ async fn payments(State(operator): State<Operator>, Query(question): Query<Quest
     Ok(stream_of(export, |export| Box::pin(export.next()), format))
 }
 
-async fn channels(State(operator): State<Operator>, Query(question): Query<Question>) -> Result<Response, Response> {
+async fn channels(State(operator): State<Operator>, Query(question): Query<Question>) -> Result<Response, Refusal> {
     let format = question.format()?;
     let export = operator.export_channels(question.state()?, format);
     Ok(stream_of(export, |export| Box::pin(export.next()), format))
@@ -100,11 +100,8 @@ fn stream_of<E: Send + 'static>(export: E, next: fn(&mut E) -> Lines<'_>, format
     (headers, Body::from_stream(Box::pin(pieces))).into_response()
 }
 
-async fn report(State(operator): State<Operator>) -> Response {
-    match operator.report().await {
-        Ok(report) => Json(report).into_response(),
-        Err(error) => failed(&error),
-    }
+async fn report(State(operator): State<Operator>) -> Result<Json<PeriodReport>, Refusal> {
+    operator.report().await.map(Json).map_err(|error| failed(&error))
 }
 
 async fn admit(State(token): State<Token>, request: Request, next: Next) -> Response {
@@ -113,17 +110,20 @@ async fn admit(State(token): State<Token>, request: Request, next: Next) -> Resp
     if given.is_some_and(|given| token.is(given)) {
         return next.run(request).await;
     }
-    let mut response = refuse(StatusCode::UNAUTHORIZED, "Authorization: Bearer (the admin token)");
+    let mut response = refuse(StatusCode::UNAUTHORIZED, "Authorization: Bearer (the admin token)").into_response();
     response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
     response
 }
 
-fn failed(error: &LedgerError) -> Response {
+/// A status, and what is wrong.
+type Refusal = (StatusCode, Json<Value>);
+
+fn failed(error: &LedgerError) -> Refusal {
     refuse(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
 }
 
-fn refuse(status: StatusCode, message: &str) -> Response {
-    (status, Json(json!({ "error": message }))).into_response()
+fn refuse(status: StatusCode, message: &str) -> Refusal {
+    (status, Json(json!({ "error": message })))
 }
 
 /// The admin token.

@@ -180,8 +180,10 @@ impl Costs {
 const FREE_REVERTS: u32 = 1;
 /// The first pause, doubled with each further revert.
 const FIRST_PAUSE: Duration = Duration::from_secs(30);
-/// How long a revert is remembered.
-const REVERT_MEMORY: Duration = Duration::from_secs(3_600);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
+/// How long a revert is remembered: past the longest pause, or after it the count would begin again.
+const REVERT_MEMORY: Duration = Duration::from_secs(7_200);
 /// How many payers are remembered.
 const MAX_PAYERS: usize = 4_096;
 
@@ -219,7 +221,7 @@ impl PayerBackoff {
     pub(crate) fn rejection(&self, payer: Address) -> Option<Rejection> {
         let reverts = self.lock().get(&payer).copied()?;
         let doublings = reverts.count.checked_sub(FREE_REVERTS + 1)?;
-        let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(16)).min(REVERT_MEMORY);
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
         let left = pause.checked_sub(reverts.last.elapsed()).filter(|left| !left.is_zero())?;
         let detail = format!(
             "{} payments of this payer were sent and did not pay; try again in {} seconds",
@@ -278,7 +280,7 @@ mod tests {
         let (backoff, payer) = (PayerBackoff::default(), Address::repeat_byte(1));
         backoff.note_revert(payer);
         assert_eq!(backoff.rejection(payer), None);
-        for seconds in [30, 60, 120] {
+        for seconds in [30, 60, 120, 240, 480, 960, 1_920, 3_600, 3_600] {
             backoff.note_revert(payer);
             tokio::time::advance(Duration::from_secs(seconds - 1)).await;
             assert!(backoff.rejection(payer).is_some());

@@ -16,6 +16,7 @@ mod single_flight;
 use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 
 #[cfg(feature = "onchain")]
 #[doc(hidden)]
@@ -42,7 +43,9 @@ use crate::{
 ///   process crashes between its outcome and the ledger's next write. It must then return the same outcome.
 /// - An outcome is `Settled` only if this authorization transferred exactly the authorized amount to the payee. An indeterminate
 ///   outcome is `Unknown`, never `Failed`.
+// One facilitator can serve several layers, behind an `Arc`.
 #[async_trait]
+#[auto_impl(Arc)]
 pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// Returns the ledger in which this facilitator records transactions and outcomes. A server that charges through it reserves payments
     /// in the same ledger.
@@ -106,54 +109,6 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// Notifies the facilitator that a payment was deferred, so that it settles the payment soon. Returns at once. Default: does
     /// nothing; a facilitator that [settles in the background](Self::settles_in_background) finds the payment in the ledger later.
     fn settle_soon(&self, _payment: &PaymentKey) {}
-}
-
-/// One facilitator can serve several layers.
-#[async_trait]
-impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
-    fn ledger(&self) -> &Arc<dyn Ledger> {
-        (**self).ledger()
-    }
-
-    fn serves(&self, terms: &Terms) -> bool {
-        (**self).serves(terms)
-    }
-
-    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
-        (**self).supported().await
-    }
-
-    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
-        (**self).verify(payment).await
-    }
-
-    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
-        (**self).settle(payment, verified).await
-    }
-
-    fn process_id(&self) -> u64 {
-        (**self).process_id()
-    }
-
-    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
-        (**self).reconcile(record).await
-    }
-
-    async fn readiness(&self) -> Readiness {
-        (**self).readiness().await
-    }
-
-    fn uses_extensions(&self) -> bool {
-        (**self).uses_extensions()
-    }
-
-    fn settles_in_background(&self) -> bool {
-        (**self).settles_in_background()
-    }
-
-    fn settle_soon(&self, payment: &PaymentKey) {
-        (**self).settle_soon(payment);
-    }
 }
 
 /// Why a payment was not verified.

@@ -63,10 +63,11 @@
 #[cfg(feature = "onchain")]
 pub(super) mod onchain;
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use alloy_primitives::{Address, B256, Bytes};
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 
 use super::{FacilitatorError, Readiness};
 use crate::{
@@ -86,7 +87,9 @@ pub use onchain::{OnchainChannels, OnchainChannelsBuilder};
 /// - Actions may be repeated. A deposit is identified by its authorization, a claim by the contract's watermark, a refund by its nonce: what
 ///   was done before, by anybody, is found on the chain and reported, and not done again.
 /// - A caller that goes away does not cancel an action that has begun.
+// One facilitator can serve several sellers, behind an `Arc`.
 #[async_trait]
+#[auto_impl(Arc)]
 pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     /// Returns the chain.
     fn network(&self) -> Network;
@@ -162,63 +165,6 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     /// [`ChannelError`].
     async fn refund(&self, order: &RefundOrder, authorizer: &AuthorizerKey) -> Result<Executed, ChannelError> {
         self.refund_signed(&SignedRefund::sign(order.clone(), self.network(), authorizer).await?).await
-    }
-}
-
-/// One facilitator can serve several sellers.
-#[async_trait]
-impl<F: ChannelFacilitator + ?Sized> ChannelFacilitator for Arc<F> {
-    fn network(&self) -> Network {
-        (**self).network()
-    }
-
-    fn senders(&self) -> Vec<Address> {
-        (**self).senders()
-    }
-
-    async fn readiness(&self) -> Readiness {
-        (**self).readiness().await
-    }
-
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
-        (**self).observe(channels).await
-    }
-
-    async fn verify_deposit(
-        &self,
-        config: &ChannelConfig,
-        deposit: &Deposit,
-    ) -> Result<ChannelObservation, ChannelError> {
-        (**self).verify_deposit(config, deposit).await
-    }
-
-    async fn deposit(
-        &self,
-        config: &ChannelConfig,
-        voucher: &Voucher,
-        deposit: &Deposit,
-    ) -> Result<Executed, ChannelError> {
-        (**self).deposit(config, voucher, deposit).await
-    }
-
-    async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
-        (**self).claim(claims, authorizer).await
-    }
-
-    async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError> {
-        (**self).claim_signed(claims, signature).await
-    }
-
-    async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
-        (**self).settle(receiver, token).await
-    }
-
-    async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
-        (**self).refund_signed(refund).await
-    }
-
-    async fn refund(&self, order: &RefundOrder, authorizer: &AuthorizerKey) -> Result<Executed, ChannelError> {
-        (**self).refund(order, authorizer).await
     }
 }
 

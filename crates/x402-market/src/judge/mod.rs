@@ -12,6 +12,7 @@ mod prose;
 use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 
 pub use arithmetic::ArithmeticJudge;
 pub use llm::{LlmJudge, LlmJudgeBuilder};
@@ -44,6 +45,7 @@ use super::{LengthError, OutOfRange, Submission, Task, Verdict};
 /// }
 /// ```
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait Judge: Send + Sync + 'static {
     /// Checks whether this judge can judge a submission. It is called before payment, so it must be quick. Default: all are accepted.
     ///
@@ -59,28 +61,6 @@ pub trait Judge: Send + Sync + 'static {
     /// # Errors
     /// [`JudgeError`] if there is no verdict. Then the student is not charged.
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError>;
-}
-
-#[async_trait]
-impl<J: Judge + ?Sized> Judge for Arc<J> {
-    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
-        self.as_ref().accepts(submission)
-    }
-
-    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        self.as_ref().judge(submission).await
-    }
-}
-
-#[async_trait]
-impl<J: Judge + ?Sized> Judge for Box<J> {
-    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
-        self.as_ref().accepts(submission)
-    }
-
-    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        self.as_ref().judge(submission).await
-    }
 }
 
 /// A judge gave no verdict. The student is not charged.

@@ -49,6 +49,7 @@ mod thompson;
 use std::collections::BTreeMap;
 
 use alloy_primitives::Address;
+use auto_impl::auto_impl;
 pub use baselines::{CardClaims, Cheapest, Greedy, Random};
 pub use thompson::{Estimate, Thompson, ThompsonConfig};
 use tower_x402::Usdc;
@@ -58,6 +59,7 @@ use super::evidence::{CallOutcome, EvidenceLog};
 /// A way to choose evaluators.
 ///
 /// Implementations neither wait nor do I/O: the student calls them under its lock.
+#[auto_impl(Box)]
 pub trait Selector: Send {
     /// Chooses evaluators for a job; none if keeping the money is worth more. Together they cost at most `job.remaining`.
     fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel;
@@ -92,32 +94,6 @@ pub trait Selector: Send {
     fn expected_accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
         let _ = (evaluator, skill);
         None
-    }
-}
-
-impl<S: Selector + ?Sized> Selector for Box<S> {
-    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
-        self.as_mut().select(job, market)
-    }
-
-    fn learn(&mut self, observation: &Observation) {
-        self.as_mut().learn(observation);
-    }
-
-    fn record_cost(&mut self, choice: &Choice, paid: Usdc) {
-        self.as_mut().record_cost(choice, paid);
-    }
-
-    fn learn_report(&mut self, payer: Address, observation: &Observation) {
-        self.as_mut().learn_report(payer, observation);
-    }
-
-    fn restore(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
-        self.as_mut().restore(log, own, skills);
-    }
-
-    fn expected_accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
-        self.as_ref().expected_accuracy(evaluator, skill)
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 
 use alloy_primitives::Address;
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use tokio::{task::JoinSet, time::timeout};
 use tower_x402::{
     Usdc,
@@ -55,6 +56,7 @@ const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// }
 /// ```
 #[async_trait]
+#[auto_impl(Arc)]
 pub trait CardSource: Send + Sync + 'static {
     /// Returns base URLs of evaluators, or URLs of their cards (`….json`), the most promising first.
     ///
@@ -133,17 +135,6 @@ impl CardSource for DirectoryClient {
         // Stable: within a rank the order stays the directory's.
         ranked.sort_by_key(|(rank, _)| *rank);
         Ok(ranked.into_iter().map(|(_, url)| url).collect())
-    }
-}
-
-#[async_trait]
-impl<S: CardSource + ?Sized> CardSource for Arc<S> {
-    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
-        self.as_ref().evaluators().await
-    }
-
-    fn is_untrusted(&self) -> bool {
-        self.as_ref().is_untrusted()
     }
 }
 

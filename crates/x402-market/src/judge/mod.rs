@@ -187,3 +187,9 @@ impl<J> fmt::Debug for OutputJudge<J> {
         f.write_str("OutputJudge")
     }
 }
+
+/// Returns `true` if a word, in whatever case, is one of a text of words.
+fn is_listed(word: &str, words: &str) -> bool {
+    let word = word.to_lowercase();
+    words.split(' ').any(|listed| listed == word)
+}

@@ -5,6 +5,7 @@ use super::{
     lexer::{self, Run, Spanned, Token},
     units::{Dimension, Unit},
 };
+use crate::judge::is_listed;
 
 /// The question of a prompt.
 #[derive(Clone, Debug)]
@@ -19,128 +20,25 @@ pub(super) struct Question {
 }
 
 /// Words that do not change the meaning.
-const NEUTRAL: &[&str] = &[
-    "a",
-    "all",
-    "an",
-    "and",
-    "answer",
-    "are",
-    "as",
-    "by",
-    "calculate",
-    "compute",
-    "convert",
-    "do",
-    "does",
-    "each",
-    "equal",
-    "equals",
-    "evaluate",
-    "exactly",
-    "far",
-    "long",
-    "heavy",
-    "big",
-    "large",
-    "cost",
-    "costs",
-    "distance",
-    "area",
-    "time",
-    "total",
-    "express",
-    "expression",
-    "final",
-    "find",
-    "following",
-    "for",
-    "give",
-    "how",
-    "in",
-    "is",
-    "it",
-    "many",
-    "much",
-    "of",
-    "out",
-    "please",
-    "result",
-    "show",
-    "simplify",
-    "solve",
-    "step",
-    "steps",
-    "tell",
-    "that",
-    "the",
-    "then",
-    "there",
-    "this",
-    "to",
-    "value",
-    "what",
-    "what's",
-    "with",
-    "work",
-    "working",
-    "write",
-    "your",
-    "you",
-    "can",
-    "me",
-    "unit",
-    "units",
-];
+const NEUTRAL: &str = "\
+    a all an and answer are as by calculate compute convert do does each equal equals evaluate exactly far long heavy \
+    big large cost costs distance area time total express expression final find following for give how in is it many \
+    much of out please result show simplify solve step steps tell that the then there this to value what what's with \
+    work working write your you can me unit units";
 
 /// Words of operations that this judge does not know.
-const MATHEMATICAL: &[&str] = &[
-    "root",
-    "sqrt",
-    "log",
-    "ln",
-    "sin",
-    "cos",
-    "tan",
-    "exp",
-    "abs",
-    "factorial",
-    "mod",
-    "modulo",
-    "remainder",
-    "average",
-    "mean",
-    "median",
-    "sum",
-    "product",
-    "difference",
-    "quotient",
-    "more",
-    "less",
-    "than",
-    "half",
-    "twice",
-    "double",
-    "thrice",
-    "third",
-    "quarter",
-    "rounded",
-    "round",
-    "nearest",
-    "increase",
-    "decrease",
-    "discount",
-    "ratio",
-];
+const MATHEMATICAL: &str = "\
+    root sqrt log ln sin cos tan exp abs factorial mod modulo remainder average mean median sum product difference \
+    quotient more less than half twice double thrice third quarter rounded round nearest increase decrease discount \
+    ratio";
 
 /// Reads the question of a prompt, or returns why it cannot be read.
 pub(super) fn read(prompt: &str) -> Result<Question, String> {
     let tokens = lexer::read(prompt);
     let target = target(prompt, &tokens);
-    let blocked = |word: &String| MATHEMATICAL.contains(&word.to_lowercase().as_str());
     let words =
         || tokens.iter().filter_map(|spanned| if let Token::Word(word) = &spanned.token { Some(word) } else { None });
-    if let Some(word) = words().find(|word| blocked(word)) {
+    if let Some(word) = words().find(|word| is_listed(word, MATHEMATICAL)) {
         return Err(format!("the prompt says {word:?}, which is beyond plain arithmetic with units"));
     }
     let runs = lexer::runs(&tokens);
@@ -152,7 +50,7 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
     let expression = &tokens[(*run).clone()];
     let text = lexer::text_of(prompt, expression);
     let mut value = expression::evaluate(expression).map_err(|fault| describe(text, fault))?;
-    let mut certain = runs.len() == 1 && words().all(|word| NEUTRAL.contains(&word.to_lowercase().as_str()));
+    let mut certain = runs.len() == 1 && words().all(|word| is_listed(word, NEUTRAL));
     // An exclamation, or a factorial?
     certain &= !expression.last().and_then(|last| prompt.get(last.end..)).is_some_and(|rest| rest.starts_with('!'));
     let unit_asked = target.is_some();

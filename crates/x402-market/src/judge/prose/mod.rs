@@ -7,7 +7,7 @@ use std::{collections::HashMap, ops::Range};
 use async_trait::async_trait;
 
 use self::text::{Document, Sentence, syllables};
-use super::{Judge, JudgeError};
+use super::{Judge, JudgeError, is_listed};
 use crate::{Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict};
 
 /// A judge of how clear English prose is: Flesch's reading ease, the length of sentences, repetition, the passive voice, paragraphs, and
@@ -245,23 +245,9 @@ fn structure(text: &str, document: &Document) -> Measure {
 
 /// Finds filler words.
 fn fillers(text: &str, document: &Document) -> Measure {
-    const FILLERS: [&str; 14] = [
-        "very",
-        "really",
-        "basically",
-        "actually",
-        "just",
-        "quite",
-        "simply",
-        "literally",
-        "totally",
-        "obviously",
-        "clearly",
-        "somewhat",
-        "rather",
-        "honestly",
-    ];
-    let is_filler = |word: &&Range<usize>| FILLERS.contains(&&*text[(*word).clone()].to_lowercase());
+    const FILLERS: &str = "\
+        very really basically actually just quite simply literally totally obviously clearly somewhat rather honestly";
+    let is_filler = |word: &&Range<usize>| is_listed(&text[(*word).clone()], FILLERS);
     let found: Vec<_> = document.words.iter().filter(is_filler).collect();
     let score = if found.len() < 2 { 1.0 } else { between(ratio(found.len(), document.words.len()), 0.015, 0.08) };
     let remark = |word: &&Range<usize>| {

@@ -4,8 +4,7 @@
 //! cargo bench -p tower-x402-tests --bench selection
 //! ```
 //!
-//! The market is well known: each cell has own evidence, and many have that of others. Bytes are
-//! counted twice: by the capacity of everything that a selector holds, and by the allocator.
+//! The market is well known: each cell has own evidence, and many have that of others.
 
 use std::{
     alloc::System,
@@ -122,8 +121,7 @@ fn main() {
     print("learn from an audit of one's own", &own);
     print("hear of another's", &heard);
     drop((own, heard));
-    let bytes = selector.state_bytes();
-    println!("\nstate of a student: {bytes} bytes by capacity, {} by the allocator", held() - before);
+    println!("\nstate of a student: {} bytes", held() - before);
 }
 
 /// Bytes that are allocated and not freed.

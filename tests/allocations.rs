@@ -1,4 +1,4 @@
-//! What a request may allocate: a guard against growing slower that needs no clock.
+//! What a request may allocate, and what a student may hold: a guard against growing slower that needs no clock.
 //!
 //! The figures are those of a build without optimization, in which the optimizer takes no allocation away; `benches/hot_path.rs`
 //! has those of a release, and the times. A change that needs more says why when it raises a bound here; one that needs much
@@ -6,11 +6,16 @@
 
 use std::alloc::System;
 
+use alloy_primitives::Address;
 use http::{HeaderValue, StatusCode, header::HOST};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use support::hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, answer, buyer, clock, layer, order};
 use tower::Service as _;
-use tower_x402::server::RequirePaymentLayer;
+use tower_x402::{Usdc, server::RequirePaymentLayer};
+use x402_market::{
+    evidence::CallOutcome,
+    selection::{Candidate, Job, Observation, Selector as _, Skill, SkillSet, Thompson},
+};
 
 #[global_allocator]
 static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -66,7 +71,7 @@ fn judge(what: &str, counted: f64, usual: f64) -> Option<String> {
 
 /// One test: the heap counts for all threads.
 #[tokio::test]
-async fn no_request_allocates_more_than_it_did() {
+async fn neither_requests_nor_a_student_take_more_memory_than_they_did() {
     let unpaid = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, many(support::hot_path::unpaid)).await;
     let at_a_host = many(|| {
         let mut request = support::hot_path::unpaid();
@@ -101,4 +106,36 @@ async fn no_request_allocates_more_than_it_did() {
     .flatten()
     .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
+
+    let before = held();
+    let selector = informed();
+    let bytes = held() - before;
+    drop(selector);
+    assert!((500_000..1 << 20).contains(&bytes), "a student's selector holds {bytes} bytes");
+}
+
+/// Bytes that are allocated and not freed.
+fn held() -> usize {
+    let stats = HEAP.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
+}
+
+/// The selector of a student that has seen 1,000 evaluators of 20 skills, and heard of 100 of them from 1,200 payers.
+fn informed() -> Thompson {
+    let address = |number: u64| Address::left_padding_from(&number.to_be_bytes());
+    let skill = |number: usize| Skill::new(number % 20).unwrap();
+    let right = |evaluator, skill| {
+        Observation::new(evaluator, skill, Usdc::from_atomic(1), 100, CallOutcome::answered(1.0, None, Some(true)))
+    };
+    let claims = SkillSet::from_iter([skill(0)]);
+    let market: Vec<_> = (0..1_000).map(|n| Candidate::new(address(n), claims, Usdc::from_atomic(1), 0)).collect();
+    let mut selector = Thompson::seeded(1);
+    for turn in 0..9_000_u64 {
+        selector.learn_report(address(10_000 + turn % 1_200), &right(address(turn / 20 % 100), skill(turn as usize)));
+    }
+    (0..20).for_each(|number| selector.learn(&right(address(0), skill(number))));
+    let mut full = Job::new(skill(0), Usdc::from_atomic(1_000_000), 1_000);
+    (full.now, full.audit, full.seats) = (100, true, 5);
+    (0..300).for_each(|_| drop(selector.select(&full, &market)));
+    selector
 }

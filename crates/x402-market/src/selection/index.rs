@@ -98,14 +98,6 @@ impl EvaluatorIndex {
         let number = *self.positions.get(position)? as usize;
         (self.addresses.get(number) == Some(&candidate.evaluator)).then_some(number)
     }
-
-    /// Returns the bytes of memory held.
-    pub(super) fn bytes(&self) -> usize {
-        table_bytes::<(Address, u32)>(self.numbers.capacity())
-            + self.addresses.capacity() * size_of::<Address>()
-            + self.last_used.capacity() * size_of::<u64>()
-            + self.positions.capacity() * size_of::<u32>()
-    }
 }
 
 /// Makes room for one more item in steps of an eighth: doubling would leave half of a full table empty.
@@ -114,11 +106,6 @@ pub(super) fn grow<T>(items: &mut Vec<T>, limit: usize) {
         let more = (items.len() / 8).max(64).min(limit.saturating_sub(items.len()).max(1));
         items.reserve_exact(more);
     }
-}
-
-/// Returns the bytes of a hash table: seven of eight slots are used at most, and each has a control byte.
-pub(super) const fn table_bytes<T>(capacity: usize) -> usize {
-    (capacity * 8).div_ceil(7) * (size_of::<T>() + 1)
 }
 
 #[cfg(test)]

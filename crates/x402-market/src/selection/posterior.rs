@@ -331,24 +331,6 @@ impl Posteriors {
         self.reports.fade_all(scale);
         (0..self.index.len()).for_each(|number| self.sum_up(number));
     }
-
-    /// Returns the bytes of memory held.
-    pub(super) fn bytes(&self) -> usize {
-        fn of<T>(items: &Vec<T>) -> usize {
-            items.capacity() * size_of::<T>()
-        }
-        let skills: usize = self.skills.iter().map(|table| of(&table.own) + of(&table.reported)).sum();
-        let views: usize = self.views.iter().map(|view| of(&view.totals)).sum();
-        size_of::<Self>()
-            + of(&self.skills)
-            + skills
-            + views
-            + of(&self.claims)
-            + of(&self.call_stats)
-            + of(&self.audits)
-            + self.index.bytes()
-            + self.reports.bytes()
-    }
 }
 
 const fn cell(skill: usize, number: usize) -> u32 {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use alloy_primitives::Address;
 
-use super::index::{grow, table_bytes};
+use super::index::grow;
 
 /// Counts of right and wrong verdicts, faded.
 pub(super) type Counts = [f32; 2];
@@ -202,13 +202,6 @@ impl Reports {
             most = most.max(trust);
         }
         (if most > 0.0 { sum.map(|count| count / most) } else { sum }, most)
-    }
-
-    /// Returns the bytes of memory held.
-    pub(super) fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
-            + self.payers.capacity() * size_of::<Payer>()
-            + table_bytes::<(Address, u16)>(self.numbers.capacity())
     }
 }
 

@@ -208,14 +208,6 @@ impl Thompson {
         f64::from(self.posteriors.trust_in(&payer))
     }
 
-    /// Returns the bytes of memory that the selector holds.
-    pub fn state_bytes(&self) -> usize {
-        size_of::<Self>() - size_of::<Posteriors>()
-            + self.posteriors.bytes()
-            + self.numbers.capacity() * size_of::<u32>()
-            + self.open.capacity() * size_of::<(Choice, bool)>()
-    }
-
     /// Lists the candidates that are worth their price, by their expected or their drawn accuracy.
     fn offers(&mut self, job: &Job, market: &[Candidate], lambda: f64) -> Vec<Offer> {
         let began = *self.began.get_or_insert(job.now);
@@ -633,28 +625,5 @@ mod tests {
         // Of a budget of 2,000 in all, newcomers may have 200 and examinations 100.
         assert!(!rebuilt.newcomers.grants(1, 1_990, 10) && rebuilt.newcomers.grants(10, 2_100, 0));
         assert!(!rebuilt.explorations.grants(1, 1_990, 10) && rebuilt.explorations.grants(1, 7_000, 0));
-    }
-
-    #[test]
-    fn thousand_evaluators_in_twenty_skills_fit_into_a_mebibyte() {
-        let evaluator = |number: u64| Address::left_padding_from(&number.to_be_bytes());
-        let market: Vec<_> = (0..1_000).map(|n| Candidate { evaluator: evaluator(n), ..candidate(0, 1, 0) }).collect();
-        let mut selector = Thompson::seeded(1);
-        for turn in 0..9_000_u64 {
-            let observation = Observation {
-                evaluator: evaluator(turn / 20 % 100),
-                skill: Skill::new(turn as usize % 20).unwrap(),
-                ..report(&candidate(0, 1, 0), Some(true))
-            };
-            selector.learn_report(evaluator(10_000 + turn % 1_200), &observation);
-        }
-        for number in 0..20 {
-            let observation = Observation { skill: Skill::new(number).unwrap(), ..report(&market[0], Some(true)) };
-            selector.learn(&observation);
-        }
-        let full = Job { audit: true, seats: 5, ..job(1_000_000, 1_000) };
-        (0..300).for_each(|_| drop(selector.select(&full, &market)));
-        let bytes = selector.state_bytes();
-        assert!((500_000..1 << 20).contains(&bytes), "{bytes}");
     }
 }

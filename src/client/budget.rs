@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -227,16 +226,7 @@ impl Default for Budget {
     }
 }
 
-impl fmt::Debug for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let totals = self.totals();
-        f.debug_struct("Budget")
-            .field("limits", &self.0.limits)
-            .field("spent", &totals.spent)
-            .field("reserved", &totals.reserved)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Budget |this| { limits: this.0.limits, spent: this.totals().spent, reserved: this.totals().reserved });
 
 /// Builder of a [`Budget`].
 #[derive(Debug)]

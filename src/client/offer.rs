@@ -1,6 +1,6 @@
 //! Reads the offers of a 402, in both versions of x402, and chooses the one to pay.
 
-use std::{cmp::Ordering, fmt, sync::Arc};
+use std::{cmp::Ordering, sync::Arc};
 
 #[cfg(feature = "vouchers")]
 use alloy_primitives::{Address, B256};
@@ -409,15 +409,7 @@ impl OfferPolicy {
     }
 }
 
-impl fmt::Debug for OfferPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OfferPolicy")
-            .field("assets", &self.assets)
-            .field("flows", &self.flows)
-            .field("preferences", &self.preferences.len())
-            .finish()
-    }
-}
+debug_fields!(OfferPolicy |this| { assets: this.assets, flows: this.flows, preferences: this.preferences.len() });
 
 #[cfg(test)]
 mod tests {

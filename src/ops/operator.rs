@@ -1,6 +1,6 @@
 //! The operator's view of a ledger: lists, searches, sums and exports payments.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{str::FromStr, sync::Arc};
 
 use alloy_primitives::{Address, B256, hex};
 
@@ -166,11 +166,7 @@ impl Operator {
     }
 }
 
-impl fmt::Debug for Operator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operator").finish_non_exhaustive()
-    }
-}
+debug_fields!(Operator {});
 
 /// A filter for payments. As text: `all`, `open`, `owed`, `deferred`, or the name of a settlement state.
 ///

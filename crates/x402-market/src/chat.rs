@@ -1,6 +1,6 @@
 //! A client of language models behind OpenAI-compatible endpoints.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use reqwest::{
     Client, Response, StatusCode,
@@ -259,9 +259,4 @@ fn retry_after(response: &Response) -> Option<Duration> {
     Some(date.duration_since(std::time::SystemTime::now()).unwrap_or_default())
 }
 
-impl fmt::Debug for ChatClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = self.url.origin().ascii_serialization();
-        f.debug_struct("ChatClient").field("at", &place).field("model", &self.model).finish_non_exhaustive()
-    }
-}
+debug_fields!(ChatClient |this| { at: this.url.origin().ascii_serialization(), model: this.model });

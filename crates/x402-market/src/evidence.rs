@@ -21,7 +21,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    fmt, io,
+    io,
     ops::{
         Bound::{Excluded, Unbounded},
         Range,
@@ -456,11 +456,7 @@ impl EvidenceLog {
     }
 }
 
-impl fmt::Debug for EvidenceLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EvidenceLog").field("records", &self.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(EvidenceLog |this| { records: this.len() });
 
 impl Inner {
     /// Writes a line, if there is a file.

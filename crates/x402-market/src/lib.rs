@@ -114,6 +114,9 @@
 
 use std::time::Duration;
 
+#[macro_use]
+mod debug;
+
 mod bounded;
 mod card;
 mod chat;

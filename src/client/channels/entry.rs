@@ -1,7 +1,5 @@
 //! The buyer's books of one channel: what was deposited, charged and signed. No I/O.
 
-use std::fmt;
-
 use alloy_primitives::B256;
 use serde::{Deserialize, Serialize};
 
@@ -101,15 +99,7 @@ impl PendingDeposit {
     }
 }
 
-impl fmt::Debug for PendingDeposit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingDeposit")
-            .field("amount", &self.amount)
-            .field("valid_before", &self.valid_before)
-            .field("is_unclear", &self.is_unclear)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(PendingDeposit { amount, valid_before, is_unclear });
 
 /// A change of what the budget counts that no signature of this process made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -479,23 +469,19 @@ impl ChannelEntry {
     }
 }
 
-impl fmt::Debug for ChannelEntry {
-    /// Leaves out signatures, and the URL, which may hold a token.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChannelEntry")
-            .field("id", &self.id())
-            .field("network", &self.network)
-            .field("payer", &self.config.payer)
-            .field("receiver", &self.config.receiver)
-            .field("charged", &self.charged)
-            .field("doubt", &self.doubt)
-            .field("escrow", &self.escrow)
-            .field("missing", &self.missing)
-            .field("pending", &self.pending)
-            .field("dispute", &self.dispute)
-            .finish_non_exhaustive()
-    }
-}
+// Without signatures, and the URL, which may hold a token.
+debug_fields!(ChannelEntry |this| {
+    id: this.id(),
+    network: this.network,
+    payer: this.config.payer,
+    receiver: this.config.receiver,
+    charged: this.charged,
+    doubt: this.doubt,
+    escrow: this.escrow,
+    missing: this.missing,
+    pending: this.pending,
+    dispute: this.dispute,
+});
 
 /// Sums reach the bound only in hostile numbers, which the limits refuse.
 pub(super) fn plus(one: Usdc, other: Usdc) -> Usdc {

@@ -1,6 +1,6 @@
 //! One payment by voucher, from its signature to its receipt.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use alloy_primitives::B256;
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -491,8 +491,4 @@ fn is_rejection(status: StatusCode) -> bool {
     status.is_client_error() && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT)
 }
 
-impl fmt::Debug for VoucherPayment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VoucherPayment").field("receipt", &self.receipt).finish_non_exhaustive()
-    }
-}
+debug_fields!(VoucherPayment { receipt });

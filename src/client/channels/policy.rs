@@ -1,6 +1,6 @@
 //! When channels are opened, and how much may be in them.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 
@@ -158,16 +158,12 @@ impl Default for ChannelPolicy {
     }
 }
 
-impl fmt::Debug for ChannelPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChannelPolicy")
-            .field("deposit", &self.deposit)
-            .field("escrow_per_payee", &self.escrow_per_payee)
-            .field("escrow_total", &self.escrow_total)
-            .field("exact_first", &self.exact_first)
-            .field("max_withdraw_delay", &self.max_withdraw_delay)
-            .field("lanes", &self.lanes)
-            .field("voucher_key", &self.voucher_key.as_ref().map(|key| key.address()))
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ChannelPolicy |this| {
+    deposit: this.deposit,
+    escrow_per_payee: this.escrow_per_payee,
+    escrow_total: this.escrow_total,
+    exact_first: this.exact_first,
+    max_withdraw_delay: this.max_withdraw_delay,
+    lanes: this.lanes,
+    voucher_key: this.voucher_key.as_ref().map(|key| key.address()),
+});

@@ -1,7 +1,5 @@
 //! Asking a seller for money back from a channel.
 
-use std::fmt;
-
 use alloy_primitives::B256;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
@@ -196,8 +194,4 @@ impl SignedRefundRequest {
     }
 }
 
-impl fmt::Debug for SignedRefundRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SignedRefundRequest").field("result", &self.result).finish_non_exhaustive()
-    }
-}
+debug_fields!(SignedRefundRequest { result });

@@ -10,7 +10,7 @@ mod observer;
 mod settle;
 mod supported;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::Instant};
@@ -105,15 +105,10 @@ impl RemoteFacilitator {
     }
 }
 
-impl fmt::Debug for RemoteFacilitator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let confirmed: Vec<_> = self.remote.observers.iter().map(ChainObserver::network).collect();
-        f.debug_struct("RemoteFacilitator")
-            .field("api", &self.remote.api)
-            .field("confirmed", &confirmed)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(RemoteFacilitator |this| {
+    api: this.remote.api,
+    confirmed: this.remote.observers.iter().map(ChainObserver::network).collect::<Vec<_>>(),
+});
 
 #[async_trait]
 impl Facilitator for RemoteFacilitator {

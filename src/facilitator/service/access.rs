@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     net::IpAddr,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -177,12 +176,7 @@ impl RateLimit {
     }
 }
 
-impl fmt::Debug for RateLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { per_second, burst, .. } = self;
-        f.debug_struct("RateLimit").field("per_second", per_second).field("burst", burst).finish_non_exhaustive()
-    }
-}
+debug_fields!(RateLimit { per_second, burst });
 
 impl Caller {
     fn of_peer(extensions: &Extensions) -> Self {

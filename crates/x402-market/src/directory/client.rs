@@ -1,6 +1,6 @@
 //! The client of a directory. It verifies everything that it can check itself.
 
-use std::{collections::HashSet, fmt, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use alloy_signer::Signer;
@@ -416,11 +416,7 @@ impl DirectoryClient {
     }
 }
 
-impl fmt::Debug for DirectoryClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectoryClient").field("cards", &self.cards.as_str()).finish_non_exhaustive()
-    }
-}
+debug_fields!(DirectoryClient |this| { cards: this.cards.as_str() });
 
 impl CardQuery {
     /// Selects evaluators with this skill.

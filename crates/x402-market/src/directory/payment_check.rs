@@ -1,6 +1,6 @@
 //! Checks on a chain that reported payments took place.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
@@ -341,15 +341,7 @@ fn sought(key: &PaymentKey, report: &SignedEvidence) -> Sought {
     }
 }
 
-impl fmt::Debug for PaymentChecker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PaymentChecker")
-            .field("network", &self.network)
-            .field("nodes", &self.nodes.len())
-            .field("depth", &self.depth)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(PaymentChecker |this| { network: this.network, nodes: this.nodes.len(), depth: this.depth });
 
 impl From<LookupError> for PaymentCheckError {
     fn from(error: LookupError) -> Self {

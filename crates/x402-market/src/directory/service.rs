@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     convert::Infallible,
-    fmt,
     future::Future,
     pin::Pin,
     str::FromStr,
@@ -100,11 +99,7 @@ impl DirectoryService {
     }
 }
 
-impl fmt::Debug for DirectoryService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectoryService").field("checkers", &self.shared.checkers).finish_non_exhaustive()
-    }
-}
+debug_fields!(DirectoryService |this| { checkers: this.shared.checkers });
 
 impl<B> Service<Request<B>> for DirectoryService
 where

@@ -4,7 +4,7 @@ mod judging;
 mod service;
 mod stats;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::Method;
 use serde_json::json;
@@ -169,14 +169,7 @@ fn discovery(skill: &str) -> Discovery {
         )
 }
 
-impl fmt::Debug for EvaluatorBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EvaluatorBuilder")
-            .field("card", &self.card)
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(EvaluatorBuilder { card, limits });
 
 /// The settings of an evaluator do not fit.
 #[derive(Debug, thiserror::Error)]

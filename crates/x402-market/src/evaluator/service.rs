@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -185,11 +184,7 @@ where
     }
 }
 
-impl fmt::Debug for EvaluatorService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EvaluatorService").field("identity", &self.work.identity).finish_non_exhaustive()
-    }
-}
+debug_fields!(EvaluatorService |this| { identity: this.work.identity });
 
 /// The handler behind the paywall.
 #[derive(Clone)]

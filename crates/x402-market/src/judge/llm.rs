@@ -1,6 +1,6 @@
 //! A judge that asks a language model.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, hex};
 use async_trait::async_trait;
@@ -178,14 +178,7 @@ const fn is_pair(submission: &Submission) -> bool {
     matches!(submission.outputs, Outputs::Pair(_))
 }
 
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LlmJudge")
-            .field("model", &self.model)
-            .field("specialty", &self.specialty)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Inner { model, specialty });
 
 /// Random marks around untrusted text. Its authors cannot know them.
 struct Markers(String);

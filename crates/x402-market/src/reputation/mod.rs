@@ -44,7 +44,7 @@ mod report;
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt, mem,
+    mem,
     sync::Arc,
 };
 
@@ -296,11 +296,7 @@ impl Reputation {
     }
 }
 
-impl fmt::Debug for Reputation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reputation").field("log", &self.log).field("own", &self.own).finish_non_exhaustive()
-    }
-}
+debug_fields!(Reputation { log, own });
 
 /// Passes a report to a selector. Reports of payers about themselves, and about skills that are not among `skills`, are ignored.
 pub fn apply_report(selector: &mut (impl Selector + ?Sized), skills: &Skills, evidence: &Evidence) {

@@ -1,6 +1,6 @@
 //! The selector to use: Thompson sampling with a price of money.
 
-use std::{collections::VecDeque, fmt};
+use std::collections::VecDeque;
 
 use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
@@ -368,11 +368,7 @@ impl Selector for Thompson {
     }
 }
 
-impl fmt::Debug for Thompson {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Thompson").field("config", &self.config).field("spent", &self.spent).finish_non_exhaustive()
-    }
-}
+debug_fields!(Thompson { config, spent });
 
 #[cfg(test)]
 mod tests {

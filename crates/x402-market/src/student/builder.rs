@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -269,9 +268,4 @@ impl StudentBuilder {
     }
 }
 
-impl fmt::Debug for StudentBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut builder = f.debug_struct("StudentBuilder");
-        builder.field("payer", &self.payer).field("panel_size", &self.panel_size).finish_non_exhaustive()
-    }
-}
+debug_fields!(StudentBuilder { payer, panel_size });

@@ -22,7 +22,6 @@ mod spending;
 mod state;
 
 use std::{
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -255,12 +254,7 @@ impl Inner {
     }
 }
 
-impl fmt::Debug for Student {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut student = f.debug_struct("Student");
-        student.field("payer", &self.0.payer).field("panel_size", &self.0.panel_size).finish_non_exhaustive()
-    }
-}
+debug_fields!(Student |this| { payer: this.0.payer, panel_size: this.0.panel_size });
 
 /// The reason why no evaluator was asked, or why a student could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ mod cards;
 mod file;
 mod reports;
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 pub(super) use cards::{Card, CardFilter, Listed, Offered};
@@ -104,11 +104,7 @@ impl DirectoryStore {
     }
 }
 
-impl fmt::Debug for DirectoryStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectoryStore").finish_non_exhaustive()
-    }
-}
+debug_fields!(DirectoryStore {});
 
 impl StoreError {
     fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {

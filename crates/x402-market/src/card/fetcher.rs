@@ -44,7 +44,6 @@ pub struct CardFetcher {
     public: OnceLock<Client>,
     timeout: Duration,
     max_evaluators: usize,
-    allow_unsigned: bool,
     public_only: bool,
     known: Mutex<HashMap<Url, Known>>,
 }
@@ -80,7 +79,6 @@ impl CardFetcher {
             public: OnceLock::new(),
             timeout: Duration::from_secs(10),
             max_evaluators: 10_000,
-            allow_unsigned: false,
             public_only: false,
             known: Mutex::default(),
         })
@@ -109,13 +107,6 @@ impl CardFetcher {
         self
     }
 
-    /// Sets whether cards without a signature are accepted. Default: `false`. Whoever can change an unsigned card can change the payee.
-    /// A wrong signature is always refused.
-    pub fn allow_unsigned(mut self, allowed: bool) -> Self {
-        self.allow_unsigned = allowed;
-        self
-    }
-
     /// Pins an evaluator's payee, for instance one that was saved from [`pins`](Self::pins).
     ///
     /// # Errors
@@ -138,17 +129,16 @@ impl CardFetcher {
     /// # Errors
     /// [`CardError`] says what is wrong with the card.
     pub async fn fetch(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
-        let fetched = self.look(evaluator, false).await?;
-        self.keep(&fetched)?;
-        Ok(fetched.card)
+        self.fetch_and_pin(evaluator, false).await
     }
 
-    /// Fetches and verifies a card as [`fetch`](Self::fetch) does, for a URL from an untrusted source: only public hosts are asked, as with [`public_only`](Self::public_only).
-    ///
-    /// # Errors
-    /// [`CardError`] says what is wrong with the card.
-    pub async fn fetch_public(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
-        let fetched = self.look(evaluator, true).await?;
+    /// Fetches a card and pins its payee. With `public_only`, only public hosts are asked.
+    pub(crate) async fn fetch_and_pin(
+        &self,
+        evaluator: &Url,
+        public_only: bool,
+    ) -> Result<Arc<VerifiedCard>, CardError> {
+        let fetched = self.look(evaluator, public_only).await?;
         self.keep(&fetched)?;
         Ok(fetched.card)
     }
@@ -210,13 +200,7 @@ impl CardFetcher {
         }
         let tag = response.headers().get(ETAG).cloned();
         let json = self.read(response).await?;
-        let card = match self.allow_unsigned {
-            false => VerifiedCard::verify(&json, &answered)?,
-            true => VerifiedCard::verify_unsigned(&json, &answered)?,
-        };
-        if !card.is_signed() && !card.card().signatures.is_empty() {
-            return Err(CardError::BadSignature { pay_to: card.pay_to() });
-        }
+        let card = VerifiedCard::verify(&json, &answered)?;
         if let Some(known) = self.lock().get(&url) {
             known.pays(card.pay_to())?;
         }

@@ -359,7 +359,7 @@ pub enum CardError {
     /// The card has no pricing extension, so it is not an evaluator's.
     #[error("the card has no pricing extension: it is not an evaluator's")]
     NoPricing,
-    /// The card has no signature. See [`CardFetcher::allow_unsigned`].
+    /// The card has no signature.
     #[error("the card is not signed")]
     Unsigned,
     /// No signature is by the payee's key.

@@ -21,9 +21,8 @@ const MAX_VALUES: usize = 4_096;
 
 /// An evaluator's card that was checked.
 ///
-/// Its terms can be read, its endpoint is on its own origin, and it is signed with the payee's key (unless
-/// [`CardFetcher::allow_unsigned`](super::CardFetcher::allow_unsigned) is set). A signed card has an absolute endpoint, so a copy of it on
-/// another origin is refused.
+/// Its terms can be read, its endpoint is on its own origin, and it is signed with the payee's key. Its endpoint is absolute, so a copy of
+/// it on another origin is refused.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -51,7 +50,6 @@ pub struct VerifiedCard {
     card: AgentCard,
     pricing: Pricing,
     endpoint: Url,
-    is_signed: bool,
 }
 
 impl VerifiedCard {
@@ -60,17 +58,6 @@ impl VerifiedCard {
     /// # Errors
     /// [`CardError`] says what is wrong with it.
     pub fn verify(json: &[u8], url: &Url) -> Result<Self, CardError> {
-        let checked = Self::verify_unsigned(json, url)?;
-        let pay_to = checked.pricing.pay_to;
-        match checked.is_signed {
-            true => Ok(checked),
-            false if checked.card.signatures.is_empty() => Err(CardError::Unsigned),
-            false => Err(CardError::BadSignature { pay_to }),
-        }
-    }
-
-    /// Does the same, but accepts cards without a valid signature.
-    pub(super) fn verify_unsigned(json: &[u8], url: &Url) -> Result<Self, CardError> {
         let raw: Value = serde_json::from_slice(json).map_err(|error| CardError::invalid(".", &error))?;
         if count(&raw) > MAX_VALUES {
             return Err(CardError::invalid(".", &format_args!("it has more than {MAX_VALUES} values")));
@@ -84,12 +71,18 @@ impl VerifiedCard {
         if endpoint.origin() != url.origin() {
             return Err(CardError::ForeignEndpoint { endpoint: endpoint.into() });
         }
-        let is_signed = is_signed_by(&card.signatures, &raw, pricing.pay_to);
+        let pay_to = pricing.pay_to;
+        if card.signatures.is_empty() {
+            return Err(CardError::Unsigned);
+        }
+        if !card.signatures.iter().take(MAX_SIGNATURES).any(|signature| signature.is_by(&raw, pay_to)) {
+            return Err(CardError::BadSignature { pay_to });
+        }
         // A signed card must mean the same wherever it is read.
-        if is_signed && Url::parse(&pricing.endpoint).is_err() {
+        if Url::parse(&pricing.endpoint).is_err() {
             return Err(CardError::RelativeEndpoint);
         }
-        Ok(Self { card, pricing, endpoint, is_signed })
+        Ok(Self { card, pricing, endpoint })
     }
 
     /// Returns the card.
@@ -110,11 +103,6 @@ impl VerifiedCard {
     /// Returns the payee's address.
     pub const fn pay_to(&self) -> Address {
         self.pricing.pay_to
-    }
-
-    /// Returns `true` if the payee's key signed the card.
-    pub const fn is_signed(&self) -> bool {
-        self.is_signed
     }
 }
 
@@ -167,11 +155,6 @@ pub(super) async fn sign(card: &Value, signer: &(impl Signer + Sync)) -> Result<
     let signature = signer.sign_hash(&hash).await.map_err(CardError::Sign)?.normalized_s();
     let signature = URL_SAFE_NO_PAD.encode_to_string(&signature.as_bytes()[..64]);
     Ok(CardSignature { protected, signature, rest: Map::new() })
-}
-
-/// Returns `true` if one of the first signatures is by `payee`.
-fn is_signed_by(signatures: &[CardSignature], card: &Value, payee: Address) -> bool {
-    signatures.iter().take(MAX_SIGNATURES).any(|signature| signature.is_by(card, payee))
 }
 
 impl CardSignature {

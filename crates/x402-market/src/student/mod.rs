@@ -38,10 +38,9 @@ use tower_x402::{
     Clock, Usdc,
     client::{Budget, Payer},
 };
-use url::Url;
 
 use super::{
-    CardError, CardFetcher, EvaluationClient, Submission, VerifiedCard,
+    CardFetcher, EvaluationClient, Submission,
     evidence::{Evidence, EvidenceError, EvidenceLog},
 };
 
@@ -243,10 +242,6 @@ impl Inner {
     /// No method of the state panics halfway through a change, so the data behind a poisoned lock is sound.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn card(&self, url: &Url, is_untrusted: bool) -> Result<Arc<VerifiedCard>, CardError> {
-        if is_untrusted { self.cards.fetch_public(url).await } else { self.cards.fetch(url).await }
     }
 
     fn client(&self, is_untrusted: bool) -> &EvaluationClient {

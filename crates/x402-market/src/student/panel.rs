@@ -400,7 +400,7 @@ async fn current_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>>
     if !is_due {
         return None;
     }
-    let card = match inner.card(&hired.url, hired.is_untrusted).await {
+    let card = match inner.cards.fetch_and_pin(&hired.url, hired.is_untrusted).await {
         Ok(card) if card.pay_to() == evaluator => card,
         Err(CardError::PayeeChanged { .. } | CardError::BadSignature { .. } | CardError::Unsigned) => {
             if let Some(known) = inner.state().evaluators.find(evaluator).filter(is_there) {

@@ -32,14 +32,10 @@ async fn produced(ledger: &dyn Ledger, payer: u8, nonce: u64) -> Lease {
     lease
 }
 
-async fn settle(ledger: &dyn Ledger, key: &PaymentKey) {
-    ledger.settle(key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
-}
-
 /// Makes a settled payment.
 async fn paid(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
     let lease = produced(ledger, payer, nonce).await;
-    settle(ledger, &lease.key).await;
+    settle(ledger, &lease.key, 1, None).await;
     lease.key
 }
 
@@ -89,7 +85,7 @@ async fn what_a_payer_owes_stays_within_its_limit(ledger: Arc<dyn Ledger>, _: Ar
     assert!(defer(&*ledger, &leases[0], two).await && defer(&*ledger, &leases[1], two).await);
     assert!(!defer(&*ledger, &leases[2], two).await);
     assert!(defer(&*ledger, &leases[3], two).await, "another payer has its own limit");
-    settle(&*ledger, &leases[0].key).await;
+    settle(&*ledger, &leases[0].key, 1, None).await;
     assert!(defer(&*ledger, &leases[2], two).await, "a settled payment is not owed");
 }
 
@@ -112,7 +108,7 @@ async fn concurrent_deferrals_stay_within_the_total(ledger: Arc<dyn Ledger>, _: 
     // Concurrent settlements keep the sum exact, too.
     let tasks = deferred.into_iter().map(|(key, _)| {
         let ledger = ledger.clone();
-        tokio::spawn(async move { settle(&*ledger, &key).await })
+        tokio::spawn(async move { settle(&*ledger, &key, 1, None).await })
     });
     join_all(tasks).await.into_iter().for_each(|settled| settled.unwrap());
     assert_eq!(owed(&*ledger).await, U256::ZERO);
@@ -126,28 +122,16 @@ async fn an_overdue_payment_ends_credit_until_it_settles(ledger: Arc<dyn Ledger>
     paid(&*ledger, 2, 0).await;
     let failed = produced(&*ledger, 1, 1).await;
     let queued = produced(&*ledger, 1, 2).await;
-    ledger
-        .settle(
-            &queued.key,
-            &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() },
-        )
-        .await
-        .unwrap();
+    ledger.settle(&queued.key, &fail(0, &[])).await.unwrap();
     assert!(defer(&*ledger, &failed, plenty()).await, "a failed payment that was not deferred is not overdue");
-    ledger
-        .settle(
-            &failed.key,
-            &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() },
-        )
-        .await
-        .unwrap();
+    ledger.settle(&failed.key, &fail(0, &[])).await.unwrap();
     let next = produced(&*ledger, 1, 3).await;
     assert!(!defer(&*ledger, &next, plenty()).await);
     ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     assert!(!defer(&*ledger, &next, plenty()).await, "submitted again is not settled");
     let stranger = produced(&*ledger, 2, 1).await;
     assert!(defer(&*ledger, &stranger, plenty()).await, "other payers are not affected");
-    settle(&*ledger, &failed.key).await;
+    settle(&*ledger, &failed.key, 1, None).await;
     assert!(defer(&*ledger, &next, plenty()).await, "it has settled");
     ledger.settle(&next.key, &SettlementStep::Invalidate { reason: Reason::ValidBefore }).await.unwrap();
     let last = produced(&*ledger, 1, 4).await;
@@ -177,11 +161,11 @@ async fn a_reorged_payment_is_owed_again(ledger: Arc<dyn Ledger>, _: Arc<ManualC
     paid(&*ledger, 1, 0).await;
     let (first, second) = (produced(&*ledger, 1, 1).await, produced(&*ledger, 1, 2).await);
     assert!(defer(&*ledger, &first, one).await);
-    settle(&*ledger, &first.key).await;
+    settle(&*ledger, &first.key, 1, None).await;
     ledger.settle(&first.key, &SettlementStep::Reorg).await.unwrap();
     assert_eq!(owed(&*ledger).await, U256::from(AMOUNT));
     assert!(!defer(&*ledger, &second, one).await);
-    settle(&*ledger, &first.key).await;
+    settle(&*ledger, &first.key, 1, None).await;
     assert!(defer(&*ledger, &second, one).await);
 }
 
@@ -190,7 +174,7 @@ async fn a_reorged_payment_is_no_history(ledger: Arc<dyn Ledger>, _: Arc<ManualC
     ledger.settle(&known, &SettlementStep::Reorg).await.unwrap();
     let next = produced(&*ledger, 1, 1).await;
     assert!(!defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
-    settle(&*ledger, &known).await;
+    settle(&*ledger, &known, 1, None).await;
     assert!(defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
 }
 
@@ -210,7 +194,7 @@ async fn only_produced_due_payments_are_deferred_and_once(ledger: Arc<dyn Ledger
     ledger.fulfil(&lease, &step()).await.unwrap();
     refused(&lease, "deferred").await;
     let settled = produced(&*ledger, 1, 2).await;
-    settle(&*ledger, &settled.key).await;
+    settle(&*ledger, &settled.key, 1, None).await;
     refused(&settled, "settled").await;
     let delivered = produced(&*ledger, 1, 3).await;
     ledger.fulfil(&delivered, &FulfilmentStep::Deliver).await.unwrap();

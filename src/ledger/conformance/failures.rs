@@ -32,16 +32,6 @@ fn submission(by: u64, nonce: u64, payments: &[PaymentKey], known_failures: u32)
     }
 }
 
-fn fail(by: u64) -> SettlementStep {
-    SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by, known_transactions: Vec::new() }
-}
-
-/// A failure that accounts for these transactions.
-fn fail_after(by: u64, known_transactions: &[B256]) -> SettlementStep {
-    let known_transactions = known_transactions.to_vec();
-    SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by, known_transactions }
-}
-
 fn delegate(by: u64, until: u64, known_failures: u32) -> SettlementStep {
     SettlementStep::Delegate { settling: Settling { by, until }, known_failures }
 }
@@ -49,7 +39,7 @@ fn delegate(by: u64, until: u64, known_failures: u32) -> SettlementStep {
 async fn a_queued_payment_that_failed_is_not_submitted(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (failed, other) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await);
     let queued = submission(1, 0, &[failed, other], 0);
-    ledger.settle(&failed, &fail(2)).await.unwrap();
+    ledger.settle(&failed, &fail(2, &[])).await.unwrap();
     let refused = ledger.submit(queued.clone()).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [failed]), "{refused:?}");
     // A transaction that names no failures knows of none.
@@ -67,7 +57,7 @@ async fn a_queued_payment_that_failed_is_not_submitted(ledger: Arc<dyn Ledger>, 
 async fn a_failed_payment_is_submitted_if_the_failure_is_known(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (again, fresh) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await);
     for failures in 1..=2 {
-        ledger.settle(&again, &fail(0)).await.unwrap();
+        ledger.settle(&again, &fail(0, &[])).await.unwrap();
         for outdated in 0..failures {
             let refused = ledger.submit(submission(1, 0, &[again], outdated)).await;
             assert!(matches!(refused, Err(LedgerError::NotDue(_))), "{outdated} of {failures}: {refused:?}");
@@ -85,7 +75,7 @@ async fn a_failed_payment_is_submitted_if_the_failure_is_known(ledger: Arc<dyn L
 
 async fn a_failed_payment_is_delegated_only_if_the_failure_is_known(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
-    ledger.settle(&key, &fail(2)).await.unwrap();
+    ledger.settle(&key, &fail(2, &[])).await.unwrap();
     let refused = ledger.settle(&key, &delegate(1, UNTIL, 0)).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{refused:?}");
     let record = ledger.get(&key).await.unwrap().unwrap();
@@ -110,7 +100,7 @@ async fn a_payment_delegated_by_another_process_does_not_fail(ledger: Arc<dyn Le
 async fn assert_others_cannot_fail(ledger: &dyn Ledger, clock: &ManualClock, key: &PaymentKey, settlement: Settlement) {
     let refused_to_others = async || {
         for by in [2, 0] {
-            let refused = ledger.settle(key, &fail(by)).await;
+            let refused = ledger.settle(key, &fail(by, &[])).await;
             assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "by {by}: {refused:?}");
         }
         let record = ledger.get(key).await.unwrap().unwrap();
@@ -118,18 +108,18 @@ async fn assert_others_cannot_fail(ledger: &dyn Ledger, clock: &ManualClock, key
     };
     refused_to_others().await;
     ledger.settle(key, &SettlementStep::MarkUnknown).await.unwrap();
-    let refused = ledger.settle(key, &fail(2)).await;
+    let refused = ledger.settle(key, &fail(2, &[])).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "unknown: {refused:?}");
     clock.advance(UNTIL - START);
-    let refused = ledger.settle(key, &fail(2)).await;
+    let refused = ledger.settle(key, &fail(2, &[])).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "in the last second: {refused:?}");
     let known = ledger.get(key).await.unwrap().unwrap().transactions;
-    ledger.settle(key, &fail_after(1, &known)).await.expect("the process that settles it knows");
+    ledger.settle(key, &fail(1, &known)).await.expect("the process that settles it knows");
     assert_eq!(state(ledger, key).await.1, Settlement::Due);
     let again = submission(1, 0, &[*key], 1);
     ledger.submit(again.clone()).await.unwrap();
     clock.advance(1);
-    let refused = ledger.settle(key, &fail_after(2, &[again.hash])).await;
+    let refused = ledger.settle(key, &fail(2, &[again.hash])).await;
     assert!(
         matches!(refused, Err(LedgerError::InvalidTransition(_))),
         "it has not asked what became of it: {refused:?}"
@@ -137,9 +127,9 @@ async fn assert_others_cannot_fail(ledger: &dyn Ledger, clock: &ManualClock, key
     let claim = SettlementStep::Claim(Settling { by: 2, until: UNTIL + 31 });
     ledger.settle(key, &claim).await.expect("the other's claim has ended");
     clock.advance(60);
-    let refused = ledger.settle(key, &fail_after(1, &[again.hash])).await;
+    let refused = ledger.settle(key, &fail(1, &[again.hash])).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "another has had it since: {refused:?}");
-    ledger.settle(key, &fail_after(2, &[again.hash])).await.expect("nobody has had it since");
+    ledger.settle(key, &fail(2, &[again.hash])).await.expect("nobody has had it since");
 }
 
 /// Two tasks of one process: one finds that the payment was not executed, and the other submits it again before that is on record.
@@ -149,13 +139,13 @@ async fn a_failure_that_does_not_know_the_newest_transaction_is_refused(ledger: 
     ledger.submit(first.clone()).await.unwrap();
     ledger.submit(second.clone()).await.unwrap();
     for known in [&[][..], &[first.hash]] {
-        let refused = ledger.settle(&key, &fail_after(1, known)).await;
+        let refused = ledger.settle(&key, &fail(1, known)).await;
         assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{known:?}: {refused:?}");
         let record = ledger.get(&key).await.unwrap().unwrap();
         assert_eq!((record.settlement, record.failures, record.last_failure), (Settlement::Submitted, 0, None));
     }
-    ledger.settle(&key, &fail_after(1, &[second.hash])).await.expect("it knows the newest");
-    let refused = ledger.settle(&key, &fail_after(1, &[first.hash])).await;
+    ledger.settle(&key, &fail(1, &[second.hash])).await.expect("it knows the newest");
+    let refused = ledger.settle(&key, &fail(1, &[first.hash])).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "it is out of date: {refused:?}");
     assert_eq!(ledger.get(&key).await.unwrap().unwrap().failures, 1);
 }
@@ -170,7 +160,7 @@ async fn race_failures_with_submissions(ledger: &Arc<dyn Ledger>, keys: &[Paymen
     let tasks = keys.iter().zip(0..).map(|(key, nonce)| {
         let (submitting, failing, key) = (ledger.clone(), ledger.clone(), *key);
         let submit = tokio::spawn(async move { submitting.submit(submission(1, nonce, &[key], 0)).await });
-        let fail = tokio::spawn(async move { failing.settle(&key, &fail(2)).await });
+        let fail = tokio::spawn(async move { failing.settle(&key, &fail(2, &[])).await });
         async move { (key, submit.await.unwrap(), fail.await.unwrap()) }
     });
     for (key, submitted, failed) in join_all(tasks).await {

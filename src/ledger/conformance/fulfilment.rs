@@ -49,7 +49,7 @@ async fn a_payment_takes_every_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>
     assert_eq!(state(&*ledger, &key).await, (Fulfilment::Produced, Settlement::Due));
     ledger.settle(&key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     ledger.settle(&key, &SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
-    ledger.settle(&key, &SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: None }).await.unwrap();
+    settle(&*ledger, &key, 1, Some(9)).await;
     ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
     ledger.settle(&key, &SettlementStep::Finalize).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
@@ -63,9 +63,9 @@ async fn a_payment_takes_every_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>
 async fn a_settled_payment_never_fails(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
-    ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    settle(&*ledger, &lease.key, 1, None).await;
     for step in [
-        SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() },
+        fail(0, &[]),
         SettlementStep::Invalidate { reason: Reason::ValidBefore },
         SettlementStep::MarkUnknown,
         SettlementStep::Submit { transaction: hash(2) },
@@ -89,10 +89,7 @@ async fn an_unknown_outcome_stays_in_flight(ledger: Arc<dyn Ledger>, _: Arc<Manu
     let other = reserve(&*ledger, record(1, 2)).await;
     let error = admit(&*ledger, &other, 19, 2).await.unwrap_err();
     assert!(matches!(error, LedgerError::BalancePending), "it may be in flight: {error}");
-    ledger
-        .settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
-        .await
-        .unwrap();
+    settle(&*ledger, &lease.key, 1, Some(2)).await;
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
 }
 
@@ -269,12 +266,8 @@ async fn the_latest_block_seen_is_kept(ledger: Arc<dyn Ledger>, _: Arc<ManualClo
 async fn a_balance_read_before_a_transfer_is_stale(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 10, 5).await.unwrap();
-    ledger.fulfil(&paid, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&paid, &FulfilmentStep::Produce { body: None, at: START, response: None }).await.unwrap();
-    ledger
-        .settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
-        .await
-        .unwrap();
+    work(&*ledger, &paid).await;
+    settle(&*ledger, &paid.key, 1, Some(7)).await;
     let next = reserve(&*ledger, record(1, 2)).await;
     let stale = admit(&*ledger, &next, 10, 6).await;
     assert!(matches!(stale, Err(LedgerError::Stale)), "the balance of block 6 moved in block 7");
@@ -286,8 +279,7 @@ async fn a_balance_read_between_two_transfers_counts_the_later_one(ledger: Arc<d
         for (nonce, block) in (1..).zip(blocks) {
             let lease = reserve(&*ledger, record(payer, nonce)).await;
             produce(&*ledger, &lease).await;
-            let settle = SettlementStep::Settle { transaction: hash(1), block: Some(block), fee: None };
-            ledger.settle(&lease.key, &settle).await.unwrap();
+            settle(&*ledger, &lease.key, 1, Some(block)).await;
         }
         let next = reserve(&*ledger, record(payer, 3)).await;
         assert!(matches!(admit(&*ledger, &next, 29, 6).await, Err(LedgerError::Stale)), "before both");
@@ -301,8 +293,7 @@ async fn a_balance_read_between_two_transfers_counts_the_later_one(ledger: Arc<d
 async fn a_transfer_is_not_counted_twice(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 20, 5).await.unwrap();
-    ledger.fulfil(&paid, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&paid, &FulfilmentStep::Produce { body: None, at: START, response: None }).await.unwrap();
+    work(&*ledger, &paid).await;
     ledger.settle(&paid.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let early = admit(&*ledger, &next, 10, 7).await;
@@ -312,10 +303,7 @@ async fn a_transfer_is_not_counted_twice(ledger: Arc<dyn Ledger>, _: Arc<ManualC
         matches!(admit(&*ledger, &too_little, 9, 7).await, Err(LedgerError::InsufficientFunds)),
         "whether the other one settles or not"
     );
-    ledger
-        .settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
-        .await
-        .unwrap();
+    settle(&*ledger, &paid.key, 1, Some(7)).await;
     admit(&*ledger, &next, 10, 7).await.expect("block 7 shows what is left");
 }
 
@@ -339,13 +327,7 @@ async fn a_payment_that_may_have_been_sent_is_not_discarded(ledger: Arc<dyn Ledg
     let settling = Settling { by: 1, until: START + 30 };
     ledger.settle(&entrusted.key, &SettlementStep::Delegate { settling, known_failures: 0 }).await.unwrap();
     ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    ledger
-        .settle(
-            &failed.key,
-            &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1, known_transactions: vec![hash(1)] },
-        )
-        .await
-        .unwrap();
+    ledger.settle(&failed.key, &fail(1, &[hash(1)])).await.unwrap();
     ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
     for lease in [entrusted, failed, released] {
         assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::InvalidTransition(_))));
@@ -421,10 +403,7 @@ async fn responses_are_kept_and_replays_counted(ledger: Arc<dyn Ledger>, clock: 
 async fn records_are_removed_when_their_outcome_is_known(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let settled = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &settled).await;
-    ledger
-        .settle(&settled.key, &SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None })
-        .await
-        .unwrap();
+    settle(&*ledger, &settled.key, 1, Some(1)).await;
     let unknown = reserve(&*ledger, record(1, 2)).await;
     produce(&*ledger, &unknown).await;
     ledger.settle(&unknown.key, &SettlementStep::Submit { transaction: hash(2) }).await.unwrap();

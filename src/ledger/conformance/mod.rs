@@ -169,6 +169,11 @@ pub async fn admit(ledger: &dyn Ledger, lease: &Lease, balance: u64, block: u64)
 /// If the ledger refuses a step.
 pub async fn produce(ledger: &dyn Ledger, lease: &Lease) {
     admit(ledger, lease, 1_000, 1).await.unwrap();
+    work(ledger, lease).await;
+}
+
+/// Does the work of an admitted payment.
+async fn work(ledger: &dyn Ledger, lease: &Lease) {
     ledger.fulfil(lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     ledger.fulfil(lease, &FulfilmentStep::Produce { body: None, at: START, response: None }).await.unwrap();
 }
@@ -178,6 +183,16 @@ async fn due(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
     let lease = reserve(ledger, record(payer, nonce)).await;
     produce(ledger, &lease).await;
     lease.key
+}
+
+async fn settle(ledger: &dyn Ledger, key: &PaymentKey, transaction: u8, block: Option<u64>) {
+    ledger.settle(key, &SettlementStep::Settle { transaction: hash(transaction), block, fee: None }).await.unwrap();
+}
+
+/// A failure that accounts for these transactions.
+fn fail(by: u64, known_transactions: &[B256]) -> SettlementStep {
+    let known_transactions = known_transactions.to_vec();
+    SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by, known_transactions }
 }
 
 /// Returns a hash of one repeated byte.

@@ -60,7 +60,7 @@ async fn one_of_many_processes_gets_a_nonce(ledger: Arc<dyn Ledger>, _: Arc<Manu
 
 async fn a_submission_is_atomic(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (first, second, paid) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await, due(&*ledger, 3, 1).await);
-    ledger.settle(&paid, &SettlementStep::Settle { transaction: hash(9), block: None, fee: None }).await.unwrap();
+    settle(&*ledger, &paid, 9, None).await;
     let refused = ledger.submit(submission(1, 0, 1, &[first, paid, second])).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [paid]), "{refused:?}");
     assert_eq!(state(&*ledger, &first).await.1, Settlement::Due);
@@ -203,8 +203,7 @@ async fn a_reorged_payment_is_idle_unless_it_is_worked_on(ledger: Arc<dyn Ledger
     let produced = due(&*ledger, 1, 1).await;
     let upfront = reserve(&*ledger, record(2, 1)).await;
     for key in [produced, upfront.key] {
-        let settle = SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: None };
-        ledger.settle(&key, &settle).await.unwrap();
+        settle(&*ledger, &key, 1, Some(9)).await;
     }
     ledger.fulfil(&upfront, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     for key in [produced, upfront.key] {

@@ -10,46 +10,12 @@ use crate::{
     vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow, Voucher, VoucherSignature},
 };
 
-use ChannelTest as Test;
-
-type Run = fn(Arc<dyn ChannelLedger>, Arc<ManualClock>) -> Pin<Box<dyn Future<Output = ()>>>;
-
 /// A test of the contract of payment channels.
-#[derive(Clone, Copy)]
-pub struct ChannelTest {
-    name: &'static str,
-    run: Run,
-}
-
-impl ChannelTest {
-    /// Returns the test with this name, if there is one.
-    pub fn named(name: &str) -> Option<Self> {
-        tests().find(|test| test.name == name)
-    }
-
-    /// Returns the test's name: a fact that holds for every ledger.
-    pub const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Runs the test on an empty ledger that goes by `clock`, which shows [`START`].
-    ///
-    /// # Panics
-    /// If the ledger breaks the contract.
-    pub async fn run(&self, ledger: Arc<dyn ChannelLedger>, clock: Arc<ManualClock>) {
-        (self.run)(ledger, clock).await;
-    }
-}
-
-impl fmt::Debug for ChannelTest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ChannelTest").field(&self.name).finish()
-    }
-}
+pub type ChannelTest = Test<dyn ChannelLedger>;
 
 /// Returns all tests of the contract of payment channels.
-pub fn tests() -> impl Iterator<Item = ChannelTest> {
-    TESTS.iter().copied()
+pub fn tests() -> impl Iterator<Item = &'static ChannelTest> {
+    TESTS.iter()
 }
 
 /// Runs all [tests], one after the other, each on a ledger that `open` returns. It has to be empty, and go by the clock that it is
@@ -58,10 +24,7 @@ pub fn tests() -> impl Iterator<Item = ChannelTest> {
 /// # Panics
 /// If the ledger breaks the contract.
 pub async fn run<F: Future<Output = Arc<dyn ChannelLedger>>>(open: impl Fn(Arc<ManualClock>) -> F) {
-    for test in tests() {
-        let clock = Arc::new(ManualClock::at(START));
-        test.run(open(clock.clone()).await, clock).await;
-    }
+    run_all(tests(), open).await;
 }
 
 const TESTS: &[ChannelTest] = table! {

@@ -1,6 +1,6 @@
 //! The operator's view of payment channels: lists, sums and exports them.
 
-use std::{str::FromStr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use serde::Serialize;
@@ -303,21 +303,14 @@ impl Operator {
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed.
     pub async fn channel_report(&self) -> Result<Vec<ChannelReport>, LedgerError> {
-        let mut reports: Vec<ChannelReport> = Vec::new();
+        let mut reports = BTreeMap::new();
         let mut channels = self.channels(ChannelFilter::All);
         while let Some(page) = channels.next().await? {
             for record in page {
                 let (network, asset) = (record.network, record.config.token);
-                let place = |report: &ChannelReport| (report.network, report.asset).cmp(&(network, asset));
-                let index = reports.binary_search_by(place).unwrap_or_else(|index| {
-                    reports.insert(index, ChannelReport::new(network, asset));
-                    index
-                });
-                if let Some(report) = reports.get_mut(index) {
-                    report.add(&record);
-                }
+                reports.entry((network, asset)).or_insert_with(|| ChannelReport::new(network, asset)).add(&record);
             }
         }
-        Ok(reports)
+        Ok(reports.into_values().collect())
     }
 }

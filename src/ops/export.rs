@@ -1,7 +1,5 @@
 //! Export of payments for accounting, as CSV and JSON Lines.
 
-use std::fmt::Write as _;
-
 use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
 use serde_json::Value;
@@ -136,16 +134,12 @@ impl ExportFormat {
 /// An export, one page of payments at a time. Created by [`Operator::export`](super::Operator::export).
 #[derive(Debug)]
 pub struct Export {
-    payments: PaymentPages,
-    format: ExportFormat,
-    has_header: bool,
+    pub(super) payments: PaymentPages,
+    pub(super) format: ExportFormat,
+    pub(super) has_header: bool,
 }
 
 impl Export {
-    pub(super) const fn new(payments: PaymentPages, format: ExportFormat) -> Self {
-        Self { payments, format, has_header: false }
-    }
-
     /// Returns the next lines, or `None` at the end.
     ///
     /// # Errors
@@ -155,16 +149,11 @@ impl Export {
             return Ok(Some(COLUMNS.join(",") + "\r\n"));
         }
         let Some(page) = self.payments.next().await? else { return Ok(None) };
-        let mut lines = String::new();
-        for record in &page {
-            let entry = ExportEntry::of(record);
-            // Writing to a string does not fail.
-            let _ = match self.format {
-                ExportFormat::Csv => lines.write_str(&entry.csv()),
-                ExportFormat::JsonLines => lines.write_str(&entry.json()),
-            };
-        }
-        Ok(Some(lines))
+        let line = |record: &Record| match self.format {
+            ExportFormat::Csv => ExportEntry::of(record).csv(),
+            ExportFormat::JsonLines => ExportEntry::of(record).json(),
+        };
+        Ok(Some(page.iter().map(line).collect()))
     }
 }
 

@@ -1,12 +1,12 @@
 //! The operator's view of a ledger: lists, searches, sums and exports payments.
 
-use std::{str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
 use alloy_primitives::{Address, B256, hex};
 
 use super::{
     export::{Export, ExportFormat},
-    report::PeriodReport,
+    report::{AssetReport, PeriodReport},
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -126,14 +126,16 @@ impl Operator {
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed.
     pub async fn report(&self) -> Result<PeriodReport, LedgerError> {
-        let mut report = PeriodReport::default();
+        let mut assets = BTreeMap::new();
         let mut payments = self.payments(PaymentFilter::All);
         while let Some(page) = payments.next().await? {
             for record in page {
-                let is_owed = self.is_owed(&record).await?;
-                report.add(&record, is_owed);
+                let (network, asset) = (record.key.network, record.key.asset);
+                let report = assets.entry((network, asset)).or_insert_with(|| AssetReport::new(network, asset));
+                report.add(&record, self.is_owed(&record).await?);
             }
         }
+        let report = PeriodReport { assets: assets.into_values().collect() };
         for asset in &report.assets {
             crate::telemetry::outstanding(asset.network, asset.asset, asset.owed.payments, asset.deferred.units);
         }
@@ -142,7 +144,7 @@ impl Operator {
 
     /// Exports the payments that match a filter.
     pub fn export(&self, which: PaymentFilter, format: ExportFormat) -> Export {
-        Export::new(self.payments(which), format)
+        Export { payments: self.payments(which), format, has_header: false }
     }
 
     /// Returns `true` if a payment settled but its response was never delivered, and cannot be had by an idempotent retry: refund it.

@@ -53,30 +53,13 @@ pub struct PaymentSum {
     pub units: U256,
 }
 
-impl PeriodReport {
-    pub(super) fn add(&mut self, record: &Record, is_owed: bool) {
-        let key = &record.key;
-        let place = |report: &AssetReport| (report.network, report.asset).cmp(&(key.network, key.asset));
-        let index = match self.assets.binary_search_by(place) {
-            Ok(index) => index,
-            Err(index) => {
-                self.assets.insert(index, AssetReport::new(key.network, key.asset));
-                index
-            }
-        };
-        if let Some(report) = self.assets.get_mut(index) {
-            report.add(record, is_owed);
-        }
-    }
-}
-
 impl AssetReport {
-    fn new(network: Network, asset: Address) -> Self {
+    pub(super) fn new(network: Network, asset: Address) -> Self {
         let (paid, owed, deferred) = Default::default();
         Self { network, asset, states: BTreeMap::new(), paid, owed, deferred, fees_wei: U256::ZERO }
     }
 
-    fn add(&mut self, record: &Record, is_owed: bool) {
+    pub(super) fn add(&mut self, record: &Record, is_owed: bool) {
         let value = record.authorization.value;
         self.states.entry(record.settlement.state()).or_default().add(value);
         if record.settlement.paid_by().is_some() {

@@ -2,15 +2,14 @@
 
 use alloy_primitives::{Address, B256};
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::Deserialize;
 
 use super::api::Answer;
 use crate::{
     facilitator::FacilitatorError,
     network::Network,
     payment::{Prechecked, Rejection},
-    protocol::{ExactPayload, PaymentRequirements, Reason, ResourceInfo, Verbatim, VerifyResponse},
+    protocol::{FacilitatorRequest, PaymentPayload, Reason, Verbatim, VerifyResponse},
 };
 
 /// The longest reason code that is passed on, in bytes.
@@ -21,36 +20,17 @@ const MAX_MESSAGE: usize = 160;
 /// Returns the body for `/verify` and `/settle`: the same bytes for the same payment and echo, in every process. The offer in it is our
 /// own, from the ledger. The payer chose only the signed authorization.
 pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, FacilitatorError> {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Request<'a> {
-        x402_version: u8,
-        payment_payload: Payload<'a>,
-        payment_requirements: &'a Verbatim<PaymentRequirements>,
-    }
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Payload<'a> {
-        x402_version: u8,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        resource: Option<&'a Verbatim<ResourceInfo>>,
-        accepted: &'a Verbatim<PaymentRequirements>,
-        payload: &'a ExactPayload,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        extensions: Option<&'a Verbatim<Map<String, Value>>>,
-    }
     let offer = payment.terms().text();
     let echo = payment.echoed();
-    let payment_payload = Payload {
-        x402_version: 2,
-        resource: echo.and_then(|echo| echo.resource()),
-        accepted: offer,
-        payload: payment.payload(),
-        extensions: echo.and_then(|echo| echo.extensions()),
+    let body = || {
+        let payment = PaymentPayload {
+            resource: echo.and_then(|echo| echo.resource()).cloned(),
+            extensions: echo.and_then(|echo| echo.extensions()).cloned(),
+            ..PaymentPayload::new(offer.clone(), Verbatim::of(payment.payload())?)
+        };
+        serde_json::to_vec(&FacilitatorRequest::new(payment, offer.clone())).map(Bytes::from)
     };
-    let request = Request { x402_version: 2, payment_payload, payment_requirements: offer };
-    let body = serde_json::to_vec(&request).map(Bytes::from);
-    body.map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))
+    body().map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))
 }
 
 /// The meaning of an answer to `/verify`.

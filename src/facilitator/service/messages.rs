@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::B256;
 use bytes::Bytes;
 use http::{
     HeaderValue, Response, StatusCode,
@@ -112,15 +112,12 @@ impl ParsedRequest {
     }
 
     pub(super) fn valid(&self) -> Answer {
-        Answer::verdict(None, Some(self.payload.authorization.from))
+        Answer::json(StatusCode::OK, &VerifyResponse::valid(self.payload.authorization.from.to_string()))
     }
 
     pub(super) fn invalid(&self, reason: Reason, detail: &str) -> Answer {
-        Answer::verdict(Some((reason, detail)), Some(self.payload.authorization.from))
-    }
-
-    pub(super) fn settled(&self, result: &SettlementResult) -> Answer {
-        Answer::settlement(self, result)
+        let payer = Some(self.payload.authorization.from.to_string());
+        Answer::json(StatusCode::OK, &VerifyResponse { payer, ..VerifyResponse::invalid(reason, detail) })
     }
 }
 
@@ -208,12 +205,8 @@ impl Answer {
         Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(retry_after)
     }
 
-    pub(super) fn verdict(refusal: Option<(Reason, &str)>, payer: Option<Address>) -> Self {
-        Self::json(StatusCode::OK, &verdict(refusal, payer))
-    }
-
     pub(super) fn invalid_verification(reason: Reason, detail: &str) -> Self {
-        Self::json(StatusCode::BAD_REQUEST, &verdict(Some((reason, detail)), None))
+        Self::json(StatusCode::BAD_REQUEST, &VerifyResponse::invalid(reason, detail))
     }
 
     pub(super) fn invalid_settlement(reason: Reason, detail: &str) -> Self {
@@ -251,10 +244,10 @@ impl Answer {
             amount: error_reason.is_none().then(|| offer.amount.to_string()),
             error_reason,
             payer: Some(request.payload.authorization.from.to_string()),
-            transaction: transaction.map_or(String::new(), |hash| hash.to_string()),
-            network: offer.network().to_string(),
-            extensions: None,
-            extra: None,
+            ..SettlementResponse::settled(
+                transaction.map_or(String::new(), |hash| hash.to_string()),
+                offer.network().to_string(),
+            )
         };
         let answer = match request.version {
             Version::V2 => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
@@ -273,15 +266,5 @@ impl Answer {
     fn retry_after(mut self, delay: Duration) -> Self {
         self.0.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
         self
-    }
-}
-
-fn verdict(refusal: Option<(Reason, &str)>, payer: Option<Address>) -> VerifyResponse {
-    VerifyResponse {
-        is_valid: refusal.is_none(),
-        invalid_message: refusal.as_ref().map(|(_, detail)| (*detail).to_owned()),
-        invalid_reason: refusal.map(|(reason, _)| reason),
-        payer: payer.map(|payer| payer.to_string()),
-        extra: None,
     }
 }

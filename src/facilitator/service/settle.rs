@@ -41,7 +41,7 @@ impl Shared {
         };
         let (facilitator, payment) = match checked {
             Ok(checked) => checked,
-            Err(result) => return request.settled(&result),
+            Err(result) => return Answer::settlement(request, &result),
         };
         let (id, shared) = (settlement_id(&payment), self.clone());
         let settlement = async move {
@@ -51,7 +51,7 @@ impl Shared {
             NoResult::Full => SettlementResult::Unavailable(RETRY_AFTER),
             NoResult::Lost => SettlementResult::Pending(None),
         });
-        request.settled(&result)
+        Answer::settlement(request, &result)
     }
 
     async fn settle_once(

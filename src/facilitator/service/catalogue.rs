@@ -10,6 +10,7 @@ use std::{
 };
 
 use http::{StatusCode, Uri};
+use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 
 use super::{FacilitatorServiceBuilder, messages::Answer};
@@ -292,31 +293,13 @@ fn is_template(text: &str) -> bool {
     // It may be percent-encoded several times.
     let mut text = text.to_owned();
     for _ in 0..5 {
-        let Some(decoded) = decoded(&text) else { return false };
+        let Ok(decoded) = percent_decode_str(&text).decode_utf8() else { return false };
         if decoded == text {
-            return !text.contains("..") && !text.contains("://");
+            return !["%", "..", "://"].iter().any(|part| text.contains(part));
         }
-        text = decoded;
+        text = decoded.into_owned();
     }
     false
-}
-
-/// Percent-decodes a text once.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (hex, after) = after.split_at_checked(2)?;
-        let hex = std::str::from_utf8(hex).ok().filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
-        bytes.push(u8::from_str_radix(hex, 16).ok()?);
-        rest = after;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// Returns scheme, host and path of an `http` or `https` URL, with the template in place of the path if there is one.

@@ -1,6 +1,6 @@
 //! What an evaluator answers: a verdict and a critique for each output.
 
-use std::ops::Range;
+use std::{cmp::Ordering, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
@@ -137,11 +137,17 @@ impl Evaluation {
 
     pub(super) fn preferred(verdicts: &[Verdict]) -> Option<Preference> {
         let [first, second] = verdicts else { return None };
-        Some(match first.score.partial_cmp(&second.score) {
-            Some(std::cmp::Ordering::Greater) => Preference::First,
-            Some(std::cmp::Ordering::Less) => Preference::Second,
-            _ => Preference::Neither,
-        })
+        Some(Preference::between(first.score, second.score))
+    }
+}
+
+impl Preference {
+    pub(super) fn between(first: Score, second: Score) -> Self {
+        match first.partial_cmp(&second) {
+            Some(Ordering::Greater) => Self::First,
+            Some(Ordering::Less) => Self::Second,
+            _ => Self::Neither,
+        }
     }
 }
 

@@ -42,16 +42,8 @@ pub struct Feedback {
 impl Feedback {
     /// Returns which output of a pair the panel prefers.
     pub fn preference(&self) -> Option<Preference> {
-        let [OutputFeedback { verdict: Some(first), .. }, OutputFeedback { verdict: Some(second), .. }] =
-            &*self.outputs
-        else {
-            return None;
-        };
-        Some(match first.score.partial_cmp(&second.score) {
-            Some(std::cmp::Ordering::Greater) => Preference::First,
-            Some(std::cmp::Ordering::Less) => Preference::Second,
-            _ => Preference::Neither,
-        })
+        let [first, second] = &*self.outputs else { return None };
+        Some(Preference::between(first.verdict.as_ref()?.score, second.verdict.as_ref()?.score))
     }
 
     /// Returns how many outputs have a verdict.

@@ -12,8 +12,8 @@ use super::{
 use crate::vouchers::{
     ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow,
     abi::{
+        self,
         BatchSettlement::{self, BatchSettlementErrors},
-        Config,
     },
 };
 
@@ -175,7 +175,7 @@ pub(crate) async fn find_refund(
 ) -> Result<Option<Receipt>, RpcFailure> {
     let (config, amount, nonce) = order;
     // The arguments of `refundWithSignature` up to the signature, which may be another one each time.
-    let arguments = (Config::from(config), amount, U256::from(nonce)).abi_encode_params();
+    let arguments = (abi::ChannelConfig::from(config), amount, U256::from(nonce)).abi_encode_params();
     for blocks in SEARCHED {
         let filter = json!({
             "address": Escrow::ADDRESS,

@@ -2,12 +2,12 @@
 
 use alloy_primitives::aliases::U40;
 
-use super::{ChannelConfig, Claim};
+use super::Claim;
 
 alloy_sol_types::sol! {
-    /// What makes a channel.
+    /// What makes a channel. Its name is part of what is hashed to a channel's id.
     #[derive(Debug, PartialEq, Eq)]
-    struct Config {
+    struct ChannelConfig {
         address payer;
         address payerAuthorizer;
         address receiver;
@@ -20,7 +20,7 @@ alloy_sol_types::sol! {
     /// A voucher, with the channel's configuration in place of its id.
     #[derive(Debug, PartialEq, Eq)]
     struct SignedVoucher {
-        Config channel;
+        ChannelConfig channel;
         uint128 maxClaimableAmount;
     }
 
@@ -36,7 +36,7 @@ alloy_sol_types::sol! {
     #[derive(Debug, PartialEq, Eq)]
     interface BatchSettlement {
         /// Fills a channel.
-        function deposit(Config config, uint128 amount, address collector, bytes collectorData) external;
+        function deposit(ChannelConfig config, uint128 amount, address collector, bytes collectorData) external;
         /// Claims, called by each row's receiver or its authorizer.
         function claim(VoucherClaim[] voucherClaims) external;
         /// Claims with the authorizer's signature, called by anybody.
@@ -44,13 +44,13 @@ alloy_sol_types::sol! {
         /// Transfers to the receiver what was claimed for it.
         function settle(address receiver, address token) external;
         /// Announces a withdrawal; called by the payer or its authorizer.
-        function initiateWithdraw(Config config, uint128 amount) external;
+        function initiateWithdraw(ChannelConfig config, uint128 amount) external;
         /// Withdraws after the delay.
-        function finalizeWithdraw(Config config) external;
+        function finalizeWithdraw(ChannelConfig config) external;
         /// Refunds the payer, called by the receiver or its authorizer.
-        function refund(Config config, uint128 amount) external;
+        function refund(ChannelConfig config, uint128 amount) external;
         /// Refunds the payer with the authorizer's signature, called by anybody.
-        function refundWithSignature(Config config, uint128 amount, uint256 nonce, bytes receiverAuthorizerSignature) external;
+        function refundWithSignature(ChannelConfig config, uint128 amount, uint256 nonce, bytes receiverAuthorizerSignature) external;
         /// Makes several of these calls in one.
         function multicall(bytes[] data) external returns (bytes[] results);
         /// What is in a channel, and what of it was claimed.
@@ -62,7 +62,7 @@ alloy_sol_types::sol! {
         /// What was claimed for a receiver, and what of it was transferred.
         function receivers(address receiver, address token) external view returns (uint128 totalClaimed, uint128 totalSettled);
         /// A channel's id.
-        function getChannelId(Config config) external view returns (bytes32);
+        function getChannelId(ChannelConfig config) external view returns (bytes32);
         /// What a payer signs.
         function getVoucherDigest(bytes32 channelId, uint128 maxClaimableAmount) external view returns (bytes32);
         /// What the authorizer signs to refund.
@@ -71,9 +71,9 @@ alloy_sol_types::sol! {
         function getClaimBatchDigest(VoucherClaim[] voucherClaims) external view returns (bytes32);
 
         /// A channel was opened, or an empty one filled again.
-        event ChannelCreated(bytes32 indexed channelId, Config config);
+        event ChannelCreated(bytes32 indexed channelId, ChannelConfig config);
         /// A channel is empty, and nothing was ever claimed.
-        event ChannelClosed(bytes32 indexed channelId, Config config);
+        event ChannelClosed(bytes32 indexed channelId, ChannelConfig config);
         /// A deposit arrived.
         event Deposited(bytes32 indexed channelId, address indexed sender, uint128 amount, uint128 newBalance);
         /// Something was claimed.
@@ -132,8 +132,8 @@ alloy_sol_types::sol! {
     }
 }
 
-impl From<&ChannelConfig> for Config {
-    fn from(config: &ChannelConfig) -> Self {
+impl From<&super::ChannelConfig> for ChannelConfig {
+    fn from(config: &super::ChannelConfig) -> Self {
         Self {
             payer: config.payer,
             payerAuthorizer: config.payer_authorizer,

@@ -2,25 +2,15 @@
 
 use std::sync::LazyLock;
 
-use alloy_primitives::{Address, B256, U256, address, aliases::U40, keccak256};
+use alloy_primitives::{Address, B256, U256, address, keccak256};
 use alloy_sol_types::{Eip712Domain, SolStruct};
 
-use super::{ChannelConfig, ChannelId};
+use super::{ChannelConfig, ChannelId, abi};
 use crate::network::Network;
 
 /// The structs under their names in EIP-712.
 pub(super) mod typed {
     alloy_sol_types::sol! {
-        struct ChannelConfig {
-            address payer;
-            address payerAuthorizer;
-            address receiver;
-            address receiverAuthorizer;
-            address token;
-            uint40 withdrawDelay;
-            bytes32 salt;
-        }
-
         struct Voucher {
             bytes32 channelId;
             uint128 maxClaimableAmount;
@@ -46,7 +36,7 @@ pub(super) mod typed {
 
 // Each request takes several of these digests, and hashing a type or a domain costs more than the rest of a digest.
 static CHANNEL_CONFIG_TYPE: LazyLock<B256> =
-    LazyLock::new(|| keccak256(typed::ChannelConfig::eip712_encode_type().as_bytes()));
+    LazyLock::new(|| keccak256(abi::ChannelConfig::eip712_encode_type().as_bytes()));
 static VOUCHER_TYPE: LazyLock<B256> = LazyLock::new(|| keccak256(typed::Voucher::eip712_encode_type().as_bytes()));
 static KNOWN: LazyLock<[Escrow; 2]> = LazyLock::new(|| [Network::BASE, Network::BASE_SEPOLIA].map(Escrow::hashed));
 
@@ -100,16 +90,7 @@ impl Escrow {
 
     /// Returns the id of the channel with these fields.
     pub fn channel_id(&self, config: &ChannelConfig) -> ChannelId {
-        let typed = typed::ChannelConfig {
-            payer: config.payer,
-            payerAuthorizer: config.payer_authorizer,
-            receiver: config.receiver,
-            receiverAuthorizer: config.receiver_authorizer,
-            token: config.token,
-            withdrawDelay: U40::from(config.withdraw_delay),
-            salt: config.salt,
-        };
-        self.digest(hash_struct(&CHANNEL_CONFIG_TYPE, &typed)).into()
+        self.digest(hash_struct(&CHANNEL_CONFIG_TYPE, &abi::ChannelConfig::from(config))).into()
     }
 
     /// Returns the digest that a payer signs: "of this channel at most `max_claimable_amount` may be claimed in all".

@@ -25,6 +25,8 @@
 #[cfg(all(feature = "vouchers", feature = "server", feature = "metrics"))]
 mod measured;
 mod memory;
+#[cfg(feature = "sqlite")]
+mod progress;
 mod record;
 
 use std::sync::Arc;

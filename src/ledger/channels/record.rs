@@ -830,6 +830,12 @@ mod tests {
                     ChannelStep::Observe { .. } => prop_assert_eq!(&channel.pending, &before.pending),
                     _ => {}
                 }
+                #[cfg(feature = "sqlite")]
+                if step.is_progress() {
+                    let mut restored = before.clone();
+                    restored.set_progress(&channel.progress().unwrap()).unwrap();
+                    prop_assert_eq!(&restored, &channel, "the step changed something else: {:?}", step);
+                }
                 let text = serde_json::to_string(&channel).unwrap();
                 prop_assert_eq!(&serde_json::from_str::<ChannelRecord>(&text).unwrap(), &channel);
             }

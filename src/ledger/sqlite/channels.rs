@@ -32,7 +32,10 @@ impl ChannelLedger for SqliteLedger {
             self.commits.channel_on_disk(id).await?;
             return advanced;
         }
-        changes.channels.push(*id);
+        match step.is_progress() {
+            true => changes.progress = Some(*id),
+            false => changes.channels.push(*id),
+        }
         match step {
             // If it is lost, the chain is asked again.
             ChannelStep::Observe { .. } => change.note(changes),

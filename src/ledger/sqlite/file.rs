@@ -53,12 +53,19 @@ const READ_TRANSACTIONS: &str = "SELECT chain_id, sender, nonce, hash, raw, paym
 const WRITE_TRANSACTION: &str = "INSERT INTO transactions \
     (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
 #[cfg(feature = "vouchers")]
-const READ_CHANNELS: &str = "SELECT id, record FROM channels ORDER BY id";
+const READ_CHANNELS: &str = "SELECT id, channels.record, channel_progress.record \
+    FROM channels LEFT JOIN channel_progress USING (id) ORDER BY id";
 #[cfg(feature = "vouchers")]
 const WRITE_CHANNEL: &str =
     "INSERT INTO channels (id, record) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+// A row of `channels` has the progress as well, as it was when that row was written.
+#[cfg(feature = "vouchers")]
+const WRITE_PROGRESS: &str = "INSERT INTO channel_progress (id, record) VALUES (?, ?) \
+    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
 #[cfg(feature = "vouchers")]
 const DELETE_CHANNEL: &str = "DELETE FROM channels WHERE id = ?";
+#[cfg(feature = "vouchers")]
+const DELETE_PROGRESS: &str = "DELETE FROM channel_progress WHERE id = ?";
 const DELETE_NONCE: &str = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
 
 /// What one transaction writes: copies of what memory held at one moment, `None` for what it no longer held.
@@ -68,7 +75,15 @@ pub(super) struct Batch {
     pub(super) responses: Vec<(PaymentKey, Option<Arc<StoredResponse>>)>,
     pub(super) nonces: Vec<(Sender, u64, Option<Nonce>)>,
     #[cfg(feature = "vouchers")]
-    pub(super) channels: Vec<(ChannelId, Option<ChannelRecord>)>,
+    pub(super) channels: Vec<ChannelWrite>,
+}
+
+#[cfg(feature = "vouchers")]
+pub(super) struct ChannelWrite {
+    pub(super) id: ChannelId,
+    /// Whether more than the channel's progress has to be written.
+    pub(super) is_whole: bool,
+    pub(super) record: Option<ChannelRecord>,
 }
 
 pub(super) struct PaymentWrite {
@@ -131,8 +146,8 @@ impl LedgerFile {
             }
         }
         #[cfg(feature = "vouchers")]
-        for (id, record) in batch.channels {
-            self.write_channel(id, record.as_ref())?;
+        for channel in batch.channels {
+            self.write_channel(&channel)?;
         }
         if self.to_delete.len() >= DELETED_TOGETHER {
             self.delete_responses()?;
@@ -253,6 +268,9 @@ impl LedgerFile {
         while let Some(row) = rows.next().map_err(backend)? {
             let text = row.get_ref(1).map_err(backend)?.as_str().map_err(backend)?;
             let mut record: ChannelRecord = serde_json::from_str(text).map_err(|_| unreadable())?;
+            if let Some(progress) = row.get_ref(2).map_err(backend)?.as_str_or_null().map_err(backend)? {
+                record.set_progress(progress).map_err(|_| unreadable())?;
+            }
             self.channels.restore(record.id, row.get(0).map_err(backend)?);
             record.restart();
             memory.restore_channel(record);
@@ -261,17 +279,17 @@ impl LedgerFile {
     }
 
     #[cfg(feature = "vouchers")]
-    fn write_channel(&mut self, id: ChannelId, record: Option<&ChannelRecord>) -> Result<(), rusqlite::Error> {
-        match record {
-            Some(record) => {
-                let row = self.channels.get(id);
-                self.execute(WRITE_CHANNEL, (row, serde_json::to_string(record).map_err(unwritable)?))
-            }
-            None => match self.channels.remove(&id) {
-                Some(row) => self.execute(DELETE_CHANNEL, [row]),
-                None => Ok(()),
-            },
+    fn write_channel(&mut self, channel: &ChannelWrite) -> Result<(), rusqlite::Error> {
+        let Some(record) = &channel.record else {
+            let Some(id) = self.channels.remove(&channel.id) else { return Ok(()) };
+            self.execute(DELETE_CHANNEL, [id])?;
+            return self.execute(DELETE_PROGRESS, [id]);
+        };
+        let id = self.channels.get(channel.id);
+        if channel.is_whole {
+            self.execute(WRITE_CHANNEL, (id, serde_json::to_string(record).map_err(unwritable)?))?;
         }
+        self.execute(WRITE_PROGRESS, (id, record.progress().map_err(unwritable)?))
     }
 
     fn execute(&self, statement: &str, values: impl rusqlite::Params) -> Result<(), rusqlite::Error> {

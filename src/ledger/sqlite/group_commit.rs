@@ -14,6 +14,8 @@ use std::{
 
 use tokio::sync::{oneshot, watch};
 
+#[cfg(feature = "vouchers")]
+use super::file::ChannelWrite;
 use super::{
     super::{LedgerError, MemoryLedger, Sender},
     file::{Batch, LedgerFile, PaymentWrite, backend},
@@ -52,6 +54,9 @@ pub(super) struct Changes {
     pub(super) nonces: Vec<(Sender, u64)>,
     #[cfg(feature = "vouchers")]
     pub(super) channels: Vec<ChannelId>,
+    /// A channel of which only the progress changed.
+    #[cfg(feature = "vouchers")]
+    pub(super) progress: Option<ChannelId>,
 }
 
 /// The keys of what changed. The writer copies the values when it begins a batch, so that the order of changes does not matter.
@@ -61,8 +66,9 @@ struct Keys {
     payments: HashMap<PaymentKey, bool>,
     responses: HashSet<PaymentKey>,
     nonces: HashSet<(Sender, u64)>,
+    /// With whether more than the progress changed since the last batch.
     #[cfg(feature = "vouchers")]
-    channels: HashSet<ChannelId>,
+    channels: HashMap<ChannelId, bool>,
 }
 
 /// A change of memory in progress. A batch has all of it, or nothing.
@@ -85,7 +91,7 @@ struct Queue {
     current: Option<Durable>,
     /// The channels in that batch.
     #[cfg(feature = "vouchers")]
-    writing: HashSet<ChannelId>,
+    writing: HashMap<ChannelId, bool>,
     /// Whether the writer waits to be woken.
     is_idle: bool,
     closed: bool,
@@ -210,19 +216,26 @@ impl Keys {
         self.responses.extend(changes.responses);
         self.nonces.extend(changes.nonces);
         #[cfg(feature = "vouchers")]
-        self.channels.extend(changes.channels);
+        {
+            self.channels.extend(changes.channels.into_iter().map(|id| (id, true)));
+            if let Some(id) = changes.progress {
+                self.channels.entry(id).or_insert(false);
+            }
+        }
     }
 
     /// Copies the values from memory, which must not change meanwhile.
     fn into_batch(self, memory: &MemoryLedger) -> Batch {
         let payment = |(key, is_new)| PaymentWrite { key, is_new, record: memory.snapshot(&key) };
+        #[cfg(feature = "vouchers")]
+        let channel = |(id, is_whole)| ChannelWrite { id, is_whole, record: memory.channels.get(&id) };
         let nonce = |(sender, number)| (sender, number, memory.nonces().get(&sender, number));
         Batch {
             payments: self.payments.into_iter().map(payment).collect(),
             responses: self.responses.into_iter().map(|key| (key, memory.kept_response(&key))).collect(),
             nonces: self.nonces.into_iter().map(nonce).collect(),
             #[cfg(feature = "vouchers")]
-            channels: self.channels.into_iter().map(|id| (id, memory.channels.get(&id))).collect(),
+            channels: self.channels.into_iter().map(channel).collect(),
         }
     }
 }
@@ -302,12 +315,12 @@ impl Shared {
         if queue.ended {
             return Err(failed());
         }
-        if queue.keys.channels.contains(id) {
+        if queue.keys.channels.contains_key(id) {
             let durable = queue.done.subscribe();
             self.wake(queue);
             return Ok(OnDisk(Some(durable)));
         }
-        Ok(OnDisk(queue.current.clone().filter(|_| queue.writing.contains(id))))
+        Ok(OnDisk(queue.current.clone().filter(|_| queue.writing.contains_key(id))))
     }
 
     /// Waits for the next batch, and copies it. Returns `None` when the queue is closed and empty.

@@ -25,6 +25,7 @@ pub(super) const LEDGER: Schema = Schema {
         include_str!("migrations/0004_numbered.sql"),
         include_str!("migrations/0005_progress.sql"),
         include_str!("migrations/0006_channels.sql"),
+        include_str!("migrations/0007_progress_of_channels.sql"),
     ],
 };
 

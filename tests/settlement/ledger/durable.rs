@@ -297,7 +297,7 @@ async fn a_file_with_rows_in_the_order_of_keys_is_migrated() {
          INSERT INTO payments SELECT 84532, x'01', x'02', id, 'reserved', 'none', json_patch(p.record, progress.record)
              FROM p JOIN progress USING (id);
          INSERT INTO responses SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM r;
-         DROP TABLE p; DROP TABLE r; DROP TABLE progress; DROP TABLE channels;"
+         DROP TABLE p; DROP TABLE r; DROP TABLE progress; DROP TABLE channels; DROP TABLE channel_progress;"
     );
     sqlite_file::change(&path, &as_before);
     sqlite_file::note_as_sqlx(&path, 2);

@@ -348,6 +348,7 @@ mod tests {
         assert!(said(-32000, "the method eth_sendRawTransactionSync does not exist/is not available"));
         assert!(said(-32600, "Unsupported method: eth_sendRawTransactionSync"));
         assert!(!said(-32000, "nonce too low"));
+        assert!(!said(-32000, "header not found") && !said(-32000, "the method handler crashed"));
         assert!(!RpcFailure::Silent.is_method_missing());
     }
 }

@@ -222,6 +222,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn hash_of_a_key_depends_on_payer_and_nonce() {
+        use std::hash::BuildHasher as _;
+
+        let key = |payer, nonce| PaymentKey {
+            network: Network::BASE,
+            asset: Address::ZERO,
+            payer: Address::repeat_byte(payer),
+            nonce: B256::repeat_byte(nonce),
+        };
+        let hasher = std::hash::RandomState::new();
+        let hashes = [key(1, 1), key(1, 2), key(2, 1)].map(|key| hasher.hash_one(key));
+        assert!(hashes[0] != hashes[1] && hashes[0] != hashes[2]);
+    }
+
+    #[test]
     fn echoed_metadata_is_bounded_and_never_empty() {
         let url =
             |length: usize| Verbatim::of(&ResourceInfo { url: "u".repeat(length), ..ResourceInfo::default() }).ok();

@@ -562,6 +562,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::network::Network;
 
     fn rendered(url: &str) -> RenderedOffers {
         let json = |times| {
@@ -571,6 +572,25 @@ mod tests {
         RenderedOffers {
             header: HeaderValue::try_from(STANDARD.encode_to_string(json(1))).unwrap(),
             body: json(3).into(),
+        }
+    }
+
+    #[test]
+    fn smallest_deposit_of_an_offer_pays_for_a_request() {
+        let usdc = Network::BASE.usdc().unwrap();
+        for (deposit, amount, offered) in [
+            ("9", "10", "10"),
+            ("10", "9", "10"),
+            ("10", "10", "10"),
+            ("10", "11", "11"),
+            ("11", "10", "11"),
+            ("5", "1000", "1000"),
+        ] {
+            let mut template = ExactOffer::new(usdc.clone(), U256::ZERO, Address::ZERO, 60).to_requirements();
+            template.extra.insert("minDeposit".to_owned(), deposit.into());
+            let offer = VoucherOffer::at(&template, amount);
+            assert_eq!(offer.requirements.extra["minDeposit"], offered, "{deposit} {amount}");
+            assert_eq!(offer.requirements.amount, amount);
         }
     }
 

@@ -417,13 +417,15 @@ mod tests {
     use super::*;
     use crate::{chain::rpc::Rpc, devnet::Devnet};
 
-    #[tokio::test(start_paused = true)]
-    async fn places_are_given_in_the_order_in_which_callers_came() {
-        let devnet = Devnet::start().await.unwrap();
+    fn caller_on(devnet: &Devnet) -> Arc<Caller> {
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
         let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
-        let keys: Vec<SharedSigner> = vec![Arc::new(PrivateKeySigner::random())];
-        let caller = Caller::new(Arc::new(node), keys, 1, Duration::from_secs(10));
+        Caller::new(Arc::new(node), vec![Arc::new(PrivateKeySigner::random())], 1, Duration::from_secs(10))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_are_given_in_the_order_in_which_callers_came() {
+        let caller = caller_on(&Devnet::start().await.unwrap());
         let patience = Duration::from_secs(10);
         let taken = caller.enter(patience).await.unwrap();
         let (sender, mut entered) = tokio::sync::mpsc::unbounded_channel();
@@ -442,6 +444,27 @@ mod tests {
         drop(taken);
         for n in 0..3 {
             assert_eq!(entered.recv().await, Some(n));
+        }
+    }
+
+    /// Gas has to cost a tenth more than a transaction offers, unless all later ones wait for it.
+    #[tokio::test]
+    async fn fees_are_raised_when_gas_costs_a_tenth_more_or_others_wait() {
+        let devnet = Devnet::start().await.unwrap();
+        let caller = caller_on(&devnet);
+        devnet.set_base_fee(10_000_000_000);
+        let fees = caller.node.fees().await.unwrap();
+        for (base_fee, is_next, checks, is_raised) in [
+            (10_000_000_000, false, 1, false),
+            (10_500_000_000, false, 1, false),
+            (10_500_000_000, true, 1, true),
+            (10_500_000_000, true, 2, false),
+            (11_500_000_000, false, 2, true),
+        ] {
+            devnet.set_base_fee(base_fee);
+            let raised = caller.raised(is_next, fees, checks).await.unwrap();
+            let is_enough = raised.is_some_and(|raised| raised.max_fee > fees.max_fee + fees.max_fee / 10);
+            assert_eq!((raised.is_some(), is_enough), (is_raised, is_raised), "{base_fee} {is_next} {checks}");
         }
     }
 }

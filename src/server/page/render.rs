@@ -39,7 +39,7 @@ pub(super) fn render(shown: &Shown<'_>) -> Option<String> {
     let title = shown.page.name.as_deref().or(shown.resource.service_name.as_deref()).unwrap_or("This has a price");
     let description =
         shown.resource.description.as_deref().unwrap_or("The answer to this request is sold by the request.");
-    let mut html = String::with_capacity(SCRIPT.len() + STYLE.len() + 4 * data.len() + 8 * 1024);
+    let mut html = String::new();
     for part in TEMPLATE.iter() {
         match part {
             Part::Text(text) => html.push_str(text),

@@ -226,7 +226,7 @@ impl Default for Budget {
     }
 }
 
-debug_fields!(Budget |this| { limits: this.0.limits, spent: this.totals().spent, reserved: this.totals().reserved });
+debug_fields!(Budget |this| { limits: this.0.limits, spent: this.spent(), reserved: this.reserved() });
 
 /// Builder of a [`Budget`].
 #[derive(Debug)]

@@ -79,6 +79,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn intrinsic_gas_counts_a_zero_byte_as_a_quarter_of_another() {
+        assert_eq!(intrinsic_gas(&[0, 0, 1]), 21_000 + 2 * 10 + 40);
+    }
+
+    #[test]
     fn only_signatures_of_keys_use_the_standard_overload() {
         let authorization = Authorization {
             from: Address::repeat_byte(1),

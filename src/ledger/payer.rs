@@ -186,3 +186,18 @@ impl PayerSums {
             && self.overdue == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_that_moved_long_ago_are_forgotten() {
+        let mut sums = PayerSums::default();
+        sums.moved(U256::ONE, 1, 100);
+        sums.age(100 + RECENT);
+        assert!(!sums.is_empty());
+        sums.age(100 + RECENT + 1);
+        assert!(sums.is_empty());
+    }
+}

@@ -232,6 +232,24 @@ mod tests {
     }
 
     #[test]
+    fn callers_that_used_up_their_limit_are_remembered_among_many() {
+        let limit = limit();
+        let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+        let eager = peer("192.0.2.1");
+        for _ in 0..3 {
+            assert_eq!(limit.count(eager, start), Ok(()));
+        }
+        for key in 1..MAX_CALLERS {
+            assert_eq!(limit.count(Caller::Key(key), start), Ok(()));
+        }
+        // The others could make three requests again by now, and are forgotten.
+        assert_eq!(limit.count(peer("192.0.2.2"), later), Ok(()));
+        assert_eq!(limit.buckets.lock().unwrap().len(), 2);
+        let admitted = (0..3).filter(|_| limit.count(eager, later).is_ok()).count();
+        assert_eq!(admitted, 2);
+    }
+
+    #[test]
     fn addresses_of_one_network_are_one_caller_and_callers_are_bounded() {
         assert_eq!(peer("2001:db8::1"), peer("2001:db8::2"));
         assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));

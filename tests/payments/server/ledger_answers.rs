@@ -323,6 +323,7 @@ async fn price_of_a_body_sees_all_of_it_and_no_other_price_waits_for_it() {
     let pieces = || Body::from_stream(stream::iter(["123", "45678"].map(Ok::<_, Infallible>)));
     let post = |body| Request::post("/evaluate").body(body).unwrap();
     assert_eq!(demand(&send(&app, post(pieces())).await)["accepts"][0]["amount"], "8");
+    assert_eq!(demand(&send(&app, post(Body::from("12345678"))).await)["accepts"][0]["amount"], "8");
     assert_eq!(send(&app, post(Body::from("123456789"))).await.status, StatusCode::PAYLOAD_TOO_LARGE);
 
     let by_path = layer(&facilitator).max_request_body(8).price_with(|_| async { Ok(Usdc::from_atomic(7).into()) });

@@ -109,6 +109,22 @@ async fn gas_balance_is_checked_once_a_minute_and_a_low_one_is_logged() {
     assert_eq!(logged.lines("the settlement key's balance could not be read"), 1);
 }
 
+/// Only transactions in flight, for which the node sets aside gas, are a reason to wait.
+#[tokio::test(start_paused = true)]
+async fn account_with_nothing_in_flight_rests_at_the_first_refusal() {
+    const SEND: &str = "eth_sendRawTransaction";
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    stage.devnet.faults().set(|call| match call.method.starts_with(SEND) {
+        true => Fault::Error { code: -32000, message: "insufficient funds for gas * price + value".into() },
+        false => Fault::None,
+    });
+    let refused = stage.settle(&payment, &verified).await;
+    assert!(matches!(refused, Err(FacilitatorError::InsufficientGas { .. })), "{refused:?}");
+    assert_eq!(stage.calls(SEND) + stage.calls("eth_sendRawTransactionSync"), 1);
+}
+
 /// Until the account is funded, payments are refused before any work; after half a minute it is tried again.
 #[tokio::test(start_paused = true)]
 async fn empty_account_rests_for_half_a_minute() {

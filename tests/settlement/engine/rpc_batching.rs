@@ -131,7 +131,7 @@ async fn refused_call_in_a_batch_does_not_affect_others() {
 
 #[tokio::test]
 async fn node_that_refuses_batches_is_asked_one_by_one() {
-    for refusal in [Fate::Status(400), Fate::Status(413), Fate::Error(-32600)] {
+    for refusal in [Fate::Status(200), Fate::Status(400), Fate::Status(413), Fate::Error(-32600)] {
         let remote = Remote::new().await;
         let batches = remote.judge_batches(refusal);
         assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{refusal:?}");

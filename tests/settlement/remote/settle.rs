@@ -187,6 +187,19 @@ async fn refusal_fails_only_a_payment_that_was_never_delegated_before() {
     }
 }
 
+/// Each request whose answer is lost may be the one that settled it.
+#[tokio::test]
+async fn refusal_after_lost_answers_is_no_failure() {
+    let stage = Stage::open().await;
+    for lost in 1..=3 {
+        let case = Case::new(&stage, stage.remote()).await;
+        stage.script(vec![Turn::Without(Reply::Status(502, "")); lost], Turn::Without(refusal("insufficient_funds")));
+        let outcome = case.settle().await.unwrap();
+        assert_eq!(outcome, SettlementOutcome::Unknown { transaction: None }, "{lost}");
+    }
+    assert_eq!(stage.settles().len(), 2 + 3 + 4);
+}
+
 #[tokio::test]
 async fn delegated_payment_stays_unknown_if_it_cannot_be_sent_again() {
     let stage = Stage::open().await;

@@ -417,6 +417,7 @@ mod tests {
     use super::*;
     use crate::{chain::rpc::Rpc, devnet::Devnet};
 
+    #[allow(clippy::unwrap_used)]
     fn caller_on(devnet: &Devnet) -> Arc<Caller> {
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
         let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();

@@ -61,7 +61,7 @@ impl OnchainChannelsBuilder {
 
     /// Sets after how long without a receipt an outcome is
     /// [`ChannelError::Pending`](crate::facilitator::channels::ChannelError::Pending), at most an hour. Default: 15 seconds. The transaction is
-    /// followed further.
+    /// followed further. A deposit gets twice that time, and waits for its turn to be sent for up to ten minutes, also when its request has ended.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
         self.chain.confirm_timeout = timeout.min(LONGEST);
         self

@@ -31,18 +31,16 @@ use crate::{
 const MIN_TIME_LEFT: u64 = 6;
 /// Gas that a deposit may use: a transfer with the check of a contract wallet's signature leaves much of it.
 const MAX_DEPOSIT_GAS: u64 = 700_000;
-
-/// How long a deposit waits to be sent, when its payer may have gone. Who comes again joins the one that waits.
+/// How long a deposit waits for a place in the window. Its request may have ended by then, and a repeated request joins it.
 const LINE_PATIENCE: Duration = Duration::from_secs(600);
-
-/// How often the node is asked again for the state before a deposit whose turn it is.
+/// How often the node is asked again if it does not answer when a deposit has its place.
 const READS_IN_TURN: usize = 4;
 
 /// How far a deposit is.
 #[derive(Default)]
 struct Progress {
     attempts: Attempts,
-    /// The place to send it from, from the time on when it is its turn until it is sent.
+    /// The place in the window, which a facilitator that sends it has none of. `None` until it is the deposit's turn.
     turn: Option<Option<Place>>,
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
     FacilitatorServiceBuilder, Shared,
-    messages::{Answer, Operation},
+    messages::{Answer, InvalidRequest, Operation},
 };
 use crate::{
     facilitator::channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder, SignedRefund},
@@ -59,17 +59,12 @@ impl FacilitatorServiceBuilder {
 }
 
 /// The request body of `/verify` and `/settle`, as far as it is the same for all payloads.
-pub(super) struct ChannelRequest {
-    requirements: PaymentRequirements,
-    accepted: PaymentRequirements,
-    payload: Box<RawValue>,
-}
-
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Envelope {
-    payment_payload: Payment,
-    payment_requirements: PaymentRequirements,
+pub(super) struct ChannelRequest {
+    #[serde(rename = "paymentPayload")]
+    payment: Payment,
+    #[serde(rename = "paymentRequirements")]
+    requirements: PaymentRequirements,
 }
 
 #[derive(Deserialize)]
@@ -80,16 +75,13 @@ struct Payment {
     payload: Box<RawValue>,
 }
 
-/// A refusal: its code, and what is wrong.
-type Refusal = (&'static str, String);
-
-fn refuse<T>(reason: &'static str, detail: impl Into<String>) -> Result<T, Refusal> {
-    Err((reason, detail.into()))
+fn refuse<T>(reason: &'static str, detail: impl Into<String>) -> Result<T, ChannelError> {
+    Err(ChannelError::rejected(reason, detail))
 }
 
 impl ChannelRequest {
     /// Returns `None` if the requirements are not of this scheme.
-    pub(super) fn read(body: &[u8]) -> Option<Result<Self, Refusal>> {
+    pub(super) fn read(body: &[u8]) -> Option<Result<Self, InvalidRequest>> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Peek {
@@ -100,23 +92,20 @@ impl ChannelRequest {
             scheme: String,
         }
         let peek: Peek = serde_json::from_slice(body).ok()?;
-        (peek.payment_requirements.scheme == SCHEME).then(|| match serde_json::from_slice::<Envelope>(body) {
-            Ok(envelope) if envelope.payment_payload.x402_version == 2 => Ok(Self {
-                requirements: envelope.payment_requirements,
-                accepted: envelope.payment_payload.accepted,
-                payload: envelope.payment_payload.payload,
-            }),
-            Ok(_) => refuse(reason::SCHEME, "the scheme exists in x402 version 2 only"),
-            Err(error) => refuse(reason::PAYLOAD_TYPE, error.to_string()),
+        let invalid = |reason, detail| Err(InvalidRequest { reason: Reason::from(reason), detail });
+        (peek.payment_requirements.scheme == SCHEME).then(|| match serde_json::from_slice::<Self>(body) {
+            Ok(request) if request.payment.x402_version == 2 => Ok(request),
+            Ok(_) => invalid(reason::SCHEME, "the scheme exists in x402 version 2 only".to_owned()),
+            Err(error) => invalid(reason::PAYLOAD_TYPE, error.to_string()),
         })
     }
 
-    fn read_payload(&self) -> Result<ChannelPayload, Refusal> {
-        let error = match serde_json::from_str(self.payload.get()) {
+    fn read_payload(&self) -> Result<ChannelPayload, ChannelError> {
+        let error = match serde_json::from_str(self.payment.payload.get()) {
             Ok(payload) => return Ok(payload),
             Err(error) => error.to_string(),
         };
-        let payload: Value = serde_json::from_str(self.payload.get()).unwrap_or_default();
+        let payload: Value = serde_json::from_str(self.payment.payload.get()).unwrap_or_default();
         let code = match payload["type"].as_str().unwrap_or_default() {
             "deposit" if payload["deposit"]["authorization"].get("permit2Authorization").is_some() => {
                 reason::ERC3009_AUTHORIZATION_REQUIRED
@@ -132,13 +121,14 @@ impl ChannelRequest {
     }
 
     /// Returns the price of the request, at most.
-    fn price(&self, code: &'static str) -> Result<u128, Refusal> {
+    fn price(&self, code: &'static str) -> Result<u128, ChannelError> {
         let amount = &self.requirements.amount;
-        amount::parse(amount).ok_or_else(|| (code, format!("the offer's amount {amount:?} is not a decimal integer")))
+        let detail = || format!("the offer's amount {amount:?} is not a decimal integer");
+        amount::parse(amount).ok_or_else(|| ChannelError::rejected(code, detail()))
     }
 
     /// Returns the refusal of a channel that is not the offer's.
-    fn check_config(&self, config: &ChannelConfig, voucher: &Voucher, escrow: &Escrow) -> Result<(), Refusal> {
+    fn check_config(&self, config: &ChannelConfig, voucher: &Voucher, escrow: &Escrow) -> Result<(), ChannelError> {
         if escrow.channel_id(config) != voucher.channel_id {
             return refuse(
                 reason::CHANNEL_ID_MISMATCH,
@@ -155,7 +145,7 @@ impl ChannelRequest {
     }
 
     /// Checks the terms that a seller states in `extra`.
-    fn check_terms(&self, config: &ChannelConfig) -> Result<(), Refusal> {
+    fn check_terms(&self, config: &ChannelConfig) -> Result<(), ChannelError> {
         let extra = &self.requirements.extra;
         let authorizer = extra.get("receiverAuthorizer").and_then(Value::as_str).unwrap_or_default();
         if config.receiver_authorizer.is_zero() || !is(authorizer, config.receiver_authorizer) {
@@ -185,7 +175,7 @@ fn is(text: &str, address: Address) -> bool {
 /// Checks a voucher against the channel: what is in it, and what was claimed. `more` is on its way into it.
 ///
 /// The floor is that of version 1.1: with a lower ceiling a payer could be served for nothing by a seller that has lost its records.
-fn check_amounts(voucher: &Voucher, channel: &ChannelState, more: u128, price: u128) -> Result<(), Refusal> {
+fn check_amounts(voucher: &Voucher, channel: &ChannelState, more: u128, price: u128) -> Result<(), ChannelError> {
     let max = voucher.max_claimable_amount;
     if channel.balance == 0 && more == 0 {
         return refuse(reason::CHANNEL_NOT_FOUND, "nothing was deposited into the channel");
@@ -232,47 +222,34 @@ impl Channels {
         self.authorizer.as_ref().filter(|_| self.are_callers_known)
     }
 
-    fn find(&self, request: &ChannelRequest) -> Result<&Arc<dyn ChannelFacilitator>, Refusal> {
-        if request.accepted.scheme != SCHEME {
+    fn find(&self, request: &ChannelRequest) -> Result<&Arc<dyn ChannelFacilitator>, ChannelError> {
+        if request.payment.accepted.scheme != SCHEME {
             return refuse(reason::SCHEME, "the payment accepted another scheme");
         }
-        if request.accepted.network != request.requirements.network {
+        if request.payment.accepted.network != request.requirements.network {
             return refuse(reason::NETWORK_MISMATCH, "the payment accepted another network");
         }
         let network: Option<Network> = request.requirements.network.parse().ok();
         let served = self.facilitators.iter().find(|facilitator| Some(facilitator.network()) == network);
-        served.ok_or_else(|| (reason::NETWORK_MISMATCH, "channels on this network are not served here".to_owned()))
+        served.map_or_else(|| refuse(reason::NETWORK_MISMATCH, "channels on this network are not served here"), Ok)
     }
 }
 
 impl Shared {
     /// Answers a request of the scheme.
-    pub(super) async fn answer_channels(
-        &self,
-        operation: Operation,
-        request: Result<ChannelRequest, Refusal>,
-    ) -> Answer {
+    pub(super) async fn answer_channels(&self, operation: Operation, request: &ChannelRequest) -> Answer {
         let channels = &self.channels;
-        let request = match (request, operation) {
-            (Ok(request), _) => request,
-            (Err((reason, detail)), Operation::Verify) => {
-                return Answer::invalid_verification(Reason::from(reason), &detail);
-            }
-            (Err((reason, detail)), Operation::Settle) => {
-                return Answer::invalid_settlement(Reason::from(reason), &detail);
-            }
-        };
         match operation {
             Operation::Verify => {
                 let mut payer = None;
-                match self.verify_channel(channels, &request, &mut payer).await {
+                match self.verify_channel(channels, request, &mut payer).await {
                     Ok(observed) => verified(&observed, payer),
-                    Err(Failure::Channel(ChannelError::Unavailable(error))) => {
+                    Err(ChannelError::Unavailable(error)) => {
                         tracing::warn!(%error, "a channel cannot be verified now");
                         Answer::unavailable("the payment cannot be verified now", error.retry_after())
                     }
-                    Err(failure) => {
-                        let (reason, detail, _) = failure.parts();
+                    Err(error) => {
+                        let (reason, detail, _) = parts(error);
                         Answer::json(
                             StatusCode::OK,
                             &json!({
@@ -285,14 +262,14 @@ impl Shared {
             }
             Operation::Settle => {
                 let network = &request.requirements.network;
-                match self.settle_channel(channels, &request).await {
+                match self.settle_channel(channels, request).await {
                     Ok(done) => done.into_answer(network),
-                    Err(Failure::Channel(ChannelError::Unavailable(error))) => {
+                    Err(ChannelError::Unavailable(error)) => {
                         tracing::warn!(%error, "an action on a channel cannot be done now");
                         Answer::unavailable("nothing was sent", error.retry_after())
                     }
-                    Err(failure) => {
-                        let (reason, detail, transaction) = failure.parts();
+                    Err(error) => {
+                        let (reason, detail, transaction) = parts(error);
                         Answer::json(
                             StatusCode::OK,
                             &json!({
@@ -311,7 +288,7 @@ impl Shared {
         channels: &Channels,
         request: &ChannelRequest,
         payer: &mut Option<Address>,
-    ) -> Result<ChannelObservation, Failure> {
+    ) -> Result<ChannelObservation, ChannelError> {
         let facilitator = channels.find(request)?;
         let (config, voucher, deposit, price) = match request.read_payload()? {
             ChannelPayload::Deposit { channel_config, voucher, deposit } => {
@@ -323,7 +300,7 @@ impl Shared {
                 (channel_config, voucher, None, request.price(reason::VOUCHER_PAYLOAD)?.max(1))
             }
             ChannelPayload::Refund(refund) => (refund.channel_config, refund.voucher, None, 0),
-            _ => return Err((reason::PAYLOAD_TYPE, "only settled, not verified".to_owned()).into()),
+            _ => return refuse(reason::PAYLOAD_TYPE, "only settled, not verified"),
         };
         *payer = Some(config.payer);
         let escrow = Escrow::on(facilitator.network());
@@ -343,7 +320,7 @@ impl Shared {
         config: &ChannelConfig,
         voucher: &Voucher,
         escrow: &Escrow,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ChannelError> {
         request.check_config(config, voucher, escrow)?;
         request.check_terms(config)?;
         self.check_payee(config.receiver)?;
@@ -353,14 +330,14 @@ impl Shared {
         }
     }
 
-    fn check_payee(&self, payee: Address) -> Result<(), Refusal> {
+    fn check_payee(&self, payee: Address) -> Result<(), ChannelError> {
         match self.payees.is_empty() || self.payees.contains(&payee) {
             true => Ok(()),
             false => refuse(reason::RECEIVER_MISMATCH, "this payee is not served here"),
         }
     }
 
-    async fn settle_channel(&self, channels: &Channels, request: &ChannelRequest) -> Result<Done, Failure> {
+    async fn settle_channel(&self, channels: &Channels, request: &ChannelRequest) -> Result<Done, ChannelError> {
         let facilitator = channels.find(request)?;
         let escrow = Escrow::on(facilitator.network());
         match request.read_payload()? {
@@ -393,7 +370,7 @@ impl Shared {
                         amount: Some(settled.amount),
                         ..Done::default()
                     }),
-                    None => Err((reason::NOTHING_TO_SETTLE, "all that was claimed was transferred".to_owned()).into()),
+                    None => refuse(reason::NOTHING_TO_SETTLE, "all that was claimed was transferred"),
                 }
             }
             ChannelPayload::Refund(refund) => {
@@ -403,7 +380,7 @@ impl Shared {
                 let refund = sign_refund(channels, &escrow, *refund).await?;
                 Ok(Done::of(&facilitator.refund_signed(&refund).await?, config.payer))
             }
-            _ => Err((reason::PAYLOAD_TYPE, "vouchers are kept and claimed by the seller".to_owned()).into()),
+            _ => refuse(reason::PAYLOAD_TYPE, "vouchers are kept and claimed by the seller"),
         }
     }
 }
@@ -412,28 +389,32 @@ async fn observe(
     facilitator: &dyn ChannelFacilitator,
     escrow: &Escrow,
     config: &ChannelConfig,
-) -> Result<ChannelObservation, Failure> {
+) -> Result<ChannelObservation, ChannelError> {
     let observed = facilitator.observe(&[escrow.channel_id(config)]).await?.pop();
-    observed.ok_or_else(|| (reason::RPC_READ_FAILED, "the channel was not read".to_owned()).into())
+    observed.map_or_else(|| refuse(reason::RPC_READ_FAILED, "the channel was not read"), Ok)
 }
 
 /// Signs claims with the service's own key, for a caller that it knows.
-async fn sign_claims(channels: &Channels, escrow: &Escrow, claims: &[Claim]) -> Result<Bytes, Failure> {
+async fn sign_claims(channels: &Channels, escrow: &Escrow, claims: &[Claim]) -> Result<Bytes, ChannelError> {
     let key = own_key(channels, claims.iter().map(|claim| &claim.voucher.channel))?;
-    Ok(key.sign_claims(escrow, claims).await.map_err(ChannelError::from)?)
+    Ok(key.sign_claims(escrow, claims).await?)
 }
 
 /// Completes a refund, with the service's own key where the caller did not sign.
-async fn sign_refund(channels: &Channels, escrow: &Escrow, refund: RefundRequest) -> Result<SignedRefund, Failure> {
+async fn sign_refund(
+    channels: &Channels,
+    escrow: &Escrow,
+    refund: RefundRequest,
+) -> Result<SignedRefund, ChannelError> {
     let Some(amount) = refund.amount else {
-        return Err((reason::REFUND_AMOUNT_INVALID, "a refund's amount is missing".to_owned()).into());
+        return refuse(reason::REFUND_AMOUNT_INVALID, "a refund's amount is missing");
     };
     let Some(nonce) = refund.refund_nonce else {
-        return Err((reason::REFUND_PAYLOAD, "refundNonce is missing".to_owned()).into());
+        return refuse(reason::REFUND_PAYLOAD, "refundNonce is missing");
     };
     let mut claims = refund.claims.unwrap_or_default();
     if claims.len() > 1 {
-        return Err((reason::REFUND_PAYLOAD, "more than one claim".to_owned()).into());
+        return refuse(reason::REFUND_PAYLOAD, "more than one claim");
     }
     let claim = claims.pop();
     let config = refund.channel_config;
@@ -441,7 +422,7 @@ async fn sign_refund(channels: &Channels, escrow: &Escrow, refund: RefundRequest
         Some(signature) => signature,
         None => {
             let key = own_key(channels, [&config])?;
-            key.sign_refund(escrow, escrow.channel_id(&config), nonce, amount).await.map_err(ChannelError::from)?
+            key.sign_refund(escrow, escrow.channel_id(&config), nonce, amount).await?
         }
     };
     let claim_signature = match (refund.claim_authorizer_signature, &claim) {
@@ -456,7 +437,7 @@ async fn sign_refund(channels: &Channels, escrow: &Escrow, refund: RefundRequest
 fn own_key<'a>(
     channels: &Channels,
     configs: impl IntoIterator<Item = &'a ChannelConfig>,
-) -> Result<&AuthorizerKey, Refusal> {
+) -> Result<&AuthorizerKey, ChannelError> {
     let Some(key) = channels.authorizer() else {
         return refuse(reason::AUTHORIZER_NOT_CONFIGURED, "the receiver authorizer's signature is missing");
     };
@@ -468,40 +449,16 @@ fn own_key<'a>(
     }
 }
 
-/// Why a request of the scheme was not answered with a success.
-enum Failure {
-    Refused(Refusal),
-    Channel(ChannelError),
-}
-
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-impl From<ChannelError> for Failure {
-    fn from(error: ChannelError) -> Self {
-        Self::Channel(error)
-    }
-}
-
-impl Failure {
-    /// Returns the code, the message and the transaction.
-    fn parts(self) -> (&'static str, String, String) {
-        match self {
-            Self::Refused((reason, detail)) | Self::Channel(ChannelError::Rejected { reason, detail }) => {
-                (reason, detail, String::new())
-            }
-            Self::Channel(ChannelError::Pending { transaction }) => (
-                reason::SETTLEMENT_PENDING,
-                "the outcome is not known yet: send the same request again".to_owned(),
-                transaction.map(|hash| hash.to_string()).unwrap_or_default(),
-            ),
-            Self::Channel(ChannelError::Unavailable(error)) => {
-                (reason::RPC_READ_FAILED, error.to_string(), String::new())
-            }
-        }
+/// Returns the code, the detail and the transaction that a failure is answered with.
+fn parts(error: ChannelError) -> (&'static str, String, String) {
+    match error {
+        ChannelError::Rejected { reason, detail } => (reason, detail, String::new()),
+        ChannelError::Pending { transaction } => (
+            reason::SETTLEMENT_PENDING,
+            "the outcome is not known yet: send the same request again".to_owned(),
+            transaction.map(|hash| hash.to_string()).unwrap_or_default(),
+        ),
+        ChannelError::Unavailable(error) => (reason::RPC_READ_FAILED, error.to_string(), String::new()),
     }
 }
 

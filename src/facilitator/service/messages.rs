@@ -41,8 +41,8 @@ pub(super) struct ParsedRequest {
 /// The reason why a request body cannot be read.
 #[derive(Debug)]
 pub(super) struct InvalidRequest {
-    reason: Reason,
-    detail: String,
+    pub(super) reason: Reason,
+    pub(super) detail: String,
 }
 
 #[derive(Deserialize)]

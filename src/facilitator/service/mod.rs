@@ -309,7 +309,10 @@ impl Shared {
         if !self.channels.is_empty()
             && let Some(request) = channels::ChannelRequest::read(&body)
         {
-            return self.answer_channels(operation, request).await;
+            return match request {
+                Ok(request) => self.answer_channels(operation, &request).await,
+                Err(invalid) => invalid.into_answer(operation),
+            };
         }
         let request = match ParsedRequest::read(&body) {
             Ok(request) => request,

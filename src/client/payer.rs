@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, Method};
 use url::Url;
 
 use super::{
     Budget, JournalEntry, PaymentError, Refusal, SignedPayment,
     budget::{Charge, Reservation, host_of},
     offer::{AcceptedOffer, Challenge, OfferPolicy},
+    payment::header_of,
 };
 #[cfg(feature = "vouchers")]
 use super::{ChannelPolicy, channels::VoucherPayment};
@@ -17,7 +18,7 @@ use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
     eip3009::{Authorization, AuthorizationSigner, TokenDomain},
     network::{Asset, Network},
-    protocol::{DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentFlow},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
 /// How far `validAfter` lies in the past, in seconds, since block time may be behind the client's clock.
@@ -166,14 +167,7 @@ impl Payer {
                 .into_header(index, &ExactPayload { signature, authorization })
                 .map_err(PaymentError::encode)?,
         };
-        // The payment returns parts of the 402, so that a long 402 can make a payment that no server reads.
-        let (size, limit) = (entry.payment.len(), MAX_PAYMENT_HEADER);
-        if size > limit {
-            return Err(PaymentError::encode(DecodeError::TooLarge { size, limit }));
-        }
-        let mut header = HeaderValue::from_str(&entry.payment).map_err(PaymentError::encode)?;
-        header.set_sensitive(true);
-
+        let header = header_of(&entry.payment)?;
         let journal = self.0.budget.journal().clone();
         let reservation = journal.record_signed(entry.clone(), reservation).await.map_err(PaymentError::Journal)?;
         Ok(SignedPayment::new(header, entry, reservation, journal, self.0.clock.clone()))

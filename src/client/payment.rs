@@ -11,13 +11,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "vouchers")]
-use super::{ChannelReceipt, PaymentError, channels::VoucherPayment};
-use super::{Journal, JournalEntry, budget::Reservation, journal::Record, offer::Challenge};
+use super::{ChannelReceipt, channels::VoucherPayment};
+use super::{Journal, JournalEntry, PaymentError, budget::Reservation, journal::Record, offer::Challenge};
 use crate::{
     clock::Clock,
     decimal::parse_decimal,
     network::Network,
-    protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
+    protocol::{DecodeError, MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
     usdc::Usdc,
 };
 
@@ -267,8 +267,19 @@ impl ExactPayment {
     }
 }
 
+/// Returns the header of a payment. The payment returns parts of the 402, so that a long 402 can make a payment that no server reads.
+pub(super) fn header_of(payment: &str) -> Result<HeaderValue, PaymentError> {
+    let (size, limit) = (payment.len(), MAX_PAYMENT_HEADER);
+    if size > limit {
+        return Err(PaymentError::encode(DecodeError::TooLarge { size, limit }));
+    }
+    let mut header = HeaderValue::from_str(payment).map_err(PaymentError::encode)?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
 /// Returns `true` if a status alone means that nothing was charged. 408 and 409 do not: the work may have been done.
-fn is_rejection(status: StatusCode) -> bool {
+pub(super) fn is_rejection(status: StatusCode) -> bool {
     status.is_client_error() && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT)
 }
 
@@ -346,7 +357,8 @@ impl Rejection {
     }
 }
 
-fn shortened(reason: Reason) -> Reason {
+/// Returns the reason with no more of an unknown code than a log should have.
+pub(super) fn shortened(reason: Reason) -> Reason {
     match reason {
         Reason::Other(text) => Reason::Other(text.chars().take(MAX_REASON).collect()),
         known => known,

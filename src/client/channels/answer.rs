@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{ChannelEntry, ChannelFinding, entry::plus};
 use crate::{
+    client::payment::shortened,
     decimal::parse_decimal,
     network::Network,
     protocol::{MAX_PAYMENT_HEADER, Reason, Version, decode_header},
@@ -153,11 +154,4 @@ fn contradiction(what: &str) -> Report {
 
 fn units(value: &Value) -> Option<U256> {
     parse_decimal(value.as_str()?)
-}
-
-fn shortened(reason: Reason) -> Reason {
-    match reason {
-        Reason::Other(text) => Reason::Other(text.chars().take(200).collect()),
-        known => known,
-    }
 }

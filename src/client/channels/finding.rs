@@ -17,7 +17,7 @@ pub enum ChannelFinding {
     #[error("the seller says that it charged {asserted} units in this channel, and at most {limit} was agreed to")]
     ChargeNotInBooks {
         /// The seller's sum, in atomic units.
-        #[serde(with = "units")]
+        #[serde(with = "crate::vouchers::amount")]
         asserted: u128,
         /// The most that it can have charged.
         limit: Usdc,
@@ -50,17 +50,4 @@ pub enum ChannelFinding {
         "the seller refuses the voucher and does not prove what it charged; call reconcile_channels, which asks the chain"
     )]
     Unproven,
-}
-
-/// An atomic amount as a decimal string.
-mod units {
-    use serde::{Deserialize as _, Deserializer, Serializer, de};
-
-    pub(super) fn serialize<S: Serializer>(units: &u128, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(units)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
 }

@@ -18,10 +18,11 @@ use crate::{
         NextStep, Payer, PaymentError, PaymentOutcome, Receipt, Refusal,
         budget::{Charge, Reservation, host_of},
         offer::{AcceptedOffer, Challenge},
+        payment::{header_of, is_rejection},
     },
     eip3009::TokenDomain,
     network::Asset,
-    protocol::{DecodeError, MAX_PAYMENT_HEADER, Reason},
+    protocol::Reason,
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature},
 };
@@ -180,12 +181,7 @@ impl VoucherPayment {
             None => ChannelPayload::Voucher { channel_config, voucher },
         };
         let text = self.challenge.channel_header(self.index, &payload).map_err(PaymentError::encode)?;
-        let (size, limit) = (text.len(), MAX_PAYMENT_HEADER);
-        if size > limit {
-            return Err(PaymentError::encode(DecodeError::TooLarge { size, limit }));
-        }
-        self.header = HeaderValue::from_str(&text).map_err(PaymentError::encode)?;
-        self.header.set_sensitive(true);
+        self.header = header_of(&text)?;
         self.deposit_expires = sent.map(|(_, valid_before)| valid_before);
         self.receipt.nonce = digest;
         if let Some(receipt) = &mut self.receipt.channel {
@@ -484,11 +480,6 @@ pub(super) async fn sign_voucher(
     let bytes: [u8; 65] = signature.as_bytes().try_into().map_err(PaymentError::encode)?;
     let signature = VoucherSignature::try_from(bytes).map_err(PaymentError::encode)?;
     Ok((Voucher { channel_id, max_claimable_amount, signature }, digest))
-}
-
-/// Returns `true` if a status alone means that nothing was charged.
-fn is_rejection(status: StatusCode) -> bool {
-    status.is_client_error() && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT)
 }
 
 debug_fields!(VoucherPayment { receipt });

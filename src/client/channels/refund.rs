@@ -11,7 +11,7 @@ use super::{
     payment::{code_of, sign_voucher},
 };
 use crate::{
-    client::{Payer, PaymentError, Refusal, offer::Challenge},
+    client::{Payer, PaymentError, Refusal, offer::Challenge, payment::header_of},
     protocol::{Version, header_name},
     usdc::Usdc,
     vouchers::{ChannelId, ChannelPayload, RefundRequest},
@@ -104,8 +104,7 @@ impl SignedRefundRequest {
         };
         let payload = ChannelPayload::Refund(Box::new(request));
         let text = self.challenge.channel_header(self.index, &payload).map_err(PaymentError::encode)?;
-        self.header = HeaderValue::from_str(&text).map_err(PaymentError::encode)?;
-        self.header.set_sensitive(true);
+        self.header = header_of(&text)?;
         Ok(())
     }
 

@@ -26,6 +26,7 @@ use super::{
     payment_header::{PAYMENT_SIGNATURE, RawHeader, X_PAYMENT},
     request_body::{LazyBody, RequestBody, read_whole},
     response::ResponseBody,
+    work::{Content, Handler},
 };
 #[cfg(feature = "vouchers")]
 use crate::channels::Channels;
@@ -163,19 +164,12 @@ fn decline_http2(headers: &mut HeaderMap) {
 }
 
 /// Finds the price of the request, and serves it if it is free or paid.
-async fn price_and_serve<S, B, R>(
+async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
     config: Arc<Config>,
     inner: S,
     request: Request<B>,
     is_paid: bool,
-) -> Result<Response<ResponseBody<R>>, S::Error>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Result<Response<ResponseBody<R>>, S::Error> {
     let (mut parts, body) = request.into_parts();
     let body = match read_to_price(&config, body).await {
         Ok(body) => body,

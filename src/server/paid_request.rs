@@ -6,11 +6,8 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
-use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
-use http_body::Body;
+use http::{Response, StatusCode, request::Parts};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
-use tower_service::Service;
 use tracing::{
     Instrument as _, Span,
     field::{Empty, display},
@@ -22,9 +19,10 @@ use super::{
     answer::{self, Answer, RequestContext},
     lease::{FinishOnDrop, HeldLease, InProgress, Reserved, TooManyCopies},
     payment_header::{Matched, Message, PaymentHeader, RawHeader, is_same_payment},
-    request_body::{LazyBody, ReadError, RequestBody},
+    request_body::{LazyBody, ReadError},
     response::{ResponseBody, replayed},
-    settlement, work,
+    settlement,
+    work::{self, Content, Handler},
 };
 use crate::{
     facilitator::Facilitator,
@@ -38,19 +36,12 @@ use crate::{
 const POLL: Duration = Duration::from_millis(200);
 
 /// Serves a request that carries a payment header.
-pub(super) async fn serve<S, B, R>(
+pub(super) async fn serve<S: Handler<B, R>, B: Content, R: Content>(
     context: RequestContext,
     inner: S,
     parts: Parts,
     body: LazyBody<B>,
-) -> Result<Response<ResponseBody<R>>, S::Error>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Result<Response<ResponseBody<R>>, S::Error> {
     // Its fields are recorded once they are known; `tower_x402::ops` documents them.
     let span = tracing::info_span!(
         "payment",
@@ -69,20 +60,13 @@ where
     response
 }
 
-async fn answer<S, B, R>(
+async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     mut context: RequestContext,
     inner: S,
     parts: Parts,
     mut body: LazyBody<B>,
     span: &Span,
-) -> Result<Response<ResponseBody<R>>, S::Error>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Result<Response<ResponseBody<R>>, S::Error> {
     let message = match read_header(&mut context, &parts) {
         Ok(message) => message,
         Err(answer) => return Ok(answer.into_response()),
@@ -244,10 +228,7 @@ impl PaidRequest {
     }
 
     /// Leases the payment for work, or finds the response to it, after whatever there is to wait for.
-    async fn lease_or_replay<B, R>(&mut self, body: &mut LazyBody<B>) -> Result<Next<R>, Answer>
-    where
-        B: Body<Data = Bytes>,
-    {
+    async fn lease_or_replay<B: Content, R>(&mut self, body: &mut LazyBody<B>) -> Result<Next<R>, Answer> {
         let config = self.context.config.clone();
         let ledger = self.facilitator.ledger().clone();
         let deadline = Instant::now() + config.settings.limits.wait;
@@ -286,10 +267,7 @@ impl PaidRequest {
     }
 
     /// Waits while another request in this process works on the payment.
-    async fn wait_for_copy<B>(&self, body: &mut LazyBody<B>, deadline: Instant) -> Result<(), Answer>
-    where
-        B: Body<Data = Bytes>,
-    {
+    async fn wait_for_copy<B: Content>(&self, body: &mut LazyBody<B>, deadline: Instant) -> Result<(), Answer> {
         let config = &self.context.config;
         let waiting = config.in_progress.join(&self.key, config.settings.limits.copies());
         let Some(waiting) = waiting.map_err(|TooManyCopies| answer::in_progress())? else { return Ok(()) };
@@ -317,16 +295,13 @@ impl PaidRequest {
     }
 
     /// Goes on with a payment that is known. Returns `None` if it must be looked at again.
-    async fn go_on<B, R>(
+    async fn go_on<B: Content, R>(
         &mut self,
         record: Box<Record>,
         in_progress: InProgress,
         body: &mut LazyBody<B>,
         deadline: Instant,
-    ) -> Result<Option<Next<R>>, Answer>
-    where
-        B: Body<Data = Bytes>,
-    {
+    ) -> Result<Option<Next<R>>, Answer> {
         self.check_same_request(&record)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
         self.payment = record.payment().with_echoed(self.payment.echoed().cloned());

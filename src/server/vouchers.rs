@@ -6,22 +6,19 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256, keccak256};
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, request::Parts, response};
-use http_body::Body;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
-use tower_service::Service;
 
 use super::{
     answer::{self, Answer, Receipt, RequestContext, mark_paid},
     lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy, pauses_after_work},
     offer::VoucherOffer,
     payment_header::{Message, RawHeader},
-    request_body::{LazyBody, RequestBody},
+    request_body::LazyBody,
     response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, replayed},
-    work::{NotCharged, VerifiedPayment, detached, paid_head, run_handler},
+    work::{Content, Handler, NotCharged, VerifiedPayment, detached, paid_head, run_handler},
 };
 use crate::{
     channels::Channels,
@@ -81,21 +78,14 @@ pub(super) fn is_refund(parts: &Parts) -> bool {
 }
 
 /// Serves a request that carries such a payment.
-pub(super) async fn serve<S, B, R>(
+pub(super) async fn serve<S: Handler<B, R>, B: Content, R: Content>(
     channels: Channels,
     mut context: RequestContext,
     payment: PaymentPayload,
     inner: S,
     parts: Parts,
     body: LazyBody<B>,
-) -> Result<Response<ResponseBody<R>>, S::Error>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Result<Response<ResponseBody<R>>, S::Error> {
     let read = match Presented::read(&channels, &mut context, &payment) {
         Ok(read) => read,
         Err(answer) => return Ok(answer.into_voucher_response()),
@@ -248,7 +238,7 @@ enum Begun<B> {
 
 impl Sale {
     /// Gets the channel for this request, after whatever there is to wait for, or finds the answer that it got before.
-    async fn begin<B: Body<Data = Bytes>>(
+    async fn begin<B: Content>(
         &mut self,
         payment: &PaymentPayload,
         parts: &Parts,
@@ -431,18 +421,13 @@ impl Sale {
     }
 
     /// Runs the handler and charges for its response.
-    async fn work<S, B, R>(
+    async fn work<S: Handler<B, R>, B: Content, R: Content>(
         self,
         mut held: Box<Held>,
         inner: S,
         parts: Parts,
         body: LazyBody<B>,
-    ) -> Result<Response<ResponseBody<R>>, S::Error>
-    where
-        S: Service<Request<RequestBody<B>>, Response = Response<R>>,
-        B: Body<Data = Bytes> + Send + 'static,
-        R: Body<Data = Bytes> + Send + 'static,
-    {
+    ) -> Result<Response<ResponseBody<R>>, S::Error> {
         let settings = &self.context.config.settings;
         let deadline = Instant::now() + settings.limits.handler_deadline;
         let paid = Request::from_parts(paid_head(parts, self.verified_payment(&held)), body.into_unhashed());
@@ -461,7 +446,7 @@ impl Sale {
     }
 
     /// Charges for the response of work that succeeded, and lets the client have it. The error is what the client is told instead.
-    async fn after_work<R: Body<Data = Bytes> + Send + 'static>(
+    async fn after_work<R: Content>(
         &self,
         mut held: Box<Held>,
         mut parts: response::Parts,

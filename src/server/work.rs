@@ -33,6 +33,24 @@ const ADMISSION_POLL: Duration = Duration::from_millis(20);
 /// How often the balance of a payer is read again that pays others all the time.
 const MAX_BALANCE_READS: u32 = 5;
 
+/// The service that is paid for. A request is worked on in a task of its own.
+pub(super) trait Handler<B, R>:
+    Service<Request<RequestBody<B>>, Response = Response<R>, Error: Send + 'static, Future: Send + 'static> + Send + 'static
+{
+}
+
+impl<S, B, R> Handler<B, R> for S where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>, Error: Send + 'static, Future: Send + 'static>
+        + Send
+        + 'static
+{
+}
+
+/// The body of a request to it, or of its response.
+pub(super) trait Content: Body<Data = Bytes> + Send + 'static {}
+
+impl<B: Body<Data = Bytes> + Send + 'static> Content for B {}
+
 /// The verified payment for a request, in the request's extensions.
 ///
 /// ```
@@ -84,18 +102,13 @@ impl VerifiedPayment {
 }
 
 /// Verifies, works and settles, in the order that the flow demands.
-pub(super) async fn run<S, B, R>(
+pub(super) async fn run<S: Handler<B, R>, B: Content, R: Content>(
     mut request: Box<PaidRequest>,
     mut lease: HeldLease,
     inner: S,
     parts: Parts,
     body: LazyBody<B>,
-) -> Result<Response<ResponseBody<R>>, S::Error>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
-    B: Body<Data = Bytes> + Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Result<Response<ResponseBody<R>>, S::Error> {
     let config = request.context.config.clone();
     if let Err(answer) = before_work(&mut request, &mut lease).await {
         lease.give_back().await;
@@ -156,17 +169,13 @@ impl<R, E> NotCharged<R, E> {
 }
 
 /// Runs the handler until `deadline`. A body that fits into the ledger is part of the work: it is read to its end.
-pub(super) async fn run_handler<S, B, R>(
+pub(super) async fn run_handler<S: Handler<B, R>, B: Content, R: Content>(
     inner: S,
     request: Request<RequestBody<B>>,
     settings: &Settings,
     response_limit: usize,
     deadline: Instant,
-) -> Result<(response::Parts, PaidBody<R>), NotCharged<R, S::Error>>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Result<(response::Parts, PaidBody<R>), NotCharged<R, S::Error>> {
     let (parts, body) = match timeout_at(deadline, inner.oneshot(request)).await {
         Ok(Ok(response)) => response.into_parts(),
         Ok(Err(error)) => return Err(NotCharged::Failed(error)),
@@ -225,16 +234,13 @@ async fn admit(request: &mut PaidRequest, lease: &mut HeldLease, is_due: bool) -
 }
 
 /// Keeps the response of work that succeeded, settles the payment and lets the client have it.
-async fn after_work<R>(
+async fn after_work<R: Content>(
     request: &mut PaidRequest,
     lease: &mut HeldLease,
     read: BodyDigest,
     mut parts: response::Parts,
     mut body: PaidBody<R>,
-) -> Response<ResponseBody<R>>
-where
-    R: Body<Data = Bytes> + Send + 'static,
-{
+) -> Response<ResponseBody<R>> {
     let ledger = request.facilitator.ledger().clone();
     let now = request.context.config.settings.clock.now();
     let step = FulfilmentStep::Produce { body: Some(read), at: now, response: body.to_keep(&parts, now) };

@@ -20,12 +20,12 @@ use crate::{
         FacilitatorError, NotReady,
         channels::{
             ChannelError, OnchainChannels,
-            onchain::{BlockRules, Sender},
+            onchain::{BlockRules, Sender, Turn},
         },
     },
     network::Asset,
     protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
-    settlement::{caller::Place, submitter::Call},
+    settlement::submitter::Call,
     vouchers::{ChannelPayload, SCHEME, reason},
 };
 
@@ -130,11 +130,11 @@ impl Sender for Asking {
         (!self.remote.answers().await).then_some(NotReady::Facilitator)
     }
 
-    async fn enter(&self, _: Duration) -> Result<Option<Place>, ChannelError> {
-        Ok(None)
+    async fn enter(&self, _: Duration) -> Result<Turn, ChannelError> {
+        Ok(Turn::Unlimited)
     }
 
-    async fn send(&self, _: Option<Place>, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
+    async fn send(&self, _: Option<Turn>, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
         let body = self.body(&payload)?;
         let deadline = Instant::now() + self.remote.settle_timeout;
         let (mut pause, mut is_unsent, mut transaction) = (FIRST_PAUSE, true, None);

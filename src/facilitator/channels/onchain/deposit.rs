@@ -6,7 +6,7 @@ use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Attempts, Inner, unavailable};
+use super::{Attempts, Inner, sender::Turn, unavailable};
 use crate::{
     chain::{
         authorization_use::{self, AuthorizationUse},
@@ -20,7 +20,6 @@ use crate::{
         channels::{ChannelError, Executed},
         single_flight::NoResult,
     },
-    settlement::caller::Place,
     vouchers::{
         ChannelConfig, ChannelConfigError, ChannelId, ChannelObservation, ChannelPayload, Deposit,
         DepositAuthorization, Escrow, Voucher, abi::BatchSettlement, reason,
@@ -40,8 +39,8 @@ const READS_IN_TURN: usize = 4;
 #[derive(Default)]
 struct Progress {
     attempts: Attempts,
-    /// The place in the window, which a facilitator that sends it has none of. `None` until it is the deposit's turn.
-    turn: Option<Option<Place>>,
+    /// `None` until the deposit may be sent, and after it was.
+    turn: Option<Turn>,
 }
 
 /// Executes a deposit, or waits for the run of the same deposit that is under way. It may still be executed after the time to confirm it.
@@ -133,8 +132,7 @@ impl Inner {
                 }
                 checked => checked?,
             };
-            let place = turn.take().flatten();
-            let sent = self.send(place, call(config, deposit), gas, payload.clone(), state.channel.block).await;
+            let sent = self.send(turn.take(), call(config, deposit), gas, payload.clone(), state.channel.block).await;
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {

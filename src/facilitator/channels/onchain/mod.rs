@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 
 pub use self::builder::OnchainChannelsBuilder;
-pub(in crate::facilitator) use self::sender::Sender;
+pub(in crate::facilitator) use self::sender::{Sender, Turn};
 use super::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund};
 use crate::{
     chain::{
@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, NotReady, Readiness, single_flight::SingleFlight},
     network::{Asset, Network},
-    settlement::{caller::Place, confirmation::Depths, costs::PayerBackoff, submitter::Call},
+    settlement::{confirmation::Depths, costs::PayerBackoff, submitter::Call},
     telemetry,
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
@@ -233,13 +233,13 @@ impl Inner {
     /// action was seen not to be made: no transaction up to it can have made it, whatever a facilitator says.
     async fn send(
         &self,
-        place: Option<Place>,
+        turn: Option<Turn>,
         input: Bytes,
         gas_limit: u64,
         payload: ChannelPayload,
         seen: u64,
     ) -> Result<Receipt, ChannelError> {
-        let receipt = self.sender.send(place, Call { to: Escrow::ADDRESS, input, gas_limit }, payload).await?;
+        let receipt = self.sender.send(turn, Call { to: Escrow::ADDRESS, input, gas_limit }, payload).await?;
         match receipt.block() > seen {
             true => Ok(receipt),
             false => Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) }),

@@ -18,6 +18,14 @@ use crate::{
 /// Claims per transaction. Each takes about 25,000 gas, of 16 million.
 const CLAIMS: usize = 200;
 
+/// The right to send one call.
+pub(in crate::facilitator) enum Turn {
+    /// From this place in the window of a key.
+    Place(Place),
+    /// Whoever sends it has a window of its own.
+    Unlimited,
+}
+
 /// Gets calls of the contract into blocks: with keys of its own, or through somebody else's facilitator.
 #[async_trait]
 pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
@@ -30,17 +38,17 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns why no call could be sent now, if that is so.
     async fn cannot_send(&self) -> Option<NotReady>;
 
-    /// Waits until a call can be sent, in the order in which callers came. Returns the place to send it from, if there are such.
+    /// Waits until a call can be sent, in the order in which callers came.
     ///
     /// # Errors
     /// [`ChannelError::Unavailable`] if that takes longer than `patience`.
-    async fn enter(&self, patience: Duration) -> Result<Option<Place>, ChannelError>;
+    async fn enter(&self, patience: Duration) -> Result<Turn, ChannelError>;
 
-    /// Sends a call and waits for its block. `payload` asks a facilitator for the same. Without a place it waits for one, for a short while.
+    /// Sends a call and waits for its block. `payload` asks a facilitator for the same. Without a turn it waits for one, for a short while.
     ///
     /// # Errors
     /// [`ChannelError::Rejected`] and [`ChannelError::Unavailable`] only if nothing was sent.
-    async fn send(&self, place: Option<Place>, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
+    async fn send(&self, turn: Option<Turn>, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
 }
 
 #[async_trait]
@@ -57,11 +65,15 @@ impl Sender for Arc<Caller> {
         Caller::cannot_send(self).await
     }
 
-    async fn enter(&self, patience: Duration) -> Result<Option<Place>, ChannelError> {
-        Ok(Some(Caller::enter(self, patience).await?))
+    async fn enter(&self, patience: Duration) -> Result<Turn, ChannelError> {
+        Ok(Turn::Place(Caller::enter(self, patience).await?))
     }
 
-    async fn send(&self, place: Option<Place>, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
+    async fn send(&self, turn: Option<Turn>, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
+        let place = match turn {
+            Some(Turn::Place(place)) => Some(place),
+            Some(Turn::Unlimited) | None => None,
+        };
         match self.call(place, call).await? {
             CallOutcome::Included(receipt) => Ok(receipt),
             CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),

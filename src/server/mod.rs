@@ -138,7 +138,7 @@ pub use page::{BrowserPage, is_navigation};
 pub use queue::{AdmissionQueue, QueuePermit};
 pub use request_body::RequestBody;
 pub use response::ResponseBody;
-pub use status::{PaymentStatus, PaymentStatusFuture};
+pub use status::PaymentStatus;
 #[cfg(feature = "vouchers")]
 pub use vouchers::ActualPrice;
 pub use work::VerifiedPayment;

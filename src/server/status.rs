@@ -68,41 +68,32 @@ type Answer = Response<Full<Bytes>>;
 impl<B> Service<Request<B>> for PaymentStatus {
     type Response = Answer;
     type Error = Infallible;
-    type Future = PaymentStatusFuture;
+    type Future = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> PaymentStatusFuture {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
         let asked = match *request.method() {
-            Method::GET | Method::HEAD => key(request.uri().query().unwrap_or_default()),
-            _ => Err(Refusal::Method),
+            Method::GET | Method::HEAD => key(request.uri().query().unwrap_or_default())
+                .map_err(|detail| problem(StatusCode::BAD_REQUEST, "malformed", &detail)),
+            _ => {
+                let answer = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "only GET and HEAD");
+                Err(with(answer, ALLOW, "GET, HEAD"))
+            }
         };
         let ledger = self.ledger.clone();
-        PaymentStatusFuture(Box::pin(async move {
-            match asked {
+        Box::pin(async move {
+            Ok(match asked {
                 Ok(key) => look_up(&*ledger, &key).await,
-                Err(refusal) => refusal.answer(),
-            }
-        }))
+                Err(answer) => answer,
+            })
+        })
     }
 }
 
 debug_fields!(PaymentStatus {});
-
-/// The response future of [`PaymentStatus`].
-pub struct PaymentStatusFuture(Pin<Box<dyn Future<Output = Answer> + Send>>);
-
-impl Future for PaymentStatusFuture {
-    type Output = Result<Answer, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx).map(Ok)
-    }
-}
-
-debug_fields!(PaymentStatusFuture {});
 
 async fn look_up(ledger: &dyn Ledger, key: &PaymentKey) -> Answer {
     match ledger.get(key).await {
@@ -131,36 +122,10 @@ fn status_of(record: &Record) -> Status {
     Status { state, transaction, block }
 }
 
-/// Why a question is not one.
-#[derive(Clone, Copy, Debug)]
-enum Refusal {
-    Method,
-    Length,
-    Missing(&'static str),
-    Repeated(&'static str),
-    Malformed(&'static str),
-}
-
-impl Refusal {
-    fn answer(self) -> Answer {
-        let malformed = |detail: String| problem(StatusCode::BAD_REQUEST, "malformed", &detail);
-        match self {
-            Self::Method => {
-                let answer = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "only GET and HEAD");
-                with(answer, ALLOW, "GET, HEAD")
-            }
-            Self::Length => malformed(format!("the query has more than {MAX_QUERY} bytes")),
-            Self::Missing(name) => malformed(format!("{name} is missing")),
-            Self::Repeated(name) => malformed(format!("{name} is given more than once")),
-            Self::Malformed(name) => malformed(format!("{name} cannot be read")),
-        }
-    }
-}
-
-/// Returns the payment that a query names.
-fn key(query: &str) -> Result<PaymentKey, Refusal> {
+/// Returns the payment that a query names. The error says what is wrong with the query.
+fn key(query: &str) -> Result<PaymentKey, String> {
     if query.len() > MAX_QUERY {
-        return Err(Refusal::Length);
+        return Err(format!("the query has more than {MAX_QUERY} bytes"));
     }
     Ok(PaymentKey {
         network: parameter(query, "network")?,
@@ -170,12 +135,12 @@ fn key(query: &str) -> Result<PaymentKey, Refusal> {
     })
 }
 
-fn parameter<T: std::str::FromStr>(query: &str, name: &'static str) -> Result<T, Refusal> {
+fn parameter<T: std::str::FromStr>(query: &str, name: &str) -> Result<T, String> {
     let mut values = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key == name).map(|(_, value)| value);
-    let value = values.next().ok_or(Refusal::Missing(name))?;
+    let value = values.next().ok_or_else(|| format!("{name} is missing"))?;
     match values.next() {
-        Some(_) => Err(Refusal::Repeated(name)),
-        None => value.parse().map_err(|_| Refusal::Malformed(name)),
+        Some(_) => Err(format!("{name} is given more than once")),
+        None => value.parse().map_err(|_| format!("{name} cannot be read")),
     }
 }
 

@@ -24,6 +24,9 @@ use crate::{
     payment::{Prechecked, Rejection},
 };
 
+/// How many blocks pass between two checks of a transaction that is in no block.
+const CHECK_BLOCKS: u32 = 3;
+
 /// What the newest block shows of an authorization.
 pub(crate) enum AuthorizationState {
     /// It is used or cancelled.
@@ -129,6 +132,11 @@ impl Node {
     /// Returns how often to poll for a receipt.
     pub(crate) fn poll_interval(&self) -> Duration {
         self.block_time.poll_interval()
+    }
+
+    /// Returns the time between two checks of a transaction that is in no block.
+    pub(crate) fn check_interval(&self) -> Duration {
+        (CHECK_BLOCKS * self.block_time()).max(Duration::from_secs(2))
     }
 
     /// Returns the fees to offer now.

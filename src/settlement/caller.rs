@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::TxEip1559;
-use alloy_primitives::{Address, B256, TxKind};
+use alloy_primitives::{Address, B256};
 use tokio::{
     sync::{Mutex, Notify, Semaphore, watch},
     time::{Instant, sleep, timeout, timeout_at},
@@ -32,8 +32,6 @@ use crate::{
 const SYNC_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long a transaction without a receipt keeps its nonce.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1_800);
-/// How many blocks pass between two checks of a transaction that is in no block.
-const CHECK_BLOCKS: u32 = 3;
 /// At which checks a transaction is replaced although its fees are high enough: the node may have lost it.
 const STUCK_CHECKS: [u32; 3] = [1, 3, 8];
 /// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
@@ -205,7 +203,7 @@ impl Caller {
             };
             let fees = self.node.fees().await?;
             let lease = account.take(entered).await?;
-            match self.send(lease, call, fees, Some(progress)).await? {
+            match self.send(lease, call.clone(), fees, Some(progress)).await? {
                 Sent::Included(receipt) => return Ok(Some(receipt)),
                 Sent::Refused(refusal) => self.refused(account, refusal).await?,
                 Sent::Waiting(waiting) => match self.follow(*waiting, Some(progress)).await {
@@ -222,21 +220,12 @@ impl Caller {
     async fn send(
         self: &Arc<Self>,
         mut lease: NonceLease,
-        call: &Call,
+        call: Call,
         fees: Fees,
         progress: Option<&watch::Sender<Progress>>,
     ) -> Result<Sent, FacilitatorError> {
         let started = Instant::now();
-        let transaction = TxEip1559 {
-            chain_id: self.node.network().chain_id(),
-            nonce: lease.nonce(),
-            gas_limit: call.gas_limit,
-            max_fee_per_gas: fees.max_fee,
-            max_priority_fee_per_gas: fees.tip,
-            to: TxKind::Call(call.to),
-            input: call.input.clone(),
-            ..TxEip1559::default()
-        };
+        let transaction = call.into_transaction(&self.node, lease.nonce(), fees);
         let account = lease.account().clone();
         let signed = match account.sign(transaction.clone()).await {
             Ok(signed) => signed,
@@ -251,7 +240,7 @@ impl Caller {
         tracing::debug!(transaction = %signed.hash, account_nonce = lease.nonce(), "sending a call");
         let sent = match progress {
             Some(_) => {
-                let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.check_interval());
+                let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.node.check_interval());
                 self.node.send(&signed.raw, signed.hash, limit).await
             }
             None => self.node.resend(&signed.raw).await,
@@ -277,7 +266,7 @@ impl Caller {
         let stop_at = started + WATCH_TIMEOUT;
         let (mut checks, mut replacements) = (0, 0);
         loop {
-            let check_at = stop_at.min(Instant::now() + self.check_interval());
+            let check_at = stop_at.min(Instant::now() + self.node.check_interval());
             match self.node.watch(&mut pending, check_at).await {
                 Inclusion::Included(receipt) => return Ended::Included(self.included(lease, receipt, started)),
                 Inclusion::NonceTaken => {
@@ -323,7 +312,7 @@ impl Caller {
         }
         // Without an answer of the node, the next check looks again.
         let Ok(next) = account.chain_nonce("latest").await else { return false };
-        let _ = account.find_gaps(next, FOREIGN_CHECKS * self.check_interval()).await;
+        let _ = account.find_gaps(next, FOREIGN_CHECKS * self.node.check_interval()).await;
         self.fill_gaps_of(account);
         next == lease.nonce()
     }
@@ -372,11 +361,6 @@ impl Caller {
         lease.consumed();
         receipt
     }
-
-    /// Returns how long a transaction may be in no block before it is checked.
-    fn check_interval(&self) -> Duration {
-        (CHECK_BLOCKS * self.node.block_time()).max(Duration::from_secs(2))
-    }
 }
 
 impl FillGaps for Caller {
@@ -386,7 +370,7 @@ impl FillGaps for Caller {
 
     async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
         let (fees, account) = (self.node.fees().await?, lease.account().clone());
-        match self.send(lease, &Call::filler(&account), fees, None).await? {
+        match self.send(lease, Call::filler(&account), fees, None).await? {
             Sent::Included(_) => {}
             Sent::Waiting(waiting) => {
                 let this = self.clone();

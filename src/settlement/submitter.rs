@@ -44,8 +44,6 @@ const GRACE: Duration = Duration::from_millis(500);
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1_800);
 /// How often the transaction of one nonce is replaced.
 const MAX_REPLACEMENTS: usize = 5;
-/// How many blocks pass between two checks of a transaction that is in no block.
-const CHECK_BLOCKS: u32 = 3;
 /// At which checks a transaction is replaced although its fees are high enough. The first is early, while callers wait. Later ones are
 /// rare: a chain that stands still is no reason, and replacements must be left for when the fees are the reason.
 const STUCK_CHECKS: [usize; 3] = [1, 3, 8];
@@ -64,6 +62,7 @@ const SINGLE_PAYMENT_GAS: u128 = 200_000;
 const FILLER_GAS: u64 = 21_000;
 
 /// What a transaction calls.
+#[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) to: Address,
     pub(crate) input: Bytes,
@@ -74,6 +73,20 @@ impl Call {
     /// A transfer of nothing to the account itself, which uses up a nonce.
     pub(super) fn filler(account: &Account) -> Self {
         Self { to: account.address(), input: Bytes::new(), gas_limit: FILLER_GAS }
+    }
+
+    /// Returns a transaction that makes the call.
+    pub(super) fn into_transaction(self, node: &Node, nonce: u64, fees: Fees) -> TxEip1559 {
+        TxEip1559 {
+            chain_id: node.network().chain_id(),
+            nonce,
+            gas_limit: self.gas_limit,
+            max_fee_per_gas: fees.max_fee,
+            max_priority_fee_per_gas: fees.tip,
+            to: TxKind::Call(self.to),
+            input: self.input,
+            ..TxEip1559::default()
+        }
     }
 }
 
@@ -149,7 +162,7 @@ impl Submitter {
             Ok(leased) => leased,
             Err(error) => return ended(payments, AttemptResult::Failed(error)),
         };
-        let transaction = self.transaction(lease.nonce(), fees, self.call(&payments));
+        let transaction = self.call(&payments).into_transaction(&self.node, lease.nonce(), fees);
         let (transaction, signed) = match self.sign_and_journal(&mut payments, &mut lease, transaction).await {
             Ok(Some(signed)) => signed,
             Ok(None) => {
@@ -167,7 +180,7 @@ impl Submitter {
         let (account_nonce, count, gas_limit) = (lease.nonce(), payments.len(), transaction.gas_limit);
         tracing::debug!(transaction = %signed.hash, account_nonce, payments = count, gas_limit, "sending");
         // Not beyond the first check: a node may hold on to a transaction that it will never include.
-        let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.check_interval());
+        let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.node.check_interval());
         let result = match self.node.send(&signed.raw, signed.hash, limit).await {
             SendResult::Included(receipt) => self.included(lease, receipt, started),
             // The nonce may be used by this very transaction: a retry below us may have sent it twice.
@@ -218,7 +231,7 @@ impl Submitter {
         fees: Fees,
         call: Call,
     ) -> Result<Option<Signed>, FacilitatorError> {
-        let signed = account.sign(self.transaction(nonce, fees, call)).await?;
+        let signed = account.sign(call.into_transaction(&self.node, nonce, fees)).await?;
         match self.journal.ledger().submit(self.submission(account, nonce, &signed, &[])).await {
             Ok(()) => Ok(Some(signed)),
             Err(LedgerError::NonceTaken { .. }) => Ok(None),
@@ -349,19 +362,6 @@ impl Submitter {
         fees.is_ok_and(|fees| balance >= U256::from(fees.max_fee.saturating_mul(SINGLE_PAYMENT_GAS)))
     }
 
-    fn transaction(&self, nonce: u64, fees: Fees, call: Call) -> TxEip1559 {
-        TxEip1559 {
-            chain_id: self.node.network().chain_id(),
-            nonce,
-            gas_limit: call.gas_limit,
-            max_fee_per_gas: fees.max_fee,
-            max_priority_fee_per_gas: fees.tip,
-            to: TxKind::Call(call.to),
-            input: call.input,
-            ..TxEip1559::default()
-        }
-    }
-
     /// Returns the call that makes these payments: of the token for one payment, of the batch settler for several.
     fn call(&self, payments: &[QueuedPayment]) -> Call {
         if let [queued] = payments {
@@ -461,7 +461,7 @@ impl Submitter {
     ) -> Attempt {
         let answer_at = started + self.confirm_timeout;
         let stop_at = started + WATCH_TIMEOUT;
-        let mut check_at = stop_at.min(started + self.check_interval());
+        let mut check_at = stop_at.min(started + self.node.check_interval());
         let (mut checks, mut replacements) = (0, 0);
         loop {
             let is_awaited = attempt.payments.iter().any(QueuedPayment::is_awaited);
@@ -502,7 +502,7 @@ impl Submitter {
             if Instant::now() < check_at {
                 continue;
             }
-            (check_at, checks) = (stop_at.min(Instant::now() + self.check_interval()), checks + 1);
+            (check_at, checks) = (stop_at.min(Instant::now() + self.node.check_interval()), checks + 1);
             let reasons =
                 Reasons { fees: is_awaited || checks % PATIENT_CHECKS == 0, stuck: STUCK_CHECKS.contains(&checks) };
             if replacements >= MAX_REPLACEMENTS {
@@ -519,11 +519,6 @@ impl Submitter {
                 Err(error) => tracing::warn!(%error, account_nonce = lease.nonce(), "the fees could not be raised"),
             }
         }
-    }
-
-    /// Returns how long a transaction may be in no block before it is checked.
-    fn check_interval(&self) -> Duration {
-        (CHECK_BLOCKS * self.node.block_time()).max(Duration::from_secs(2))
     }
 
     /// Signs and journals the same call with the same nonce and higher fees, if one of these reasons holds.

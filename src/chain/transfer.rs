@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn intrinsic_gas_counts_a_zero_byte_as_a_quarter_of_another() {
-        assert_eq!(intrinsic_gas(&[0, 0, 1]), 21_000 + 2 * 10 + 40);
+        assert_eq!(intrinsic_gas(&[0, 0, 1, 1, 1]), 21_000 + 2 * 10 + 3 * 40);
     }
 
     #[test]

@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn missing_methods_are_recognized() {
         let said = |code, message: &str| RpcFailure::Refused { code, message: message.into() }.is_method_missing();
-        assert!(said(-32601, "Method not found"));
+        assert!(said(-32601, "Method not found") && said(-32601, "no") && said(-32004, "no"));
         assert!(said(-32000, "the method eth_sendRawTransactionSync does not exist/is not available"));
         assert!(said(-32600, "Unsupported method: eth_sendRawTransactionSync"));
         assert!(!said(-32000, "nonce too low"));

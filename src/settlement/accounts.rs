@@ -554,7 +554,33 @@ impl Drop for NonceLease {
 
 #[cfg(test)]
 mod tests {
+    use alloy_signer_local::PrivateKeySigner;
+    use futures_util::FutureExt as _;
+
     use super::*;
+    use crate::{
+        chain::{endpoint, rpc::Rpc},
+        network::Network,
+    };
+
+    /// The queue sleeps until it is told.
+    #[tokio::test]
+    async fn end_of_a_transaction_wakes_whoever_waits_for_its_place() {
+        let rpc = Rpc::new(endpoint::client_at("http://127.0.0.1:1").unwrap(), Duration::from_secs(5));
+        let node = Arc::new(Node::new(Network::BASE, rpc, 100_000, None, None).unwrap());
+        let freed = Arc::new(Notify::new());
+        let accounts = Accounts::new(vec![Arc::new(PrivateKeySigner::random())], &node, 1, &freed);
+        let (account, permit) = accounts.try_enter().unwrap();
+        assert!(accounts.try_enter().is_none());
+        let mut waiting = Box::pin(freed.notified());
+        assert!((&mut waiting).now_or_never().is_none());
+        drop(permit);
+        assert!(waiting.now_or_never().is_some() && accounts.try_enter().is_some());
+        // The same for whoever waited for a place in this account.
+        let permit = account.enter().await;
+        drop(permit);
+        assert!(freed.notified().now_or_never().is_some());
+    }
 
     fn nonces(next: u64) -> Nonces {
         Nonces { next: Some(next), ..Nonces::default() }

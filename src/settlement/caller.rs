@@ -439,14 +439,17 @@ mod tests {
         let caller = caller_on(&devnet);
         devnet.set_base_fee(10_000_000_000);
         let fees = caller.node.fees().await.unwrap();
+        // Twice the base fee and the tip are offered.
+        let tenth_more = (fees.max_fee + fees.max_fee / 10 - fees.tip) / 2;
         for (base_fee, is_next, checks, is_raised) in [
             (10_000_000_000, false, 1, false),
             (10_500_000_000, false, 1, false),
             (10_500_000_000, true, 1, true),
             (10_500_000_000, true, 2, false),
-            (11_500_000_000, false, 2, true),
+            (tenth_more, false, 2, false),
+            (tenth_more + 1, false, 2, true),
         ] {
-            devnet.set_base_fee(base_fee);
+            devnet.set_base_fee(u64::try_from(base_fee).unwrap());
             let raised = caller.raised(is_next, fees, checks).await.unwrap();
             let is_enough = raised.is_some_and(|raised| raised.max_fee > fees.max_fee + fees.max_fee / 10);
             assert_eq!((raised.is_some(), is_enough), (is_raised, is_raised), "{base_fee} {is_next} {checks}");

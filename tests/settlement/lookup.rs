@@ -5,6 +5,7 @@ use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     Network,
     chain::{Finality, LookupError, PaymentLookup, PaymentState, SoughtCharge, SoughtPayment},
+    devnet::Orphans,
 };
 
 use support::{
@@ -12,6 +13,7 @@ use support::{
     chain::Chain,
     devnet::DevnetChain,
     escrow::{Channel, claim_call, send},
+    rpc_proxy::{Fate, RpcProxy},
     token::transfer_vrs,
 };
 
@@ -57,6 +59,23 @@ async fn other_payments_do_not_match() {
         assert_eq!(lookup.transaction(&other, transaction).await, Ok(PaymentState::NotThis));
         assert_eq!(lookup.search(&other, 100).await, Ok(PaymentState::UsedOtherwise));
     }
+}
+
+/// Of several nodes behind one address, the one that is asked for the receipt has not seen that another block has its number now.
+#[tokio::test]
+async fn receipt_from_a_replaced_block_shows_no_payment() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let (payment, transaction) = pay(&chain, Address::repeat_byte(2)).await;
+    let lookup = PaymentLookup::at_url(Network::BASE_SEPOLIA, proxy.url()).unwrap();
+    let made = lookup.transaction(&payment, transaction).await;
+    let Ok(PaymentState::Made(mined)) = made else { panic!("{made:?}") };
+    assert_eq!(lookup.finality(&payment, transaction, mined.block).await, Ok(Finality::Final));
+
+    proxy.judge(|methods| if methods[0] == "eth_getTransactionReceipt" { Fate::Stale } else { Fate::Pass });
+    chain.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(lookup.transaction(&payment, transaction).await, Ok(PaymentState::Replaced));
+    assert_eq!(lookup.finality(&payment, transaction, mined.block).await, Ok(Finality::Open));
 }
 
 #[tokio::test]

@@ -389,3 +389,44 @@ fn unreadable() -> LedgerError {
 fn unwritable(error: serde_json::Error) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(error.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::U256;
+    use http::{HeaderMap, StatusCode};
+
+    use super::*;
+
+    /// They lie far from the rows that are written otherwise.
+    #[test]
+    fn removed_responses_are_deleted_many_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger.sqlite");
+        let (mut file, _) = LedgerFile::open(&path, &MemoryLedger::default()).unwrap();
+        let response = Arc::new(StoredResponse {
+            status: StatusCode::OK,
+            headers: HeaderMap::new(),
+            body: bytes::Bytes::from_static(b"good"),
+            trailers: None,
+            stored_at: 1,
+        });
+        let mut rows_after = |numbers: std::ops::Range<usize>, response: Option<&Arc<StoredResponse>>| -> usize {
+            let key = |n| PaymentKey {
+                network: Network::BASE,
+                asset: Address::ZERO,
+                payer: Address::ZERO,
+                nonce: B256::from(U256::from(n)),
+            };
+            let responses = numbers.map(|n| (key(n), response.cloned())).collect();
+            file.write(Batch { responses, ..Batch::default() }).unwrap();
+            file.connection.query_row("SELECT COUNT(*) FROM responses", [], |row| row.get::<_, i64>(0)).unwrap()
+                as usize
+        };
+        let all = 2 * DELETED_TOGETHER;
+        assert_eq!(rows_after(0..all, Some(&response)), all);
+        assert_eq!(rows_after(0..1, None), all);
+        assert_eq!(rows_after(1..DELETED_TOGETHER - 1, None), all);
+        assert_eq!(rows_after(DELETED_TOGETHER - 1..DELETED_TOGETHER, None), all - DELETED_TOGETHER);
+        assert_eq!(rows_after(DELETED_TOGETHER..all, None), 0);
+    }
+}

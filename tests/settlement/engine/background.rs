@@ -248,6 +248,33 @@ async fn payment_has_not_failed_if_its_transaction_is_mined_between_two_requests
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
 
+/// The transaction did not pay. While that is looked up, its block is replaced by one without what came before it, in which it pays.
+#[tokio::test(start_paused = true)]
+async fn payment_has_not_failed_if_its_transaction_pays_in_another_block() {
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+    let payer = stage.payer(1);
+    let payment = stage.payment(&payer);
+    let verified = stage.admit(&payment).await;
+    let before = stage.devnet.block_number();
+    stage.drain(payer.address());
+    // The process dies before it can note the outcome.
+    let outcome = stage.facilitator.settle(&payment, &verified).await;
+    assert!(matches!(outcome, Ok(SettlementOutcome::Failed { dead: false, .. })), "{outcome:?}");
+    stage.devnet.mine();
+    let (devnet, replaced) = (stage.devnet.clone(), stage.devnet.block_number() - before);
+    stage.devnet.faults().reset();
+    stage.devnet.faults().set(move |call| {
+        if (call.method, call.index) == ("eth_getTransactionByHash", 0) {
+            devnet.reorg(replaced, Orphans::Requeued);
+        }
+        Fault::None
+    });
+    let transaction = stage.record(&payment).await.transactions[0];
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), SettlementOutcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(stage.received(), 1);
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
+}
+
 #[tokio::test(start_paused = true)]
 async fn stuck_transaction_is_replaced_and_its_payment_settled_by_another() {
     let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;

@@ -125,6 +125,31 @@ async fn account_with_nothing_in_flight_rests_at_the_first_refusal() {
     assert_eq!(stage.calls(SEND) + stage.calls("eth_sendRawTransactionSync"), 1);
 }
 
+/// The next block brings back what the node sets aside, but not enough for one payment more.
+#[tokio::test(start_paused = true)]
+async fn account_that_cannot_pay_rests_although_a_transaction_is_in_flight() {
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+    let [earlier, later] = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
+    let verified = [stage.admit(&earlier).await, stage.admit(&later).await];
+    stage.devnet.stall(true);
+    stage.devnet.faults().reset();
+    let sent = || stage.calls("eth_sendRawTransaction") + stage.calls("eth_sendRawTransactionSync");
+    let refused = async {
+        until(async || sent() == 1).await;
+        fill_to(&stage, U256::from(7)).await;
+        stage.settle(&later, &verified[1]).await
+    };
+    let refused = tokio::select! {
+        refused = refused => refused,
+        earlier = stage.settle(&earlier, &verified[0]) => panic!("its block does not come: {earlier:?}"),
+    };
+    assert!(
+        matches!(refused, Err(FacilitatorError::InsufficientGas { balance }) if balance == U256::from(7)),
+        "{refused:?}"
+    );
+    assert_eq!(sent(), 2);
+}
+
 /// Until the account is funded, payments are refused before any work; after half a minute it is tried again.
 #[tokio::test(start_paused = true)]
 async fn empty_account_rests_for_half_a_minute() {

@@ -436,6 +436,8 @@ async fn node_behind_the_receipt_makes_no_payment_fail() {
     let outcome = facilitator.settle(&payment, &verified).await.unwrap();
     let ours = stage.record(&payment).await.transactions[0];
     assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(ours) });
+    let outcome = facilitator.reconcile(&stage.record(&payment).await).await.unwrap();
+    assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(ours) });
     proxy.judge(|_| Fate::Pass);
     assert_eq!(paid_by(&facilitator.reconcile(&stage.record(&payment).await).await), theirs);
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256, U256};
+use serde_json::json;
 use tower_x402::{
     Network,
     devnet::{Devnet, Orphans},
@@ -289,6 +290,31 @@ async fn readiness_names_the_reasons() {
     let recording = Recording::begin();
     assert_eq!(remote.readiness().await.reasons, [NotReady::Facilitator]);
     assert!(recording.read().names().contains("x402_ready"));
+}
+
+#[tokio::test]
+async fn readiness_is_shown_for_the_networks_that_the_facilitator_settles_on() {
+    let kinds = [
+        (2, "exact", "eip155:8453"),
+        (2, "exact", "eip155:84532"),
+        (1, "exact", "eip155:1"),
+        (2, "upto", "eip155:10"),
+        (1, "upto", "eip155:137"),
+    ];
+    let kind = |(version, scheme, network)| json!({ "x402Version": version, "scheme": scheme, "network": network });
+    let said = json!({ "kinds": kinds.map(kind) });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = axum::Router::new().route("/supported", axum::routing::get(async || axum::Json(said)));
+    tokio::spawn(async { axum::serve(listener, app).await });
+    let remote = RemoteFacilitator::builder(url).build().await.unwrap();
+    let recording = Recording::begin();
+    assert!(remote.readiness().await.is_ready());
+    let numbers = recording.read();
+    let mut networks: Vec<_> =
+        numbers.0.iter().filter(|number| number.name == "x402_ready").map(|number| &number.labels["network"]).collect();
+    networks.sort_unstable();
+    assert_eq!(networks, ["eip155:8453", "eip155:84532"]);
 }
 
 #[tokio::test]

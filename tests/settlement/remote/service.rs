@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 use axum::body::Body;
 use futures_util::future::join_all;
 use reqwest::Client;
@@ -12,17 +12,18 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Network,
     facilitator::{Facilitator as _, service::FacilitatorService},
-    ledger::{Ledger, Listing, MemoryLedger, SettlementStep, Settling},
-    payment::{Prechecked, Rejection, Verified, Window},
+    ledger::{FulfilmentStep, Ledger, LedgerError, Listing, MemoryLedger, SettlementStep, Settling},
+    payment::{Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified, Window},
     protocol::Reason,
 };
 
 use super::stage::Stage;
 use support::{
+    around_ledger::{Around, AroundLedger, Call},
     authorization,
     chain::Chain as _,
     eventually::in_time,
-    scripted::{Scripted, customer, failed_in, not_yet, paid},
+    scripted::{Scripted, customer, failed_in, key, not_yet, paid},
     shop::{Customer, PRICE, Purchase},
 };
 
@@ -257,6 +258,59 @@ async fn one_process_of_a_service_settles_a_payment_at_a_time() {
         assert_eq!(is_paid(&told), is_last, "{told}");
     }
     assert_eq!((one.settlements(), other.settlements()), (2, 0));
+}
+
+/// When a payment of a payer is first admitted in vain, its earlier one is recorded as settled.
+struct SettlesTheEarlier {
+    ledger: Arc<dyn Ledger>,
+    earlier: PaymentKey,
+}
+
+impl Around for SettlesTheEarlier {
+    async fn around<T: Send>(
+        &self,
+        call: Call<'_>,
+        work: impl Future<Output = Result<T, LedgerError>> + Send,
+    ) -> Result<T, LedgerError> {
+        let result = work.await;
+        if let (Call::Fulfil(FulfilmentStep::Admit { .. }), Err(LedgerError::BalancePending)) = (call, &result) {
+            let settle = SettlementStep::Settle { transaction: B256::repeat_byte(1), block: Some(5), fee: None };
+            self.ledger.settle(&self.earlier, &settle).await.unwrap();
+        }
+        result
+    }
+}
+
+/// The balance may have been read before the earlier payment took its part of it, or after.
+#[tokio::test]
+async fn payment_waits_at_a_service_until_the_payers_earlier_one_is_recorded() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let payer = customer();
+    let [earlier, later] = [(); 2].map(|()| purchase(&payer, authorization::random_address()));
+    let balance_of_one = |_, _| async {
+        let mut verified = Verified::default();
+        verified.funds = Some(Funds { balance: U256::from(PRICE), block: 5 });
+        Ok(verified)
+    };
+    let journal = ledger.clone();
+    let submit = move |_, payment: Prechecked| {
+        let journal = journal.clone();
+        async move {
+            let transaction = B256::repeat_byte(1);
+            journal.settle(&payment.key(), &SettlementStep::Submit { transaction }).await.unwrap();
+            Ok(SettlementOutcome::Unknown { transaction: Some(transaction) })
+        }
+    };
+    let mut bank = Scripted::new().verify(balance_of_one).settle(submit);
+    bank.ledger = ledger.clone();
+    let said = settle_at(&FacilitatorService::builder(bank).build(), &request(&earlier)).await;
+    assert_eq!(said["errorReason"], json!("settlement_pending"), "{said}");
+
+    let mut bank = Scripted::new().verify(balance_of_one);
+    let around = SettlesTheEarlier { ledger: ledger.clone(), earlier: key(&earlier) };
+    bank.ledger = AroundLedger::new(ledger, around);
+    let said = settle_at(&FacilitatorService::builder(bank).build(), &request(&later)).await;
+    assert!(is_paid(&said), "{said}");
 }
 
 #[tokio::test]

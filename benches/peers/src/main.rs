@@ -10,6 +10,7 @@
 //! cargo run --release -- paced 60         or so many
 //! cargo run --release -- paced 60 sqlite  those with the ledger on disk alone
 //! cargo run --release -- vouchers         paid requests a second by voucher, each payer with a channel on a chain
+//! cargo run --release -- vouchers 800     over so many connections
 //! cargo run --release -- own              the same with the facilitator that each brings, and a node that answers at once
 //! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
 //! cargo run --release --features secp256k1 -- load
@@ -60,7 +61,8 @@ fn main() -> Result {
         ["paced"] => paced::run(paced::TURNS),
         ["paced", turns] => paced::run(turns.parse()?),
         ["paced", turns, "sqlite"] => paced::run_sqlite(turns.parse()?),
-        ["vouchers"] => vouchers::run(),
+        ["vouchers"] => vouchers::run(vouchers::CONNECTIONS),
+        ["vouchers", connections] => vouchers::run(connections.parse()?),
         ["own"] => own::run(),
         ["node"] => own::node(),
         ["memory"] => memory::run(),

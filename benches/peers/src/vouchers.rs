@@ -38,19 +38,22 @@ use crate::{
     sellers,
 };
 
-/// A channel for each connection, since a channel has one request at a time.
-const CHANNELS: u8 = 200;
-const PAYMENTS: usize = 6_000;
+const PAYERS: u8 = 200;
+const PAYMENTS: usize = 20_000;
 const TURNS: usize = 3;
 /// Of express, which takes its time.
 const FEW: usize = 1_000;
 
-pub fn run() -> Result {
+/// How many connections there are by default.
+pub const CONNECTIONS: usize = 200;
+
+/// With a channel for each connection, since a channel has one request at a time.
+pub fn run(connections: usize) -> Result {
     let _awake = Awake::keep_if_possible();
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all())
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all(connections))
 }
 
-async fn all() -> Result {
+async fn all(connections: usize) -> Result {
     let recoveries = recoveries();
     let directory = tempfile::tempdir()?;
     let handler = post(async |_: Bytes| hot_path::WORK);
@@ -63,7 +66,7 @@ async fn all() -> Result {
         let sqlite = Arc::new(SqliteLedger::open(path("vouchers")).await?);
         for (row, ledger) in [(0, sqlite.clone() as Arc<dyn ChannelLedger>), (1, Arc::new(MemoryLedger::new()))] {
             let server = Listening::here(ours(&node.url, ledger).await?).await?;
-            let mut payers = Payers::with_channels(&server).await?;
+            let mut payers = Payers::with_channels(&server, connections).await?;
             let before = sqlite.commits();
             rows[row].1.push(payers.drive(&server, PAYMENTS, None).await?);
             if row == 0 {
@@ -78,14 +81,14 @@ async fn all() -> Result {
         let in_memory = hot_path::AtOnce::in_memory(Arc::new(SystemClock));
         for (row, facilitator) in [(2, hot_path::AtOnce::over(sqlite.clone())), (3, in_memory)] {
             let server = Listening::here(sellers::ours_with(&handler, facilitator)?).await?;
-            rows[row].1.push(drive(&server, &server.demand().await?, CHANNELS.into(), PAYMENTS, None).await?);
+            rows[row].1.push(drive(&server, &server.demand().await?, connections, PAYMENTS, None).await?);
         }
         commits[1] = sqlite.commits() as f64 / PAYMENTS as f64;
     }
     let node = Node::start().await?;
     match Listening::express_with_channels(&node.url, &settler()?).await? {
         Some(express) => {
-            let mut payers = Payers::with_channels(&express).await?;
+            let mut payers = Payers::with_channels(&express, connections).await?;
             let mut runs = Vec::new();
             for _ in 0..=TURNS {
                 runs.push(payers.drive(&express, FEW, None).await?);
@@ -95,7 +98,7 @@ async fn all() -> Result {
         }
         None => println!("without @x402/express: `npm install` in tests/peers installs it"),
     }
-    println!("paid requests a second, {CHANNELS} connections, a channel each, median of {TURNS} runs of {PAYMENTS}");
+    println!("paid requests a second, {connections} connections, a channel each, median of {TURNS} runs of {PAYMENTS}");
     println!("| | a second | to recovering alone | processor time of the seller, µs each | to a recovery |");
     println!("|---|---|---|---|---|");
     let recovery = 2e6 / recoveries;
@@ -164,13 +167,15 @@ struct PayersChannel {
 
 impl Payers {
     /// Has each of them fill a channel, and pay a first request by it.
-    async fn with_channels(server: &Listening) -> Result<Self> {
+    async fn with_channels(server: &Listening, count: usize) -> Result<Self> {
         let demand: PaymentRequired = decode_header(server.demand().await?["payment-required"].as_bytes(), 1 << 16)?;
         let mut offers = demand.accepts.iter().filter_map(|offer| Some((offer.text(), offer.read().ok()?)));
         let (text, offer) = offers.find(|(_, offer)| offer.scheme == "batch-settlement").ok_or("no offer")?;
         let terms = ChannelOffer::try_from(&offer.extra)?;
         let (receiver, token) = (offer.pay_to.parse()?, offer.asset.parse()?);
-        let channel = |key: PrivateKeySigner| {
+        let keys = keys(PAYERS);
+        let channel = |number: usize| {
+            let key = keys[number % keys.len()].clone();
             let config = ChannelConfig {
                 payer: key.address(),
                 payer_authorizer: key.address(),
@@ -178,14 +183,13 @@ impl Payers {
                 receiver_authorizer: terms.receiver_authorizer,
                 token,
                 withdraw_delay: terms.withdraw_delay,
-                salt: B256::ZERO,
+                salt: B256::left_padding_from(&(number / keys.len()).to_be_bytes()),
             };
             PayersChannel { key, id: escrow().channel_id(&config), config, charged: 0 }
         };
-        let mut payers =
-            Self { accepted: text.to_owned(), channels: keys(CHANNELS).into_iter().map(channel).collect(), next: 0 };
+        let mut payers = Self { accepted: text.to_owned(), channels: (0..count).map(channel).collect(), next: 0 };
         let mut requests = Vec::new();
-        for _ in 0..CHANNELS {
+        for _ in 0..count {
             requests.push(payers.request(true).await?);
         }
         // One after the other: the official facilitator gives deposits that come together one account nonce.
@@ -199,14 +203,15 @@ impl Payers {
         for _ in 0..count {
             requests.push(self.request(false).await?);
         }
-        let driven = send(server, CHANNELS.into(), requests, rate).await?;
+        let driven = send(server, self.channels.len(), requests, rate).await?;
         assert_eq!(driven.refused, 0, "each voucher buys an answer");
         Ok(driven)
     }
 
     /// The next payer's request, with the deposit for all that follow or without.
     async fn request(&mut self, deposits: bool) -> Result<Vec<u8>> {
-        let channel = &mut self.channels[self.next % usize::from(CHANNELS)];
+        let next = self.next % self.channels.len();
+        let channel = &mut self.channels[next];
         self.next += 1;
         channel.charged += u128::from(hot_path::PRICE);
         let voucher = Voucher::sign(&escrow(), channel.id, channel.charged, &channel.key).await?;

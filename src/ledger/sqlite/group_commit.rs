@@ -26,6 +26,10 @@ use crate::vouchers::ChannelId;
 
 /// How long a change that nobody waits for may wait for one that somebody waits for, to share its transaction.
 const LINGER: Duration = Duration::from_millis(5);
+/// The number of callers that must wait for a batch before the writer waits for more of them.
+const COMPANY: usize = 4;
+/// How long the writer waits for more callers at most.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The queue of changes in memory that are not on disk, and the thread that writes them.
 pub(super) struct GroupCommit {
@@ -323,11 +327,13 @@ impl Shared {
         Ok(OnDisk(queue.current.clone().filter(|_| queue.writing.contains_key(id))))
     }
 
-    /// Waits for the next batch, and copies it. Returns `None` when the queue is closed and empty.
-    fn next(&self, memory: &MemoryLedger) -> Option<(Batch, watch::Sender<bool>)> {
+    /// Waits for the next batch, and copies it. Returns `None` when the queue is closed and empty. `last` is how long the last batch took.
+    fn next(&self, memory: &MemoryLedger, last: Duration) -> Option<(Batch, watch::Sender<bool>)> {
         if !self.wait_for_work() {
             return None;
         }
+        let waiting = self.queue().done.receiver_count();
+        thread::sleep(pause_before_commit(waiting, last));
         let _exclusive = self.write_lock();
         let (keys, done) = self.queue().take();
         Some((keys.into_batch(memory), done))
@@ -358,7 +364,8 @@ impl Shared {
 
 impl Writer {
     fn run(self, mut file: LedgerFile, memory: &MemoryLedger) {
-        while let Some((batch, done)) = self.shared.next(memory) {
+        let mut last = Duration::ZERO;
+        while let Some((batch, done)) = self.shared.next(memory, last) {
             let started = Instant::now();
             if let Err(error) = file.write(batch) {
                 tracing::error!(
@@ -369,7 +376,8 @@ impl Writer {
                 drop(self);
                 return drop(done);
             }
-            crate::telemetry::committed(started.elapsed());
+            last = started.elapsed();
+            crate::telemetry::committed(last);
             self.shared.commits.fetch_add(1, Ordering::Relaxed);
             done.send_replace(true);
         }
@@ -381,6 +389,12 @@ impl Drop for Writer {
     fn drop(&mut self) {
         *self.shared.queue() = Queue { ended: true, closed: true, ..Queue::default() };
     }
+}
+
+/// Returns how long to wait for more callers before a batch is copied. Where several wait, others are about to, and sharing a transaction
+/// costs less than the next one. One that is alone, or nearly, is not delayed.
+fn pause_before_commit(waiting: usize, last: Duration) -> Duration {
+    if waiting < COMPANY { Duration::ZERO } else { (last / 2).min(LONGEST_PAUSE) }
 }
 
 fn failed() -> LedgerError {
@@ -437,7 +451,7 @@ mod tests {
     impl Writer {
         /// Returns the payments in the next batch, and what tells that they were written.
         fn next(&self) -> Option<(HashSet<PaymentKey>, watch::Sender<bool>)> {
-            let (batch, done) = self.shared.next(&MemoryLedger::default())?;
+            let (batch, done) = self.shared.next(&MemoryLedger::default(), Duration::ZERO)?;
             Some((batch.payments.into_iter().map(|payment| payment.key).collect(), done))
         }
     }
@@ -463,6 +477,14 @@ mod tests {
         done.send_replace(true);
         assert!(matches!((third.now_or_never(), reader.now_or_never()), (Some(Ok(())), Some(Ok(())))));
         assert!(matches!(late.now_or_never(), Some(Ok(()))));
+    }
+
+    #[test]
+    fn only_several_callers_together_wait_for_more_and_at_most_a_millisecond() {
+        let [last, slow] = [300, 60_000].map(Duration::from_micros);
+        assert_eq!([0, 1, 3].map(|waiting| pause_before_commit(waiting, slow)), [Duration::ZERO; 3]);
+        assert_eq!(pause_before_commit(4, last), Duration::from_micros(150));
+        assert_eq!(pause_before_commit(200, slow), Duration::from_millis(1));
     }
 
     #[test]
@@ -566,7 +588,7 @@ mod tests {
         drop(ledger);
         let (mut produced, mut submitted) = (0, 0);
         let (mut responses, mut nonces) = (HashSet::new(), HashSet::new());
-        while let Some((batch, done)) = writer.shared.next(&memory) {
+        while let Some((batch, done)) = writer.shared.next(&memory, Duration::ZERO) {
             responses.extend(batch.responses.into_iter().map(|(key, response)| (key, response.is_some())));
             nonces.extend(batch.nonces.into_iter().map(|(sender, nonce, is)| (sender.address, nonce, is.is_some())));
             for PaymentWrite { key, record, .. } in batch.payments {

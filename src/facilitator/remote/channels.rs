@@ -131,7 +131,7 @@ impl Sender for Asking {
     }
 
     async fn enter(&self, _: Duration) -> Result<Turn, ChannelError> {
-        Ok(Turn::Unlimited)
+        Ok(Turn::default())
     }
 
     async fn send(&self, _: Option<Turn>, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {

@@ -18,13 +18,9 @@ use crate::{
 /// Claims per transaction. Each takes about 25,000 gas, of 16 million.
 const CLAIMS: usize = 200;
 
-/// The right to send one call.
-pub(in crate::facilitator) enum Turn {
-    /// From this place in the window of a key.
-    Place(Place),
-    /// Whoever sends it has a window of its own.
-    Unlimited,
-}
+/// The right to send one call: from this place in the window of a key, or from nowhere if whoever sends it has a window of its own.
+#[derive(Default)]
+pub(in crate::facilitator) struct Turn(Option<Place>);
 
 /// Gets calls of the contract into blocks: with keys of its own, or through somebody else's facilitator.
 #[async_trait]
@@ -66,14 +62,11 @@ impl Sender for Arc<Caller> {
     }
 
     async fn enter(&self, patience: Duration) -> Result<Turn, ChannelError> {
-        Ok(Turn::Place(Caller::enter(self, patience).await?))
+        Ok(Turn(Some(Caller::enter(self, patience).await?)))
     }
 
     async fn send(&self, turn: Option<Turn>, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
-        let place = match turn {
-            Some(Turn::Place(place)) => Some(place),
-            Some(Turn::Unlimited) | None => None,
-        };
+        let place = turn.and_then(|Turn(place)| place);
         match self.call(place, call).await? {
             CallOutcome::Included(receipt) => Ok(receipt),
             CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),

@@ -397,7 +397,7 @@ mod tests {
 
     use super::*;
 
-    /// They lie far from the rows that are written otherwise.
+    /// Removed responses lie far from the rows that steps change. Each deletion by itself would write another page.
     #[test]
     fn removed_responses_are_deleted_many_at_once() {
         let directory = tempfile::tempdir().unwrap();

@@ -122,7 +122,8 @@ impl SignedRefundRequest {
     /// were behind or ahead, or it refunds only who accepts its present offer. That happens at most twice.
     ///
     /// # Errors
-    /// [`PaymentError::Sign`] if the voucher could not be signed again.
+    /// [`PaymentError::Sign`] if the voucher could not be signed again, [`PaymentError::Encode`] if the seller's present offer leaves it no
+    /// room in a payment header.
     pub async fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Result<bool, PaymentError> {
         let entry = &mut self.lease.entry;
         match RefundReport::read(headers, entry) {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use alloy_signer_local::PrivateKeySigner;
-use axum::{body::Body, response::Response};
+use axum::{body::Body, http::StatusCode, response::Response};
 use serde_json::{Value, json};
 use tower_x402::{
     ManualClock, Network, Usdc,
@@ -382,6 +382,20 @@ async fn payment_that_no_seller_would_read_is_not_sent() {
     let error = buyer.try_buy().await.unwrap_err();
     assert!(matches!(error, PaymentError::Encode(_)), "{error:?}");
     assert_eq!((buyer.server.payments().len(), buyer.payer.budget().reserved()), (0, Usdc::ZERO));
+}
+
+#[tokio::test]
+async fn refund_request_that_no_seller_would_read_is_not_signed() {
+    let buyer = Buyer::of(vec![charged(1_000)]).await;
+    buyer.buy().await;
+    let id = buyer.payer.budget().journal().channels()[0].id();
+    let mut refund = buyer.payer.refund(id, None).await.unwrap().expect("something is left");
+    let signed = refund.header().clone();
+    // The seller wants its present offer accepted, which leaves no room for a payload.
+    let present = demand("invalid_payment_requirements", &[channel_offer(&json!({ "note": "x".repeat(11_500) }))]);
+    let error = refund.answered(StatusCode::PAYMENT_REQUIRED, required_402(&present).headers()).await.unwrap_err();
+    assert!(matches!(error, PaymentError::Encode(_)), "{error:?}");
+    assert_eq!(refund.header(), &signed, "the one that was sent before");
 }
 
 #[tokio::test]

@@ -126,6 +126,8 @@ pub(crate) struct Tally {
     pub(crate) dead: usize,
     /// Processes that finished without passing there again.
     pub(crate) missed: usize,
+    /// What went wrong, in words, so that a test that fails says it.
+    pub(crate) details: Vec<String>,
 }
 
 pub(crate) type Matrix = BTreeMap<Place, Tally>;
@@ -340,4 +342,5 @@ fn count(matrix: &mut Matrix, (place, report): (Place, Report)) {
     tally.wrong.add(report.wrong);
     tally.told += report.told;
     tally.dead += report.dead;
+    tally.details.extend(report.details);
 }

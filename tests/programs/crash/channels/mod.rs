@@ -458,13 +458,11 @@ async fn kill_at(kills: Vec<(Place, Kills)>) -> BTreeMap<Place, Tally> {
         let mut again = matrix::AGAIN;
         loop {
             let (report, _) = run(place.backend.store(), &kills).await;
-            for detail in &report.details {
-                eprintln!("{place:?} {kills:?}: {detail}");
-            }
+            let killed_at = format!("{kills:?}");
             let point = if place.role == Role::Seller { &mut kills.seller } else { &mut kills.buyer };
             let occurrence = point.as_mut().map(|point| &mut point.occurrence).expect("it has a point");
             if report.kills > 0 || report.wrong != Wrong::default() || (*occurrence == 1 && again == 0) {
-                return (place, kills.count(), report);
+                return (place, kills.count(), killed_at, report);
             }
             // Lives differ: transactions are looked for a varying number of times.
             match *occurrence {
@@ -474,11 +472,12 @@ async fn kill_at(kills: Vec<(Place, Kills)>) -> BTreeMap<Place, Tally> {
         }
     });
     let mut matrix = BTreeMap::<Place, Tally>::new();
-    for (place, wanted, report) in done.await {
+    for (place, wanted, killed_at, report) in done.await {
         let tally = matrix.entry(place).or_default();
         tally.kills += report.kills;
         tally.missed += wanted - report.kills;
         tally.wrong.add(report.wrong);
+        tally.details.extend(report.details.iter().map(|detail| format!("{killed_at}: {detail}")));
     }
     matrix
 }

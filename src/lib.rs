@@ -67,7 +67,7 @@
 //!
 //! | feature | adds | default |
 //! |---|---|---|
-//! | `server` | [`server`], the tower layer that charges; [`facilitator::service`], a facilitator as an HTTP service | yes |
+//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`facilitator::service`], a facilitator as an HTTP service | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`, which verifies and settles over JSON-RPC; `chain::PaymentLookup`, which tells whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`, which verifies and settles through another facilitator | |
 //! | `client` | [`client`]: the payer, for any HTTP client | with `reqwest` |
@@ -78,7 +78,6 @@
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
 //! | `devnet` | `devnet`, a chain in the same process | |
-//! | `vouchers` | `vouchers`, `channels`: payment channels, a deposit and then a signature for each request; with `client`, `client::ChannelPolicy` has the payer pay so | |
 //! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |
@@ -114,7 +113,7 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(any(feature = "client", feature = "facilitator"))]
+#[cfg(feature = "facilitator")]
 #[macro_use]
 mod debug;
 
@@ -122,7 +121,7 @@ mod debug;
 mod body;
 #[cfg(feature = "onchain")]
 pub mod chain;
-#[cfg(all(feature = "vouchers", feature = "server"))]
+#[cfg(feature = "server")]
 pub mod channels;
 #[cfg(feature = "client")]
 pub mod client;
@@ -139,8 +138,7 @@ pub mod facilitator;
     feature = "remote",
     feature = "reqwest",
     feature = "server",
-    feature = "sqlite",
-    feature = "vouchers"
+    feature = "sqlite"
 ))]
 pub mod guide;
 #[cfg(feature = "facilitator")]
@@ -158,7 +156,7 @@ mod settlement;
 #[cfg(feature = "facilitator")]
 mod telemetry;
 mod usdc;
-#[cfg(feature = "vouchers")]
+#[cfg(feature = "facilitator")]
 pub mod vouchers;
 
 pub use alloy_primitives as primitives;
@@ -170,11 +168,10 @@ pub use usdc::{ParseUsdcError, Usdc};
 ///
 /// Any alloy signer works: a key in memory, a KMS, a hardware wallet. [`client::Payer`] takes a `Signer`,
 /// `facilitator::OnchainFacilitator` a `TxSigner`.
-#[cfg(any(feature = "client", feature = "onchain", feature = "local-signer", feature = "vouchers"))]
+#[cfg(any(feature = "facilitator", feature = "local-signer"))]
 pub mod signers {
     #[cfg(feature = "onchain")]
     pub use alloy_network::TxSigner;
-    #[cfg(any(feature = "client", feature = "local-signer", feature = "vouchers"))]
     pub use alloy_signer::Signer;
     #[cfg(feature = "local-signer")]
     pub use alloy_signer_local::PrivateKeySigner;

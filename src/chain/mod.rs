@@ -22,11 +22,9 @@ pub(crate) mod batch;
 pub(crate) mod batch_settler;
 pub(crate) mod block_time;
 pub(crate) mod broadcast;
-#[cfg(feature = "vouchers")]
 mod claim_lookup;
 pub(crate) mod confirm;
 pub(crate) mod endpoint;
-#[cfg(feature = "vouchers")]
 pub(crate) mod escrow;
 pub(crate) mod fees;
 mod log_search;
@@ -38,6 +36,5 @@ pub(crate) mod rpc;
 pub(crate) mod rpc_batcher;
 pub(crate) mod transfer;
 
-#[cfg(feature = "vouchers")]
 pub use claim_lookup::SoughtCharge;
 pub use lookup::{Finality, LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment};

@@ -128,7 +128,6 @@ impl Rpc {
     }
 
     /// Simulates a call. Returns the gas that its transaction needs, or how it would revert.
-    #[cfg(feature = "vouchers")]
     pub(crate) async fn estimate_gas(
         &self,
         from: Address,
@@ -176,7 +175,6 @@ impl Rpc {
 debug_fields!(Rpc { timeout });
 
 /// How a simulated call reverts.
-#[cfg(feature = "vouchers")]
 #[derive(Clone, Debug)]
 pub(crate) struct Revert {
     /// The error as the contract encoded it; empty if the node does not say.

@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::Address;
 use url::Url;
 
-use super::{Journal, Refusal, journal::PaidTotals};
+use super::{ChannelEntry, Journal, Refusal, channels::Change, journal::PaidTotals};
 use crate::usdc::Usdc;
 
 /// Spending limits, shared by every payer that is built with a clone of this budget.
@@ -84,14 +84,12 @@ impl Budget {
 
     /// Returns the sum of confirmed payments by payee. The sums add up to [`spent`](Self::spent) while no payment is under way.
     pub fn spent_by_payee(&self) -> BTreeMap<Address, Usdc> {
-        let payees = self.0.journal.paid().payees;
-        #[cfg(feature = "vouchers")]
-        let payees = self.0.journal.channels().iter().fold(payees, |mut payees, channel| {
+        let mut payees = self.0.journal.paid().payees;
+        for channel in self.0.journal.channels() {
             if channel.spent() > Usdc::ZERO {
                 add_to(payees.entry(channel.config.receiver).or_default(), channel.spent());
             }
-            payees
-        });
+        }
         payees
     }
 
@@ -102,15 +100,10 @@ impl Budget {
 
     /// Returns the part of [`reserved`](Self::reserved) that is in payment channels. It can be spent, at the payees of these channels only.
     pub fn in_escrow(&self) -> Usdc {
-        #[cfg(feature = "vouchers")]
-        {
-            self.0.journal.with_books(|books| {
-                let open = books.entries().filter(|channel| channel.dispute.is_none());
-                open.fold(Usdc::ZERO, |sum, channel| sum.checked_add(channel.available()).unwrap_or(Usdc::MAX))
-            })
-        }
-        #[cfg(not(feature = "vouchers"))]
-        Usdc::ZERO
+        self.0.journal.with_books(|books| {
+            let open = books.entries().filter(|channel| channel.dispute.is_none());
+            open.fold(Usdc::ZERO, |sum, channel| sum.checked_add(channel.available()).unwrap_or(Usdc::MAX))
+        })
     }
 
     /// Returns the limit in total without what is spent and reserved.
@@ -131,7 +124,6 @@ impl Budget {
     }
 
     /// Reserves a deposit of `least` to `most` into a payment channel, as large as the limits allow. `charge` has the price of the request.
-    #[cfg(feature = "vouchers")]
     pub(super) fn reserve_deposit(
         &self,
         charge: Charge,
@@ -150,36 +142,28 @@ impl Budget {
     }
 
     /// Checks a price against the limit per payment.
-    #[cfg(feature = "vouchers")]
     pub(super) fn check_price(&self, asked: Usdc) -> Result<(), Refusal> {
         let limit = self.per_payment();
         if asked > limit { Err(Refusal::AbovePaymentLimit { asked, limit }) } else { Ok(()) }
     }
 
     /// Returns `true` if expired payments are released on the server's word that they failed.
-    #[cfg(feature = "vouchers")]
     pub(super) fn releases_failed(&self) -> bool {
         self.0.release_failed
     }
 
     /// Moves what a channel was charged since from reserved to spent, and follows the changes of its deposits. Signed deposits have
     /// reservations of their own.
-    #[cfg(feature = "vouchers")]
-    pub(super) fn channel_changed(
-        &self,
-        before: Option<&super::channels::ChannelEntry>,
-        now: &super::channels::ChannelEntry,
-        changes: &[super::channels::Change],
-    ) {
+    pub(super) fn channel_changed(&self, before: Option<&ChannelEntry>, now: &ChannelEntry, changes: &[Change]) {
         let mut totals = self.totals();
-        let spent_before = before.map(super::channels::ChannelEntry::spent);
+        let spent_before = before.map(ChannelEntry::spent);
         let spent = channel_charge(now, remaining_of(now.spent(), spent_before.as_ref()), now.used_at);
         for change in changes {
             match *change {
-                super::channels::Change::Released { signed_at, amount } => {
+                Change::Released { signed_at, amount } => {
                     totals.release(&channel_charge(now, amount, signed_at));
                 }
-                super::channels::Change::Found { at, amount } => totals.add(&channel_charge(now, amount, at)),
+                Change::Found { at, amount } => totals.add(&channel_charge(now, amount, at)),
             }
         }
         totals.spend(&spent);
@@ -295,7 +279,6 @@ impl BudgetBuilder {
     pub fn build(self) -> Budget {
         let mut totals = Totals::new(&self.limits, self.journal.paid());
         self.journal.unresolved().iter().for_each(|entry| totals.add(&entry.charge()));
-        #[cfg(feature = "vouchers")]
         self.journal.channels().iter().for_each(|channel| totals.add_channel(channel));
         Budget(Arc::new(Inner {
             limits: self.limits,
@@ -317,8 +300,7 @@ pub(super) struct Charge {
     pub(super) signed_at: u64,
 }
 
-#[cfg(feature = "vouchers")]
-fn channel_charge(channel: &super::channels::ChannelEntry, amount: Usdc, signed_at: u64) -> Charge {
+fn channel_charge(channel: &ChannelEntry, amount: Usdc, signed_at: u64) -> Charge {
     Charge { amount, payee: channel.config.receiver, host: channel.host.clone(), signed_at }
 }
 
@@ -445,7 +427,6 @@ impl Totals {
     }
 
     /// Returns the largest amount that every limit but that per payment leaves room for.
-    #[cfg(feature = "vouchers")]
     fn remaining_for(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Usdc {
         let payee = limits.per_payee.map(|limit| remaining_of(limit, self.payees.get(&charge.payee)));
         let host = limits.per_host.map(|limit| remaining_of(limit, self.hosts.get(&charge.host)));
@@ -458,8 +439,7 @@ impl Totals {
     }
 
     /// Adds a channel of an earlier process: its deposits are reserved, and what was charged of them is spent.
-    #[cfg(feature = "vouchers")]
-    fn add_channel(&mut self, channel: &super::channels::ChannelEntry) {
+    fn add_channel(&mut self, channel: &ChannelEntry) {
         for (signed_at, amount) in channel.deposits() {
             self.add(&channel_charge(channel, *amount, *signed_at));
         }

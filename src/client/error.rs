@@ -4,17 +4,14 @@ use std::{error::Error, fmt, io, time::Duration};
 
 use alloy_primitives::Address;
 
-#[cfg(feature = "vouchers")]
-use super::ChannelFinding;
-use super::{PaymentOutcome, Receipt};
-#[cfg(feature = "vouchers")]
-use crate::vouchers::ChannelId;
+use super::{ChannelFinding, PaymentOutcome, Receipt};
 use crate::{
     clock::RandomnessError,
     eip3009::SignError,
     network::Network,
     protocol::{DecodeError, OfferError, PaymentFlow},
     usdc::Usdc,
+    vouchers::{ChannelConfigError, ChannelId, ChannelOfferError},
 };
 
 /// The reason why the client refused to pay. Nothing was signed.
@@ -77,7 +74,6 @@ pub enum Refusal {
     },
     /// A deposit into a payment channel is above what [`ChannelPolicy`](super::ChannelPolicy) leaves for escrow. Raise the limit, or get
     /// money back from idle channels.
-    #[cfg(feature = "vouchers")]
     #[error("a deposit of {asked} is needed, but {remaining} remains of the limit of {limit} in escrow{}", Of(payee))]
     AboveEscrowLimit {
         /// The payee, if the limit is that per payee.
@@ -91,7 +87,6 @@ pub enum Refusal {
     },
     /// The seller's terms (`receiverAuthorizer`, `withdrawDelay`) are not those of a channel that still holds money of this payer. No
     /// other channel is opened. Ask for a refund of the earlier channel, or withdraw from it.
-    #[cfg(feature = "vouchers")]
     #[error("the terms of payee {payee} are not those of channel {channel}, which still holds money")]
     ChannelTermsChanged {
         /// The payee.
@@ -100,7 +95,6 @@ pub enum Refusal {
         channel: ChannelId,
     },
     /// The seller contradicted this payer's books of a channel. Nothing more is signed for it.
-    #[cfg(feature = "vouchers")]
     #[error("channel {channel} is in dispute: {finding}")]
     ChannelDisputed {
         /// The channel.
@@ -109,12 +103,10 @@ pub enum Refusal {
         finding: ChannelFinding,
     },
     /// An earlier deposit neither arrived nor expired, and does not cover the price. Try again later.
-    #[cfg(feature = "vouchers")]
     #[error("an earlier deposit neither arrived nor expired, and does not cover the price; try again later")]
     DepositPending,
     /// All channels to the payee were in use for too long. Allow more with [`ChannelPolicy::lanes`](super::ChannelPolicy::lanes), or a
     /// longer wait.
-    #[cfg(feature = "vouchers")]
     #[error("all channels to payee {payee} are in use")]
     LanesBusy {
         /// The payee.
@@ -171,15 +163,12 @@ pub enum OfferRefusal {
     #[error("maxTimeoutSeconds is zero")]
     NoTime,
     /// The offer of a payment channel cannot be read, or asks for something that this crate does not do.
-    #[cfg(feature = "vouchers")]
     #[error(transparent)]
-    Channel(#[from] crate::vouchers::ChannelOfferError),
+    Channel(#[from] ChannelOfferError),
     /// The contract would not open such a channel.
-    #[cfg(feature = "vouchers")]
     #[error(transparent)]
-    ChannelConfig(#[from] crate::vouchers::ChannelConfigError),
+    ChannelConfig(#[from] ChannelConfigError),
     /// The channel's withdraw delay is longer than [`ChannelPolicy::max_withdraw_delay`](super::ChannelPolicy::max_withdraw_delay).
-    #[cfg(feature = "vouchers")]
     #[error(
         "the seller's withdraw delay of {asked:?} is longer than the limit of {limit:?} (ChannelPolicy::max_withdraw_delay)"
     )]
@@ -195,10 +184,8 @@ pub enum OfferRefusal {
 }
 
 /// Names the payee that a limit is for.
-#[cfg(feature = "vouchers")]
 struct Of<'a>(&'a Option<Address>);
 
-#[cfg(feature = "vouchers")]
 impl fmt::Display for Of<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |payee| write!(f, " for payee {payee}"))

@@ -161,7 +161,6 @@ async fn send_paid<X: Exchange>(
             Ok(Err(error)) => (Err(error.into()), payment.unanswered()),
             Err(elapsed) => (Err(elapsed.into()), payment.unanswered()),
         };
-        #[cfg(feature = "vouchers")]
         if next == NextStep::SignAgain {
             drop(response);
             payment.sign_again().await?;

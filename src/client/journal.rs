@@ -12,16 +12,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use url::Url;
 
-#[cfg(feature = "vouchers")]
-use super::channels::{Books, ChannelEntry};
 use super::{
     JournalFile, PaymentOutcome, Receipt,
     budget::{Charge, Reservation, add_to, host_of},
+    channels::{Books, ChannelEntry},
     journal_queue::{Write, WriteQueue},
 };
-#[cfg(feature = "vouchers")]
-use crate::vouchers::ChannelId;
-use crate::{network::Network, protocol::Version, usdc::Usdc};
+use crate::{network::Network, protocol::Version, usdc::Usdc, vouchers::ChannelId};
 
 /// The file is compacted at this length, in bytes, or at four times its length after the last time.
 const COMPACT_AT: u64 = 1 << 20;
@@ -56,7 +53,6 @@ struct Inner {
     queue: Arc<WriteQueue>,
     state: Mutex<State>,
     /// Told when a channel is free again.
-    #[cfg(feature = "vouchers")]
     freed: Arc<tokio::sync::Notify>,
 }
 
@@ -95,13 +91,7 @@ impl Journal {
         if is_compactable {
             file.compact(&state);
         }
-        Ok(Self(Arc::new(Inner {
-            file: Some(Mutex::new(file)),
-            queue: Arc::default(),
-            state,
-            #[cfg(feature = "vouchers")]
-            freed: Arc::default(),
-        })))
+        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), queue: Arc::default(), state, freed: Arc::default() })))
     }
 
     /// Returns the payments without a proven outcome, ordered by nonce. Payments under way are among them.
@@ -222,7 +212,6 @@ impl Journal {
     }
 }
 
-#[cfg(feature = "vouchers")]
 impl Journal {
     /// Returns the payment channels, ordered by id. A channel stays in the journal when it is empty, since another deposit continues it.
     pub fn channels(&self) -> Vec<ChannelEntry> {
@@ -369,7 +358,6 @@ pub(super) enum Record {
         nonce: B256,
     },
     /// A channel as it is now. The last record of a channel counts.
-    #[cfg(feature = "vouchers")]
     Channel(Box<ChannelEntry>),
 }
 
@@ -454,7 +442,6 @@ struct State {
     /// The last payments that were not closed by their answer, and whether they were paid.
     resolved: VecDeque<(B256, bool)>,
     paid: PaidTotals,
-    #[cfg(feature = "vouchers")]
     books: Books,
 }
 
@@ -485,7 +472,6 @@ impl State {
             }
             Record::Outcome { nonce, outcome: PaymentOutcome::Settled | PaymentOutcome::Accepted, .. } => (nonce, true),
             Record::Void { nonce } => (nonce, false),
-            #[cfg(feature = "vouchers")]
             Record::Channel(entry) => {
                 self.books.put(entry.id(), *entry);
                 return None;
@@ -501,10 +487,7 @@ impl State {
 
     /// Returns the number of records that [`compacted`](Self::compacted) has.
     fn lines(&self) -> usize {
-        let lines = usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len();
-        #[cfg(feature = "vouchers")]
-        let lines = lines + self.books.len();
-        lines
+        usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len() + self.books.len()
     }
 
     /// Returns the fewest records that lead to this state.
@@ -518,7 +501,6 @@ impl State {
             transaction: None,
         });
         let records = paid.into_iter().chain(open).chain(failed);
-        #[cfg(feature = "vouchers")]
         let records = records.chain(self.books.entries().cloned().map(|entry| Record::Channel(Box::new(entry))));
         records.collect()
     }
@@ -603,7 +585,6 @@ mod tests {
             pay_to: entry.pay_to,
             nonce: entry.nonce,
             reason: None,
-            #[cfg(feature = "vouchers")]
             channel: None,
         };
         let record = Record::from(&receipt);

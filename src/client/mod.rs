@@ -33,7 +33,7 @@
 //!
 //! # Paying by voucher
 //!
-//! With [`PayerBuilder::vouchers`] (feature `vouchers`) a payer deposits into an escrow contract once and then signs a voucher for each
+//! With [`PayerBuilder::vouchers`] a payer deposits into an escrow contract once and then signs a voucher for each
 //! request, which costs no transaction. It opens and fills the channels by itself, within a [`ChannelPolicy`] and its budget.
 //!
 //! It signs no more than what it was charged and the next price. What a seller says of its charges is believed as far as the payer's own
@@ -45,7 +45,6 @@
 //! `DiscoveryClient` (features `bazaar` and `reqwest`) reads the list of paid resources that a facilitator publishes.
 
 mod budget;
-#[cfg(feature = "vouchers")]
 mod channels;
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
 mod discovery;
@@ -67,13 +66,12 @@ mod reconcile;
 mod response_body;
 
 pub use budget::{Budget, BudgetBuilder};
-#[cfg(all(feature = "vouchers", feature = "reqwest"))]
+#[cfg(feature = "reqwest")]
 pub use channels::refund_channels;
-#[cfg(feature = "vouchers")]
 pub use channels::{
     ChannelEntry, ChannelFinding, ChannelPolicy, ChannelReceipt, PendingDeposit, Refund, SignedRefundRequest,
 };
-#[cfg(all(feature = "vouchers", feature = "onchain"))]
+#[cfg(feature = "onchain")]
 pub use channels::{ChannelReconciliation, finalize_withdrawal, initiate_withdrawal, reconcile_channels};
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
 pub use discovery::{

@@ -1,8 +1,7 @@
 //! Reads the offers of a 402, in both versions of x402, and chooses the one to pay.
 
-use std::{cmp::Ordering, sync::Arc};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::Duration};
 
-#[cfg(feature = "vouchers")]
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
 use serde::{Deserialize, Serialize};
@@ -10,8 +9,6 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::{OfferRefusal, Refusal};
-#[cfg(feature = "vouchers")]
-use crate::vouchers::ChannelOffer;
 use crate::{
     clock::{Nonces, RandomnessError},
     network::Asset,
@@ -21,6 +18,7 @@ use crate::{
         encode_header, header_name, payment_status, v1,
     },
     usdc::Usdc,
+    vouchers::{ChannelConfig, ChannelOffer, ChannelPayload, SCHEME},
 };
 
 /// How many offers of one 402 are read.
@@ -132,7 +130,6 @@ impl Challenge {
     }
 
     /// Returns the first offers as they are on the wire, in the server's order. v1 has no payment channels.
-    #[cfg(feature = "vouchers")]
     fn requirements(&self) -> impl Iterator<Item = Option<PaymentRequirements>> {
         let accepts = match self {
             Self::V1(_) => &[],
@@ -142,7 +139,6 @@ impl Challenge {
     }
 
     /// Returns the offer that a channel was opened for, as far as the payer's books have it. A request for a refund has no price.
-    #[cfg(feature = "vouchers")]
     pub(super) fn of_channel(entry: &super::ChannelEntry) -> Result<Self, serde_json::Error> {
         let config = &entry.config;
         let offer = serde_json::json!({
@@ -162,7 +158,6 @@ impl Challenge {
     }
 
     /// Returns the offer of this channel and its index, with the seller's books of it in a corrective 402.
-    #[cfg(feature = "vouchers")]
     pub(super) fn channel_offer(&self, entry: &super::ChannelEntry) -> Option<(usize, ChannelOffer)> {
         self.requirements().enumerate().find_map(|(index, offer)| {
             let (exact, channel) = read_channel_offer(&offer?)?.ok()?;
@@ -210,12 +205,7 @@ impl Challenge {
     }
 
     /// The same for the offer of a payment channel, which only v2 has.
-    #[cfg(feature = "vouchers")]
-    pub(super) fn channel_header(
-        &self,
-        index: usize,
-        payload: &crate::vouchers::ChannelPayload,
-    ) -> Result<String, serde_json::Error> {
+    pub(super) fn channel_header(&self, index: usize, payload: &ChannelPayload) -> Result<String, serde_json::Error> {
         match self {
             Self::V1(_) => Err(no_offer()),
             Self::V2(challenge) => challenge.clone().into_header(index, payload),
@@ -258,9 +248,8 @@ where
 }
 
 /// Reads an offer of the scheme `batch-settlement`, and what of it an offer of `exact` has, too. Returns `None` for other schemes.
-#[cfg(feature = "vouchers")]
 fn read_channel_offer(offer: &PaymentRequirements) -> Option<Result<(ExactOffer, ChannelOffer), OfferRefusal>> {
-    (offer.scheme == crate::vouchers::SCHEME).then(|| {
+    (offer.scheme == SCHEME).then(|| {
         let channel = ChannelOffer::try_from(&offer.extra)?;
         let mut exact = offer.clone();
         exact.scheme = "exact".into();
@@ -287,7 +276,6 @@ pub(super) struct OfferPolicy {
     /// The first that distinguishes two offers decides.
     preferences: Vec<Comparison>,
     /// The longest accepted withdraw delay, in seconds. `None` if the payer opens no channels.
-    #[cfg(feature = "vouchers")]
     pub(super) withdraw_delay: Option<std::time::Duration>,
 }
 
@@ -299,7 +287,6 @@ pub(super) struct AcceptedOffer {
     pub(super) offer: ExactOffer,
     pub(super) amount: Usdc,
     /// `None` for an offer of `exact`. For a channel's, `offer` has the parts that both have.
-    #[cfg(feature = "vouchers")]
     pub(super) channel: Option<ChannelOffer>,
 }
 
@@ -313,10 +300,8 @@ impl OfferPolicy {
     /// then in the server's order.
     pub(super) fn choose(&self, challenge: &Challenge) -> Result<Vec<AcceptedOffer>, Refusal> {
         let (mut accepted, mut reasons) = (Vec::new(), Vec::new());
-        #[cfg(feature = "vouchers")]
         let mut channels = self.channel_offers(challenge);
         for (index, offer) in challenge.offers().into_iter().enumerate() {
-            #[cfg(feature = "vouchers")]
             if let Some(channel) = channels.remove(&index) {
                 match channel {
                     Ok(offer) => accepted.push(offer),
@@ -335,31 +320,24 @@ impl OfferPolicy {
 
     fn compare(&self, one: &AcceptedOffer, other: &AcceptedOffer) -> Ordering {
         let preferred = self.preferences.iter().map(|compare| compare(&one.offer, &other.offer));
-        #[cfg(feature = "vouchers")]
-        let is_exact = |offer: &AcceptedOffer| offer.channel.is_none();
-        #[cfg(not(feature = "vouchers"))]
-        let is_exact = |_: &AcceptedOffer| true;
-        let default =
-            |offer: &AcceptedOffer| (offer.amount, is_exact(offer), offer.offer.flow != PaymentFlow::Authorization);
+        let default = |offer: &AcceptedOffer| {
+            (offer.amount, offer.channel.is_none(), offer.offer.flow != PaymentFlow::Authorization)
+        };
         preferred.fold(Ordering::Equal, Ordering::then).then_with(|| default(one).cmp(&default(other)))
     }
 
     /// Returns the offers of payment channels by their index, if the payer opens channels.
-    #[cfg(feature = "vouchers")]
-    fn channel_offers(
-        &self,
-        challenge: &Challenge,
-    ) -> std::collections::BTreeMap<usize, Result<AcceptedOffer, OfferRefusal>> {
+    fn channel_offers(&self, challenge: &Challenge) -> BTreeMap<usize, Result<AcceptedOffer, OfferRefusal>> {
         let Some(limit) = self.withdraw_delay else { return Default::default() };
         let offers = challenge.requirements().enumerate();
         let channels = offers.filter_map(|(index, offer)| Some((index, read_channel_offer(&offer?)?)));
         let check = |index, offer: Result<(ExactOffer, ChannelOffer), OfferRefusal>| {
             let (exact, channel) = offer?;
-            let asked = std::time::Duration::from_secs(channel.withdraw_delay.into());
+            let asked = Duration::from_secs(channel.withdraw_delay.into());
             if asked > limit {
                 return Err(OfferRefusal::WithdrawDelay { asked, limit });
             }
-            crate::vouchers::ChannelConfig {
+            ChannelConfig {
                 payer: Address::repeat_byte(1),
                 payer_authorizer: Address::ZERO,
                 receiver: exact.pay_to,
@@ -398,13 +376,7 @@ impl OfferPolicy {
         }
         match Usdc::try_from(offer.amount) {
             Ok(Usdc::ZERO) | Err(_) => Err(OfferRefusal::Amount),
-            Ok(amount) => Ok(AcceptedOffer {
-                index,
-                offer,
-                amount,
-                #[cfg(feature = "vouchers")]
-                channel: None,
-            }),
+            Ok(amount) => Ok(AcceptedOffer { index, offer, amount, channel: None }),
         }
     }
 }

@@ -7,13 +7,12 @@ use http::{HeaderMap, Method};
 use url::Url;
 
 use super::{
-    Budget, JournalEntry, PaymentError, Refusal, SignedPayment,
+    Budget, ChannelPolicy, JournalEntry, PaymentError, Refusal, SignedPayment,
     budget::{Charge, Reservation, host_of},
+    channels::VoucherPayment,
     offer::{AcceptedOffer, Challenge, OfferPolicy},
     payment::header_of,
 };
-#[cfg(feature = "vouchers")]
-use super::{ChannelPolicy, channels::VoucherPayment};
 use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
     eip3009::{Authorization, AuthorizationSigner, TokenDomain},
@@ -51,7 +50,6 @@ struct Inner {
     budget: Budget,
     policy: OfferPolicy,
     /// `None` if it opens no channels.
-    #[cfg(feature = "vouchers")]
     channels: Option<ChannelPolicy>,
     max_window: Duration,
     clock: Arc<dyn Clock>,
@@ -65,7 +63,6 @@ impl Payer {
             signer: Box::new(signer),
             budget: Budget::default(),
             policy: OfferPolicy::default(),
-            #[cfg(feature = "vouchers")]
             channels: None,
             max_window: Duration::from_secs(3_600),
             clock: Arc::new(SystemClock),
@@ -136,7 +133,6 @@ impl Payer {
         let (AcceptedOffer { index, offer, amount, .. }, reservation) =
             match self.reserve(&challenge, (method, url), now).await? {
                 Reserved::Exact(accepted, reservation) => (*accepted, reservation),
-                #[cfg(feature = "vouchers")]
                 Reserved::Channel(payment) => return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone())),
             };
         challenge.add_payment_id(self.0.nonces.as_ref())?;
@@ -174,7 +170,6 @@ impl Payer {
     }
 
     /// Reserves the price of the best offer that the budget covers. If it covers none, the error is that of the best offer.
-    #[cfg_attr(not(feature = "vouchers"), expect(clippy::unused_async, reason = "it waits for payment channels"))]
     async fn reserve(
         &self,
         challenge: &Challenge,
@@ -182,11 +177,7 @@ impl Payer {
         now: u64,
     ) -> Result<Reserved, PaymentError> {
         let mut refusal = None;
-        let accepted = self.0.policy.choose(challenge)?;
-        #[cfg(feature = "vouchers")]
-        let accepted = self.exact_first(accepted);
-        for accepted in accepted {
-            #[cfg(feature = "vouchers")]
+        for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
             if let Some(channel) = &accepted.channel {
                 match VoucherPayment::sign(self, challenge, &accepted, channel, request).await {
                     Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
@@ -208,11 +199,9 @@ impl Payer {
 /// A payment of the chosen offer, as far as its scheme has got.
 enum Reserved {
     Exact(Box<AcceptedOffer>, Reservation),
-    #[cfg(feature = "vouchers")]
     Channel(Box<VoucherPayment>),
 }
 
-#[cfg(feature = "vouchers")]
 impl Payer {
     pub(super) fn channel_policy(&self) -> Option<&ChannelPolicy> {
         self.0.channels.as_ref()
@@ -308,7 +297,6 @@ impl PayerBuilder {
     ///
     /// At the same rank and price, a voucher is preferred to `exact`. Preferences see such an offer by its price, payee and token;
     /// [`flows`](Self::flows) does not apply to it.
-    #[cfg(feature = "vouchers")]
     pub fn vouchers(mut self, policy: ChannelPolicy) -> Self {
         self.payer.policy.withdraw_delay = Some(policy.longest_delay());
         self.payer.channels = Some(policy);

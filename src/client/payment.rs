@@ -10,9 +10,10 @@ use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "vouchers")]
-use super::{ChannelReceipt, channels::VoucherPayment};
-use super::{Journal, JournalEntry, PaymentError, budget::Reservation, journal::Record, offer::Challenge};
+use super::{
+    ChannelReceipt, Journal, JournalEntry, PaymentError, budget::Reservation, channels::VoucherPayment,
+    journal::Record, offer::Challenge,
+};
 use crate::{
     clock::Clock,
     decimal::parse_decimal,
@@ -42,7 +43,6 @@ pub struct SignedPayment {
 #[derive(Debug)]
 enum Kind {
     Exact(Box<ExactPayment>),
-    #[cfg(feature = "vouchers")]
     Voucher(Box<VoucherPayment>),
 }
 
@@ -71,7 +71,6 @@ pub enum NextStep {
     },
     /// Call [`SignedPayment::sign_again`], and send the request with the new header. The seller refused the voucher, and charged nothing
     /// for it. This is asked for at most twice for each payment.
-    #[cfg(feature = "vouchers")]
     SignAgain,
 }
 
@@ -87,7 +86,6 @@ impl SignedPayment {
         Self { kind: Kind::Exact(Box::new(payment)), clock }
     }
 
-    #[cfg(feature = "vouchers")]
     pub(super) fn by_voucher(payment: VoucherPayment, clock: Arc<dyn Clock>) -> Self {
         Self { kind: Kind::Voucher(Box::new(payment)), clock }
     }
@@ -96,7 +94,6 @@ impl SignedPayment {
     pub const fn version(&self) -> Version {
         match &self.kind {
             Kind::Exact(payment) => payment.entry.version,
-            #[cfg(feature = "vouchers")]
             Kind::Voucher(_) => Version::V2,
         }
     }
@@ -110,7 +107,6 @@ impl SignedPayment {
     pub const fn header(&self) -> &HeaderValue {
         match &self.kind {
             Kind::Exact(payment) => &payment.header,
-            #[cfg(feature = "vouchers")]
             Kind::Voucher(payment) => payment.header(),
         }
     }
@@ -119,7 +115,6 @@ impl SignedPayment {
     pub fn valid_before(&self) -> u64 {
         match &self.kind {
             Kind::Exact(payment) => payment.entry.valid_before,
-            #[cfg(feature = "vouchers")]
             Kind::Voucher(payment) => payment.valid_before(),
         }
     }
@@ -133,7 +128,6 @@ impl SignedPayment {
             status.is_server_error() || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429));
         match &mut self.kind {
             Kind::Exact(payment) => payment.answered(status, headers, body, (is_transient, retry_after)),
-            #[cfg(feature = "vouchers")]
             Kind::Voucher(payment) => payment.answered(status, headers, is_transient, retry_after),
         }
     }
@@ -142,7 +136,6 @@ impl SignedPayment {
     pub fn unanswered(&mut self) -> NextStep {
         match &mut self.kind {
             Kind::Exact(payment) => payment.unanswered(),
-            #[cfg(feature = "vouchers")]
             Kind::Voucher(payment) => payment.unanswered(),
         }
     }
@@ -151,7 +144,6 @@ impl SignedPayment {
     ///
     /// # Errors
     /// See [`PaymentError`]. The seller charged nothing.
-    #[cfg(feature = "vouchers")]
     pub async fn sign_again(&mut self) -> Result<(), PaymentError> {
         match &mut self.kind {
             Kind::Exact(_) => Ok(()),
@@ -163,7 +155,6 @@ impl SignedPayment {
     pub async fn conclude(self) -> Receipt {
         match self.kind {
             Kind::Exact(payment) => payment.conclude().await,
-            #[cfg(feature = "vouchers")]
             Kind::Voucher(payment) => payment.conclude().await,
         }
     }
@@ -181,7 +172,6 @@ impl ExactPayment {
             pay_to: entry.pay_to,
             nonce: entry.nonce,
             reason: None,
-            #[cfg(feature = "vouchers")]
             channel: None,
         };
         Self { header, entry, reservation, journal, in_doubt: false, receipt }
@@ -446,19 +436,13 @@ pub struct Receipt {
     pub reason: Option<String>,
     /// The payment channel, if the payment was made by voucher. Then [`amount`](Self::amount) is what the seller charged, and
     /// [`nonce`](Self::nonce) the voucher's digest.
-    #[cfg(feature = "vouchers")]
     pub channel: Option<ChannelReceipt>,
 }
 
 impl Receipt {
     /// Returns `true` if the payment was made by voucher, from a payment channel.
     pub const fn is_by_voucher(&self) -> bool {
-        #[cfg(feature = "vouchers")]
-        {
-            self.channel.is_some()
-        }
-        #[cfg(not(feature = "vouchers"))]
-        false
+        self.channel.is_some()
     }
 }
 

@@ -77,7 +77,7 @@ impl Authorization {
     }
 
     /// Returns alloy's typed data of a transfer that only the payee may execute (`receiveWithAuthorization`).
-    #[cfg(feature = "vouchers")]
+    #[cfg(feature = "facilitator")]
     pub(crate) fn typed_receive(&self) -> super::ReceiveWithAuthorization {
         super::ReceiveWithAuthorization {
             from: self.from,

@@ -37,7 +37,7 @@ pub use recover::RecoverError;
 #[cfg(feature = "client")]
 pub use sign::{AuthorizationSigner, SignError};
 pub use signature::PaymentSignature;
-#[cfg(feature = "vouchers")]
+#[cfg(feature = "facilitator")]
 pub(crate) use {authorization::checksummed, recover::HALF_ORDER};
 
 alloy_sol_types::sol! {
@@ -52,7 +52,7 @@ alloy_sol_types::sol! {
     }
 }
 
-#[cfg(feature = "vouchers")]
+#[cfg(feature = "facilitator")]
 alloy_sol_types::sol! {
     /// The typed data of EIP-3009's second function, which only the payee may call.
     struct ReceiveWithAuthorization {

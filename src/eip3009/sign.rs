@@ -1,8 +1,6 @@
 //! Signing through any alloy signer.
 
-use alloy_primitives::Address;
-#[cfg(feature = "vouchers")]
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 use alloy_signer::Signer;
 use async_trait::async_trait;
 
@@ -26,7 +24,6 @@ pub trait AuthorizationSigner: Send + Sync {
     ///
     /// # Errors
     /// [`SignError`] if the signer refused or failed.
-    #[cfg(feature = "vouchers")]
     async fn sign_receive(&self, _: &Authorization, _: &TokenDomain) -> Result<PaymentSignature, SignError> {
         Err(alloy_signer::Error::other("this signer signs no deposits of payment channels").into())
     }
@@ -38,7 +35,6 @@ pub trait AuthorizationSigner: Send + Sync {
     ///
     /// # Errors
     /// [`SignError`] if the signer refused or failed.
-    #[cfg(feature = "vouchers")]
     async fn sign_digest(&self, _: B256) -> Result<PaymentSignature, SignError> {
         Err(alloy_signer::Error::other("this signer signs no vouchers of payment channels").into())
     }
@@ -56,7 +52,6 @@ impl<S: Signer + Send + Sync> AuthorizationSigner for S {
         Ok(PaymentSignature::from(signature.as_bytes()))
     }
 
-    #[cfg(feature = "vouchers")]
     async fn sign_receive(
         &self,
         authorization: &Authorization,
@@ -66,7 +61,6 @@ impl<S: Signer + Send + Sync> AuthorizationSigner for S {
         Ok(PaymentSignature::from(signature.normalized_s().as_bytes()))
     }
 
-    #[cfg(feature = "vouchers")]
     async fn sign_digest(&self, digest: B256) -> Result<PaymentSignature, SignError> {
         Ok(PaymentSignature::from(self.sign_hash(&digest).await?.normalized_s().as_bytes()))
     }

@@ -2,7 +2,6 @@
 //!
 //! A [`Facilitator`] serves one or more chains. The checks that need neither a chain nor a ledger are in [`payment`](crate::payment).
 
-#[cfg(feature = "vouchers")]
 pub mod channels;
 #[cfg(feature = "onchain")]
 mod onchain;
@@ -10,7 +9,7 @@ mod onchain;
 mod remote;
 #[cfg(feature = "server")]
 pub mod service;
-#[cfg(any(feature = "remote", feature = "server", all(feature = "onchain", feature = "vouchers")))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 mod single_flight;
 
 use std::{fmt, sync::Arc};

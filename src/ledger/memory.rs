@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use super::{
     Counts, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation,
     ResponseLimits, Sender, Settlement, SettlementState, SettlementStep, StoredResponse,
+    channels::MemoryChannels,
     payer::{PayerSums, Share, TotalOwed},
     responses::ResponseStore,
     transactions::Nonces,
@@ -46,8 +47,7 @@ pub struct MemoryLedger {
     limits: ResponseLimits,
     records: AtomicUsize,
     max_records: usize,
-    #[cfg(feature = "vouchers")]
-    pub(super) channels: super::channels::MemoryChannels,
+    pub(super) channels: MemoryChannels,
     /// The shard whose records are aged next, beside the one that takes a new record.
     next_aged: AtomicUsize,
     clock: Arc<dyn Clock>,
@@ -70,8 +70,7 @@ impl MemoryLedger {
             limits: responses,
             records: AtomicUsize::new(0),
             max_records,
-            #[cfg(feature = "vouchers")]
-            channels: super::channels::MemoryChannels::new(max_records),
+            channels: MemoryChannels::new(max_records),
             next_aged: AtomicUsize::new(0),
             clock,
         }

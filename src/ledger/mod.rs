@@ -111,7 +111,6 @@
 //! let ledger = LoggingLedger(Arc::new(MemoryLedger::new()));
 //! ```
 
-#[cfg(feature = "vouchers")]
 pub mod channels;
 #[cfg(feature = "conformance")]
 pub mod conformance;

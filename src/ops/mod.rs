@@ -80,13 +80,11 @@
 //!
 //! The program decides who may ask. The answers hold no signatures and no bodies, but who paid whom.
 
-#[cfg(feature = "vouchers")]
 mod channels;
 mod export;
 mod operator;
 mod report;
 
-#[cfg(feature = "vouchers")]
 pub use channels::{
     CHANNEL_COLUMNS, ChannelExport, ChannelFilter, ChannelPages, ChannelReport, ChannelSummary, ParseChannelFilterError,
 };

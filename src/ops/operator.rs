@@ -11,7 +11,10 @@ use super::{
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, FacilitatorError},
-    ledger::{Fulfilment, Ledger, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep},
+    ledger::{
+        Fulfilment, Ledger, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep,
+        channels::ChannelLedger,
+    },
     payment::{PaymentKey, SettlementOutcome},
 };
 
@@ -39,20 +42,14 @@ use crate::{
 #[derive(Clone)]
 pub struct Operator {
     ledger: Arc<dyn Ledger>,
-    #[cfg(feature = "vouchers")]
-    pub(super) channels: Option<Arc<dyn crate::ledger::channels::ChannelLedger>>,
+    pub(super) channels: Option<Arc<dyn ChannelLedger>>,
     pub(super) clock: Arc<dyn Clock>,
 }
 
 impl Operator {
     /// Creates an operator of this ledger, which is that of the facilitator.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self {
-            ledger,
-            #[cfg(feature = "vouchers")]
-            channels: None,
-            clock: Arc::new(SystemClock),
-        }
+        Self { ledger, channels: None, clock: Arc::new(SystemClock) }
     }
 
     /// Sets the clock. Default: [`SystemClock`].

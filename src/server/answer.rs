@@ -15,11 +15,8 @@ use http::{
     response::Parts,
 };
 use serde::Serialize;
-#[cfg(feature = "vouchers")]
 use serde_json::{Map, Value};
 
-#[cfg(feature = "vouchers")]
-use super::vouchers::Told;
 use super::{
     builder::Config,
     offer::{Offer, PriceError, RenderedOffers},
@@ -27,19 +24,15 @@ use super::{
     request_body::ReadError,
     resource_url::Target,
     response::{ResponseBody, Unfinished},
-};
-#[cfg(feature = "vouchers")]
-use crate::{
-    facilitator::channels::Executed,
-    ledger::channels::ChannelRecord,
-    vouchers::{ChannelState, SettlementExtra, VoucherState},
+    vouchers::Told,
 };
 use crate::{
-    facilitator::{FacilitatorError, VerifyError},
-    ledger::{LedgerError, Record},
+    facilitator::{FacilitatorError, VerifyError, channels::Executed},
+    ledger::{LedgerError, Record, channels::ChannelRecord},
     payment::{PaymentKey, Rejection},
     protocol::{Reason, SettlementResponse, Verbatim, Version, encode_header, header_name, payment_status, v1},
     telemetry::{self, RequestOutcome},
+    vouchers::{ChannelState, SettlementExtra, VoucherState},
 };
 
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
@@ -111,14 +104,12 @@ impl Answer {
     }
 
     /// Returns an answer to a request for a refund that was made.
-    #[cfg(feature = "vouchers")]
     pub(super) fn done(body: &Value) -> Self {
         let body = body.to_string().into();
         Self(Box::new(Content { status: StatusCode::OK, headers: HeaderMap::new(), body, ended: RequestOutcome::Paid }))
     }
 
     /// Asks to repeat the request soon.
-    #[cfg(feature = "vouchers")]
     pub(super) fn retry_soon(self) -> Self {
         self.retry_after(RETRY_SOON)
     }
@@ -159,7 +150,6 @@ impl Answer {
     }
 
     /// Returns the response to a payment by voucher, counted as such.
-    #[cfg(feature = "vouchers")]
     pub(super) fn into_voucher_response<B>(self) -> Response<ResponseBody<B>> {
         self.into_counted(telemetry::voucher_request)
     }
@@ -228,7 +218,6 @@ impl RequestContext {
 
     /// The offer again, with what is wrong with the voucher. Where it is only for another amount than it should be, the offer that was
     /// accepted says how the channel stands, so that the payer can sign another one.
-    #[cfg(feature = "vouchers")]
     pub(super) fn refuse_voucher(
         &self,
         status: StatusCode,
@@ -250,7 +239,6 @@ impl RequestContext {
     }
 
     /// What a request cost that was paid with a voucher, and how its channel stands. `moved` is a deposit or a refund.
-    #[cfg(feature = "vouchers")]
     pub(super) fn voucher_receipt(&self, told: &Told<'_>, moved: Option<&Executed>) -> Option<Receipt> {
         let state = ChannelState { charged_cumulative_amount: Some(told.total), ..told.record.observed.state };
         let extra = SettlementExtra { charged_amount: told.charged, channel_state: Some(state) };
@@ -485,7 +473,6 @@ impl Receipt {
 }
 
 /// Returns what a corrective 402 says of a channel.
-#[cfg(feature = "vouchers")]
 fn corrective_fields(record: &ChannelRecord) -> Map<String, Value> {
     let voucher = record.voucher.as_ref().map(|voucher| VoucherState {
         signed_max_claimable: voucher.max_claimable_amount,

@@ -19,16 +19,16 @@ use super::{
 };
 #[cfg(feature = "bazaar")]
 use crate::protocol::bazaar::{Discovery, InvalidDiscovery};
-#[cfg(feature = "vouchers")]
-use crate::{channels::Channels, protocol::PaymentRequirements};
 use crate::{
+    channels::Channels,
     clock::{Clock, SystemClock},
     facilitator::Facilitator,
     ledger::CreditLimit,
     network::{Asset, Network},
     payment::{Terms, Window},
-    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim, payment_status},
+    protocol::{PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, Verbatim, payment_status},
     usdc::{ParseUsdcError, Usdc},
+    vouchers::SCHEME,
 };
 
 /// Describes a [`RequirePaymentLayer`]. A price and a payee are needed, and a facilitator unless only vouchers are taken; everything else
@@ -79,7 +79,6 @@ pub(super) struct Settings {
     /// The page for browsers; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
     /// The channels whose vouchers are taken beside `exact`.
-    #[cfg(feature = "vouchers")]
     pub(super) channels: Option<Channels>,
     /// Whether `exact` is offered and taken.
     pub(super) takes_exact: bool,
@@ -112,7 +111,6 @@ impl Default for Settings {
             answer_preflights: false,
             payment_identifier: false,
             page: Some(BrowserPage::new()),
-            #[cfg(feature = "vouchers")]
             channels: None,
             takes_exact: true,
             clock: Arc::new(SystemClock),
@@ -221,10 +219,7 @@ impl RequirePaymentLayerBuilder {
                 options.push(option);
             }
         }
-        #[cfg(feature = "vouchers")]
         let voucher_offers = voucher_offers(&self.settings, &options)?;
-        #[cfg(not(feature = "vouchers"))]
-        let voucher_offers = Vec::new();
         let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
         #[cfg(feature = "bazaar")]
         let extensions = match &self.discovery {
@@ -354,7 +349,6 @@ impl RequirePaymentLayerBuilder {
     /// let builder = RequirePaymentLayer::builder().price("$0.001").vouchers(channels);
     /// # }
     /// ```
-    #[cfg(feature = "vouchers")]
     pub fn vouchers(mut self, channels: Channels) -> Self {
         self.settings.channels = Some(channels);
         self
@@ -363,7 +357,6 @@ impl RequirePaymentLayerBuilder {
     /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
     /// have their own. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
     /// a voucher is charged in the books, and claimed later anyway.
-    #[cfg(feature = "vouchers")]
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;
         self.settings.page = None;
@@ -663,21 +656,17 @@ pub enum BuildError {
     #[error("no facilitator serves {0}: add one with .facilitator(…)")]
     NotServed(Network),
     /// No payee is on the chain of the channels: call `pay_to` for it.
-    #[cfg(feature = "vouchers")]
     #[error("vouchers are for channels on {0}, where there is no payee: call .pay_to(…) for it")]
     NoChannelPayee(Network),
     /// Only vouchers are taken, and the channels are on another chain than this payee: leave the payee out, or take `exact`, too.
-    #[cfg(feature = "vouchers")]
     #[error(
         "only vouchers are taken, and the channels are not on {0}: leave its .pay_to(…) out, or call .vouchers(…) and add a facilitator"
     )]
     NoChannelsOn(Network),
     /// Only vouchers are taken, which are never deferred.
-    #[cfg(feature = "vouchers")]
     #[error("only vouchers are taken, and they are never deferred: leave .deferred(…) out, or call .vouchers(…)")]
     DeferredVouchers,
     /// A payer could withdraw from its channel before its work is charged and claimed.
-    #[cfg(feature = "vouchers")]
     #[error(
         "handler_deadline and settlement_margin are {needed:?}, and the channels' withdraw_delay allows {longest:?}: lower them or raise it"
     )]
@@ -807,7 +796,6 @@ impl Limits {
 }
 
 /// Returns the offers to pay with vouchers: one for each token and payee on the chain of the channels, without the amount.
-#[cfg(feature = "vouchers")]
 fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<PaymentRequirements>, BuildError> {
     let Some(channels) = &settings.channels else { return Ok(Vec::new()) };
     let limits = &settings.limits;
@@ -819,7 +807,7 @@ fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<
     for option in options.iter().filter(|option| option.asset.network == channels.network()) {
         let extra = serde_json::to_value(channels.offer(&option.asset)).ok();
         let offer = PaymentRequirements {
-            scheme: crate::vouchers::SCHEME.to_owned(),
+            scheme: SCHEME.to_owned(),
             extra: extra.and_then(|extra| extra.as_object().cloned()).unwrap_or_default(),
             // Whatever the flow, it is the same offer.
             ..option.offer(U256::ZERO, limits.max_timeout.as_secs()).to_requirements()

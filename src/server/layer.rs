@@ -28,9 +28,10 @@ use super::{
     response::ResponseBody,
     work::{Content, Handler},
 };
-#[cfg(feature = "vouchers")]
-use crate::channels::Channels;
-use crate::telemetry::{self, RequestOutcome};
+use crate::{
+    channels::Channels,
+    telemetry::{self, RequestOutcome},
+};
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
@@ -53,7 +54,6 @@ impl RequirePaymentLayer {
     }
 
     /// Returns the channels whose vouchers the layer takes, if it takes any.
-    #[cfg(feature = "vouchers")]
     pub fn channels(&self) -> Option<&Channels> {
         self.config.settings.channels.as_ref()
     }
@@ -177,7 +177,6 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
     };
     let offers = match config.catalogue.offers(&mut parts, body.bytes()).await {
         // A refund needs no price, and its request may have none.
-        #[cfg(feature = "vouchers")]
         Ok(None) | Err(_) if is_paid && config.settings.channels.is_some() && super::vouchers::is_refund(&parts) => {
             Some(config.catalogue.offers_at(crate::usdc::Usdc::ZERO))
         }

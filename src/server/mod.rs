@@ -127,7 +127,6 @@ mod resource_url;
 mod response;
 mod settlement;
 mod status;
-#[cfg(feature = "vouchers")]
 mod vouchers;
 mod work;
 
@@ -139,6 +138,5 @@ pub use queue::{AdmissionQueue, QueuePermit};
 pub use request_body::RequestBody;
 pub use response::ResponseBody;
 pub use status::PaymentStatus;
-#[cfg(feature = "vouchers")]
 pub use vouchers::ActualPrice;
 pub use work::VerifiedPayment;

@@ -203,7 +203,6 @@ pub(super) struct Offer {
 /// An offer to pay with vouchers.
 #[derive(Clone, Debug)]
 pub(super) struct VoucherOffer {
-    #[cfg_attr(not(feature = "vouchers"), expect(dead_code, reason = "read to match a payment"))]
     requirements: PaymentRequirements,
     text: Verbatim<PaymentRequirements>,
 }
@@ -228,7 +227,6 @@ impl VoucherOffer {
     }
 }
 
-#[cfg(feature = "vouchers")]
 impl VoucherOffer {
     pub(super) fn requirements(&self) -> &PaymentRequirements {
         &self.requirements
@@ -253,7 +251,6 @@ impl VoucherOffer {
 }
 
 /// Compares values of `extra`: texts without case, since addresses are among them.
-#[cfg(feature = "vouchers")]
 fn is_same(offered: &Value, accepted: &Value) -> bool {
     match (offered, accepted) {
         (Value::String(offered), Value::String(accepted)) => offered.eq_ignore_ascii_case(accepted),
@@ -328,7 +325,6 @@ impl Catalogue {
     }
 
     /// Writes a 402 in which one of the [offers for vouchers](Self::voucher_offers) has these fields in `extra`, too.
-    #[cfg(feature = "vouchers")]
     pub(super) fn render_corrective(
         &self,
         target: &Target<'_>,

@@ -13,15 +13,13 @@ use tracing::{
     field::{Empty, display},
 };
 
-#[cfg(feature = "vouchers")]
-use super::vouchers;
 use super::{
     answer::{self, Answer, RequestContext},
     lease::{FinishOnDrop, HeldLease, InProgress, Reserved, TooManyCopies},
     payment_header::{Matched, Message, PaymentHeader, RawHeader, is_same_payment},
     request_body::{LazyBody, ReadError},
     response::{ResponseBody, replayed},
-    settlement,
+    settlement, vouchers,
     work::{self, Content, Handler},
 };
 use crate::{
@@ -71,7 +69,6 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
         Ok(message) => message,
         Err(answer) => return Ok(answer.into_response()),
     };
-    #[cfg(feature = "vouchers")]
     let message = match (context.config.settings.channels.clone(), message) {
         (Some(channels), Message::V2(payment)) if vouchers::is_voucher(&payment) => {
             return Box::pin(vouchers::serve(channels, context, payment, inner, parts, body)).await;

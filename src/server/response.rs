@@ -26,9 +26,10 @@ use super::{
     answer::{Receipt, mark_paid},
     lease::InProgress,
 };
-use crate::ledger::{FulfilmentStep, Lease, Ledger, LedgerError, Pauses, StoredResponse};
-#[cfg(feature = "vouchers")]
-use crate::{ledger::channels::ChannelLedger, payment::PaymentKey};
+use crate::{
+    ledger::{FulfilmentStep, Lease, Ledger, LedgerError, Pauses, StoredResponse, channels::ChannelLedger},
+    payment::PaymentKey,
+};
 
 /// How long a response may take to finish after its client went away.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
@@ -195,7 +196,6 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
 
     /// Waits until the first piece of a stream is there, which the client gets with the rest. A stream that fails before is work that did not
     /// succeed.
-    #[cfg(feature = "vouchers")]
     pub(super) async fn begin(&mut self, deadline: Instant) -> Result<(), Unfinished> {
         let Self::Recorded(recorder) = self else { return Ok(()) };
         let begun = tokio::time::timeout_at(deadline, recorder.begin()).await;
@@ -209,7 +209,6 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
     }
 
     /// Keeps nothing of a stream: nobody pays for it.
-    #[cfg(feature = "vouchers")]
     pub(super) fn discard(self) {
         if let Self::Recorded(mut recorder) = self {
             recorder.discard();
@@ -217,7 +216,6 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
     }
 
     /// Returns the body for the client, where nothing is recorded of its delivery.
-    #[cfg(feature = "vouchers")]
     pub(super) fn into_response_body(self) -> ResponseBody<R> {
         match self {
             Self::Whole { bytes, trailers } => ResponseBody::whole(bytes, trailers),
@@ -287,7 +285,6 @@ pub(super) struct RecordingTarget {
 pub(super) enum RecordingLedger {
     Payment(Arc<dyn Ledger>, Lease),
     /// A request that was charged by voucher.
-    #[cfg(feature = "vouchers")]
     Channel(Arc<dyn ChannelLedger>, PaymentKey),
 }
 
@@ -295,7 +292,6 @@ impl RecordingLedger {
     fn limit(&self) -> usize {
         match self {
             Self::Payment(ledger, _) => ledger.response_limit(),
-            #[cfg(feature = "vouchers")]
             Self::Channel(ledger, _) => ledger.channel_response_limit(),
         }
     }
@@ -303,7 +299,6 @@ impl RecordingLedger {
     async fn store(&self, response: StoredResponse) -> Result<(), LedgerError> {
         match self {
             Self::Payment(ledger, lease) => ledger.store_response(&lease.key, response).await,
-            #[cfg(feature = "vouchers")]
             Self::Channel(ledger, key) => ledger.store_channel_response(key, response).await,
         }
     }
@@ -338,7 +333,6 @@ where
 
 impl<B> Recorder<B> {
     /// Forgets it.
-    #[cfg(feature = "vouchers")]
     fn discard(&mut self) {
         self.recording = None;
     }
@@ -389,7 +383,6 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
     }
 
     /// Waits for the first piece. Returns `false` if there is an error instead.
-    #[cfg(feature = "vouchers")]
     async fn begin(&mut self) -> bool {
         let Some(recording) = &mut self.recording else { return true };
         match poll_fn(|cx| recording.body.as_mut().poll_frame(cx)).await {

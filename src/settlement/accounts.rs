@@ -200,7 +200,6 @@ struct Nonces {
     /// All nonces below this one are in blocks.
     consumed: u64,
     /// A nonce for which those in use wait, while a transaction in the pool that is not ours has it; since when that is known.
-    #[cfg(feature = "vouchers")]
     foreign: Option<(u64, Instant)>,
 }
 
@@ -360,14 +359,12 @@ impl Account {
     }
 
     /// Returns `true` if no transaction in flight has a lower nonce.
-    #[cfg(feature = "vouchers")]
     pub(super) fn is_lowest(&self, nonce: u64) -> bool {
         self.nonces().taken.first() == Some(&nonce)
     }
 
     /// Finds the gaps below the transactions in flight, given the account's next nonce on the chain: a reorganization leaves them, or another
     /// process with the key. A transaction in the pool that is not ours counts as a gap if it is in no block after `patience`.
-    #[cfg(feature = "vouchers")]
     pub(super) async fn find_gaps(&self, next: u64, patience: Duration) -> Result<(), RpcFailure> {
         if !self.nonces().lacks(next) {
             return Ok(());
@@ -453,7 +450,6 @@ impl Nonces {
     }
 
     /// Returns `true` if those in use wait for this nonce, and it is not known to be free.
-    #[cfg(feature = "vouchers")]
     fn lacks(&self, nonce: u64) -> bool {
         self.taken.first().is_some_and(|lowest| nonce < *lowest) && !self.free.contains(&nonce)
     }

@@ -42,7 +42,7 @@ impl Journal {
         &self.ledger
     }
 
-    #[cfg(all(feature = "onchain", feature = "remote", feature = "vouchers"))]
+    #[cfg(all(feature = "onchain", feature = "remote"))]
     pub(crate) const fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }

@@ -18,7 +18,7 @@
 
 #[cfg(feature = "onchain")]
 pub(crate) mod accounts;
-#[cfg(all(feature = "onchain", feature = "vouchers"))]
+#[cfg(feature = "onchain")]
 pub(crate) mod caller;
 #[cfg(feature = "onchain")]
 pub(crate) mod confirmation;

@@ -1,11 +1,11 @@
 //! Whether payments could be settled now, and why not.
 
 use std::fmt;
-#[cfg(any(feature = "onchain", feature = "remote", all(feature = "vouchers", feature = "server")))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 use std::{future::Future, time::Duration};
 
 use alloy_primitives::U256;
-#[cfg(any(feature = "onchain", feature = "remote", all(feature = "vouchers", feature = "server")))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::ledger::{Ledger, Listing};
@@ -128,14 +128,14 @@ impl fmt::Display for Readiness {
 }
 
 /// The last readiness, for a short time: a load balancer that asks often does not load the node.
-#[cfg(any(feature = "onchain", feature = "remote", all(feature = "vouchers", feature = "server")))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 #[derive(Debug)]
 pub(crate) struct ReadinessCache {
     ttl: Duration,
     last: Mutex<Option<(Instant, Readiness)>>,
 }
 
-#[cfg(any(feature = "onchain", feature = "remote", all(feature = "vouchers", feature = "server")))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 impl ReadinessCache {
     pub(crate) fn new(ttl: Duration) -> Self {
         Self { ttl, last: Mutex::default() }

@@ -7,7 +7,7 @@ mod servers;
 
 use alloy_primitives::B256;
 
-#[cfg(all(feature = "vouchers", feature = "onchain"))]
+#[cfg(feature = "onchain")]
 pub(super) use chain::REQUEST_TIMEOUT;
 #[cfg(feature = "onchain")]
 pub use chain::{ReconcileError, reconcile};

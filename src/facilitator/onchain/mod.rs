@@ -11,11 +11,7 @@ use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
 
-pub(super) use self::chain_settings::LONGEST;
-#[cfg(any(feature = "vouchers", feature = "remote"))]
-pub(super) use self::chain_settings::MAX_TRANSFER_GAS;
-#[cfg(feature = "vouchers")]
-pub(super) use self::chain_settings::{ChainSettings, chain_setters};
+pub(super) use self::chain_settings::{ChainSettings, LONGEST, MAX_TRANSFER_GAS, chain_setters};
 use self::wallets::Wallets;
 pub use self::{builder::OnchainFacilitatorBuilder, preflight::OnchainBuildError};
 pub use crate::{chain::batch_settler::BatchSettler, settlement::costs::SettlementStats};

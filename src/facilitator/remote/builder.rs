@@ -206,11 +206,11 @@ pub enum RemoteBuildError {
         found: Network,
     },
     /// No node confirms what the facilitator does to payment channels. Set one with [`RemoteFacilitatorBuilder::confirm`].
-    #[cfg(all(feature = "onchain", feature = "vouchers"))]
+    #[cfg(feature = "onchain")]
     #[error("payment channels need a node of {0} that shows what is in them")]
     NoNode(Network),
     /// The chain lacks a contract that payment channels need.
-    #[cfg(all(feature = "onchain", feature = "vouchers"))]
+    #[cfg(feature = "onchain")]
     #[error("{network} lacks {name} at {address}, which payment channels need")]
     NoContract {
         /// The contract.
@@ -221,7 +221,7 @@ pub enum RemoteBuildError {
         network: Network,
     },
     /// The facilitator does not serve payment channels of this network.
-    #[cfg(all(feature = "onchain", feature = "vouchers"))]
+    #[cfg(feature = "onchain")]
     #[error("the facilitator does not serve payment channels on {0} (no batch-settlement in its /supported)")]
     NoChannels(Network),
     /// The operating system's source of randomness failed.

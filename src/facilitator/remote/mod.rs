@@ -2,7 +2,7 @@
 
 mod api;
 mod builder;
-#[cfg(all(feature = "onchain", feature = "vouchers"))]
+#[cfg(feature = "onchain")]
 mod channels;
 mod echo_cache;
 mod message;

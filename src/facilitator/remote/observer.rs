@@ -2,7 +2,7 @@
 
 #[cfg(feature = "onchain")]
 pub(super) use confirming::ChainObserver;
-#[cfg(all(feature = "onchain", feature = "vouchers"))]
+#[cfg(feature = "onchain")]
 pub(super) use confirming::receipt;
 #[cfg(not(feature = "onchain"))]
 pub(super) use missing::ChainObserver;
@@ -115,7 +115,6 @@ mod confirming {
             self.node.network()
         }
 
-        #[cfg(feature = "vouchers")]
         pub(in super::super) fn node(&self) -> &Arc<Node> {
             &self.node
         }

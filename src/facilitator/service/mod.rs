@@ -6,7 +6,6 @@
 mod access;
 #[cfg(feature = "bazaar")]
 mod catalogue;
-#[cfg(feature = "vouchers")]
 mod channels;
 mod messages;
 mod settle;
@@ -57,7 +56,7 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 ///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
 ///   `settlement_pending` with the transaction's hash: send the same request again.
 /// - **A failed settlement is retried only if it is requested again.**
-/// - **Payment channels** (scheme `batch-settlement`, feature `vouchers`) are served if the builder's `channels` is set. What was done
+/// - **Payment channels** (scheme `batch-settlement`) are served if the builder's `channels` is set. What was done
 ///   before is found on the chain.
 /// - **A catalogue** (`catalogue`, feature `bazaar`), if enabled, lists paid resources that declare the extension `bazaar` at
 ///   `GET /discovery/resources`.
@@ -103,7 +102,6 @@ struct Shared {
     admission_timeout: Duration,
     #[cfg(feature = "bazaar")]
     catalogue: Option<catalogue::Catalogue>,
-    #[cfg(feature = "vouchers")]
     channels: channels::Channels,
 }
 
@@ -121,7 +119,6 @@ impl FacilitatorService {
             max_concurrent: 1_024,
             #[cfg(feature = "bazaar")]
             catalogue: catalogue::Limits::default(),
-            #[cfg(feature = "vouchers")]
             channels: channels::Channels::default(),
         }
     }
@@ -142,7 +139,6 @@ pub struct FacilitatorServiceBuilder {
     max_concurrent: usize,
     #[cfg(feature = "bazaar")]
     catalogue: catalogue::Limits,
-    #[cfg(feature = "vouchers")]
     channels: channels::Channels,
 }
 
@@ -214,7 +210,6 @@ impl FacilitatorServiceBuilder {
                 admission_timeout: ADMISSION_TIMEOUT,
                 #[cfg(feature = "bazaar")]
                 catalogue: catalogue::Catalogue::new(self.catalogue),
-                #[cfg(feature = "vouchers")]
                 channels: channels::Channels { are_callers_known: !self.keys.is_empty(), ..self.channels },
             }),
         }
@@ -305,7 +300,6 @@ impl Shared {
             Ok(Err(_)) => return Answer::problem(StatusCode::BAD_REQUEST, "body_broken", "the body is incomplete"),
             Err(_) => return Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long"),
         };
-        #[cfg(feature = "vouchers")]
         if !self.channels.is_empty()
             && let Some(request) = channels::ChannelRequest::read(&body)
         {
@@ -326,11 +320,7 @@ impl Shared {
 
     /// Returns the largest body that is accepted, in bytes.
     fn max_body(&self) -> usize {
-        #[cfg(feature = "vouchers")]
-        if !self.channels.is_empty() {
-            return channels::MAX_BODY;
-        }
-        MAX_BODY
+        if self.channels.is_empty() { MAX_BODY } else { channels::MAX_BODY }
     }
 
     fn check_access(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
@@ -364,7 +354,6 @@ impl Shared {
                 known.extend(addresses);
             }
         }
-        #[cfg(feature = "vouchers")]
         self.channels.add_to(&mut all);
         Answer::json(StatusCode::OK, &all)
     }

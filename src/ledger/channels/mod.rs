@@ -22,7 +22,7 @@
 //! 6. **Retention.** A channel is kept as long as something of it is unclaimed, and for an hour after it was claimed and used last.
 //!    Later it may be removed when there is no room: what was claimed of it is on the chain.
 
-#[cfg(all(feature = "vouchers", feature = "server", feature = "metrics"))]
+#[cfg(all(feature = "server", feature = "metrics"))]
 mod measured;
 mod memory;
 #[cfg(feature = "sqlite")]
@@ -79,7 +79,7 @@ pub trait ChannelLedger: Send + Sync + 'static {
 }
 
 /// Times the calls of a ledger of channels and counts its failures, if the feature `metrics` is on.
-#[cfg(all(feature = "vouchers", feature = "server"))]
+#[cfg(feature = "server")]
 pub(crate) fn measured(ledger: Arc<dyn ChannelLedger>) -> Arc<dyn ChannelLedger> {
     #[cfg(feature = "metrics")]
     return Arc::new(measured::MeasuredChannels(ledger));

@@ -25,7 +25,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[cfg(feature = "vouchers")]
 pub mod channels;
 mod credit;
 mod failures;

@@ -1,6 +1,5 @@
 //! The ledger in a PostgreSQL database, which several processes share.
 
-#[cfg(feature = "vouchers")]
 mod channels;
 mod connections;
 mod payments;
@@ -64,7 +63,6 @@ const PAYER_LOCKS: usize = 256;
 pub struct PostgresLedger {
     connections: Connections,
     known: Known<PaymentKey, Stamped>,
-    #[cfg(feature = "vouchers")]
     channels: channels::Channels,
     /// Held by `Admit`: concurrent admissions of one payer would fail in the database, and one process need not try.
     payer_locks: Vec<Mutex<()>>,
@@ -307,7 +305,6 @@ impl PostgresLedgerBuilder {
         Ok(PostgresLedger {
             connections,
             known: Known::default(),
-            #[cfg(feature = "vouchers")]
             channels: channels::Channels::new(self.max_records),
             payer_locks: (0..PAYER_LOCKS).map(|_| Mutex::default()).collect(),
             defer_lock: Mutex::default(),

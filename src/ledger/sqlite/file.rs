@@ -18,9 +18,7 @@ use super::{
     },
     schema,
 };
-#[cfg(feature = "vouchers")]
-use crate::{ledger::channels::ChannelRecord, vouchers::ChannelId};
-use crate::{network::Network, payment::PaymentKey};
+use crate::{ledger::channels::ChannelRecord, network::Network, payment::PaymentKey, vouchers::ChannelId};
 
 /// SQLite's page cache, in its own notation: 16 MiB. The rows that are changed at one time lie together and take far less.
 const CACHE: &str = "-16384";
@@ -52,19 +50,14 @@ const READ_TRANSACTIONS: &str = "SELECT chain_id, sender, nonce, hash, raw, paym
     FROM transactions ORDER BY chain_id, sender, nonce, submitted_at, rowid";
 const WRITE_TRANSACTION: &str = "INSERT INTO transactions \
     (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
-#[cfg(feature = "vouchers")]
 const READ_CHANNELS: &str = "SELECT id, channels.record, channel_progress.record \
     FROM channels LEFT JOIN channel_progress USING (id) ORDER BY id";
-#[cfg(feature = "vouchers")]
 const WRITE_CHANNEL: &str =
     "INSERT INTO channels (id, record) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record";
 // A row of `channels` has the progress as well, as it was when that row was written.
-#[cfg(feature = "vouchers")]
 const WRITE_PROGRESS: &str = "INSERT INTO channel_progress (id, record) VALUES (?, ?) \
     ON CONFLICT (id) DO UPDATE SET record = excluded.record";
-#[cfg(feature = "vouchers")]
 const DELETE_CHANNEL: &str = "DELETE FROM channels WHERE id = ?";
-#[cfg(feature = "vouchers")]
 const DELETE_PROGRESS: &str = "DELETE FROM channel_progress WHERE id = ?";
 const DELETE_NONCE: &str = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
 
@@ -74,11 +67,9 @@ pub(super) struct Batch {
     pub(super) payments: Vec<PaymentWrite>,
     pub(super) responses: Vec<(PaymentKey, Option<Arc<StoredResponse>>)>,
     pub(super) nonces: Vec<(Sender, u64, Option<Nonce>)>,
-    #[cfg(feature = "vouchers")]
     pub(super) channels: Vec<ChannelWrite>,
 }
 
-#[cfg(feature = "vouchers")]
 pub(super) struct ChannelWrite {
     pub(super) id: ChannelId,
     /// Whether more than the channel's progress has to be written.
@@ -98,7 +89,6 @@ pub(super) struct LedgerFile {
     connection: Connection,
     payments: RowIds<PaymentKey>,
     responses: RowIds<PaymentKey>,
-    #[cfg(feature = "vouchers")]
     channels: RowIds<ChannelId>,
     /// The rows of responses that were removed from memory and are still in the file.
     to_delete: Vec<i64>,
@@ -116,14 +106,12 @@ impl LedgerFile {
             connection,
             payments: RowIds::default(),
             responses: RowIds::default(),
-            #[cfg(feature = "vouchers")]
             channels: RowIds::default(),
             to_delete: Vec::new(),
         };
         file.load_payments(memory)?;
         let removed = file.load_responses(memory)?;
         file.load_transactions(memory)?;
-        #[cfg(feature = "vouchers")]
         file.load_channels(memory)?;
         let settled = file.connection.query_row("SELECT settled FROM totals", [], |row| row.get::<_, i64>(0));
         memory.restore_total(settled.map_err(backend)?.cast_unsigned());
@@ -145,7 +133,6 @@ impl LedgerFile {
                 None => self.to_delete.extend(self.responses.remove(&key)),
             }
         }
-        #[cfg(feature = "vouchers")]
         for channel in batch.channels {
             self.write_channel(&channel)?;
         }
@@ -261,7 +248,6 @@ impl LedgerFile {
         Ok(())
     }
 
-    #[cfg(feature = "vouchers")]
     fn load_channels(&mut self, memory: &MemoryLedger) -> Result<(), LedgerError> {
         let mut select = self.connection.prepare(READ_CHANNELS).map_err(backend)?;
         let mut rows = select.query([]).map_err(backend)?;
@@ -278,7 +264,6 @@ impl LedgerFile {
         Ok(())
     }
 
-    #[cfg(feature = "vouchers")]
     fn write_channel(&mut self, channel: &ChannelWrite) -> Result<(), rusqlite::Error> {
         let Some(record) = &channel.record else {
             let Some(id) = self.channels.remove(&channel.id) else { return Ok(()) };

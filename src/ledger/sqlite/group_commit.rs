@@ -14,15 +14,11 @@ use std::{
 
 use tokio::sync::{oneshot, watch};
 
-#[cfg(feature = "vouchers")]
-use super::file::ChannelWrite;
 use super::{
     super::{LedgerError, MemoryLedger, Sender},
-    file::{Batch, LedgerFile, PaymentWrite, backend},
+    file::{Batch, ChannelWrite, LedgerFile, PaymentWrite, backend},
 };
-use crate::payment::PaymentKey;
-#[cfg(feature = "vouchers")]
-use crate::vouchers::ChannelId;
+use crate::{payment::PaymentKey, vouchers::ChannelId};
 
 /// How long a change that nobody waits for may wait for one that somebody waits for, to share its transaction.
 const LINGER: Duration = Duration::from_millis(5);
@@ -56,10 +52,8 @@ pub(super) struct Changes {
     pub(super) payments: Vec<PaymentKey>,
     pub(super) responses: Vec<PaymentKey>,
     pub(super) nonces: Vec<(Sender, u64)>,
-    #[cfg(feature = "vouchers")]
     pub(super) channels: Vec<ChannelId>,
     /// A channel of which only the progress changed.
-    #[cfg(feature = "vouchers")]
     pub(super) progress: Option<ChannelId>,
 }
 
@@ -71,7 +65,6 @@ struct Keys {
     responses: HashSet<PaymentKey>,
     nonces: HashSet<(Sender, u64)>,
     /// With whether more than the progress changed since the last batch.
-    #[cfg(feature = "vouchers")]
     channels: HashMap<ChannelId, bool>,
 }
 
@@ -94,7 +87,6 @@ struct Queue {
     /// The same for the batch that is being written.
     current: Option<Durable>,
     /// The channels in that batch.
-    #[cfg(feature = "vouchers")]
     writing: HashMap<ChannelId, bool>,
     /// Whether the writer waits to be woken.
     is_idle: bool,
@@ -166,7 +158,6 @@ impl GroupCommit {
     }
 
     /// Waits until everything that the caller could see of a channel in memory is on disk. Other channels do not delay it.
-    #[cfg(feature = "vouchers")]
     pub(super) async fn channel_on_disk(&self, id: &ChannelId) -> Result<(), LedgerError> {
         drop(self.shared.write_lock());
         self.shared.channel(id)?.wait().await
@@ -205,11 +196,7 @@ impl Changes {
 
 impl Keys {
     fn is_empty(&self) -> bool {
-        #[cfg(feature = "vouchers")]
-        if !self.channels.is_empty() {
-            return false;
-        }
-        self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
+        self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty() && self.channels.is_empty()
     }
 
     fn add(&mut self, changes: Changes) {
@@ -219,26 +206,21 @@ impl Keys {
         self.payments.extend(changes.reserved.map(|key| (key, true)));
         self.responses.extend(changes.responses);
         self.nonces.extend(changes.nonces);
-        #[cfg(feature = "vouchers")]
-        {
-            self.channels.extend(changes.channels.into_iter().map(|id| (id, true)));
-            if let Some(id) = changes.progress {
-                self.channels.entry(id).or_insert(false);
-            }
+        self.channels.extend(changes.channels.into_iter().map(|id| (id, true)));
+        if let Some(id) = changes.progress {
+            self.channels.entry(id).or_insert(false);
         }
     }
 
     /// Copies the values from memory, which must not change meanwhile.
     fn into_batch(self, memory: &MemoryLedger) -> Batch {
         let payment = |(key, is_new)| PaymentWrite { key, is_new, record: memory.snapshot(&key) };
-        #[cfg(feature = "vouchers")]
         let channel = |(id, is_whole)| ChannelWrite { id, is_whole, record: memory.channels.get(&id) };
         let nonce = |(sender, number)| (sender, number, memory.nonces().get(&sender, number));
         Batch {
             payments: self.payments.into_iter().map(payment).collect(),
             responses: self.responses.into_iter().map(|key| (key, memory.kept_response(&key))).collect(),
             nonces: self.nonces.into_iter().map(nonce).collect(),
-            #[cfg(feature = "vouchers")]
             channels: self.channels.into_iter().map(channel).collect(),
         }
     }
@@ -258,7 +240,6 @@ impl Queue {
     fn take(&mut self) -> (Keys, watch::Sender<bool>) {
         let done = std::mem::take(&mut self.done);
         self.current = Some(done.subscribe());
-        #[cfg(feature = "vouchers")]
         self.writing.clone_from(&self.keys.channels);
         (std::mem::take(&mut self.keys), done)
     }
@@ -313,7 +294,6 @@ impl Shared {
         Ok(OnDisk(durable))
     }
 
-    #[cfg(feature = "vouchers")]
     fn channel(&self, id: &ChannelId) -> Result<OnDisk, LedgerError> {
         let queue = self.queue();
         if queue.ended {
@@ -343,7 +323,6 @@ impl Shared {
     fn wait_for_work(&self) -> bool {
         let mut queue = self.queue();
         queue.current = None;
-        #[cfg(feature = "vouchers")]
         queue.writing.clear();
         let mut has_lingered = false;
         loop {

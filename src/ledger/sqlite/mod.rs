@@ -1,6 +1,5 @@
 //! The ledger in one SQLite file, for one process.
 
-#[cfg(feature = "vouchers")]
 mod channels;
 mod file;
 mod group_commit;

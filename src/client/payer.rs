@@ -179,7 +179,7 @@ impl Payer {
         let mut refusal = None;
         for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
             if let Some(channel) = &accepted.channel {
-                match VoucherPayment::sign(self, challenge, &accepted, channel, request).await {
+                match Box::pin(VoucherPayment::sign(self, challenge, &accepted, channel, request)).await {
                     Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
                     Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
                     Err(error) => return Err(error),

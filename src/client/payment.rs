@@ -147,7 +147,7 @@ impl SignedPayment {
     pub async fn sign_again(&mut self) -> Result<(), PaymentError> {
         match &mut self.kind {
             Kind::Exact(_) => Ok(()),
-            Kind::Voucher(payment) => payment.sign_again().await,
+            Kind::Voucher(payment) => Box::pin(payment.sign_again()).await,
         }
     }
 
@@ -155,7 +155,7 @@ impl SignedPayment {
     pub async fn conclude(self) -> Receipt {
         match self.kind {
             Kind::Exact(payment) => payment.conclude().await,
-            Kind::Voucher(payment) => payment.conclude().await,
+            Kind::Voucher(payment) => Box::pin(payment.conclude()).await,
         }
     }
 }

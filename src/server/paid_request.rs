@@ -85,7 +85,7 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     match request.lease_or_replay(&mut body).await {
         Ok(Next::Work(lease)) => {
             let detached = Detached::of(&request);
-            match detached.run(work::run(request, lease, inner, parts, body)).await {
+            match detached.run(Box::pin(work::run(request, lease, inner, parts, body))).await {
                 Ok(response) => response,
                 Err(answer) => Ok(answer.into_response()),
             }

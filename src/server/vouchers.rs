@@ -100,8 +100,10 @@ pub(super) async fn serve<S: Handler<B, R>, B: Content, R: Content>(
                 None => answer::not_kept().into_voucher_response(),
             });
         }
-        Ok(Begun::Refund(held)) => detached(async move { Ok(sale.refund(held).await.into_voucher_response()) }).await,
-        Ok(Begun::Work(held, body)) => detached(sale.work(held, inner, parts, body)).await,
+        Ok(Begun::Refund(held)) => {
+            detached(Box::pin(async move { Ok(sale.refund(held).await.into_voucher_response()) })).await
+        }
+        Ok(Begun::Work(held, body)) => detached(Box::pin(sale.work(held, inner, parts, body))).await,
     };
     done.unwrap_or_else(|| Ok(answer::panicked(None, "", Version::V2).into_voucher_response()))
 }
@@ -277,11 +279,11 @@ impl Sale {
             let record = match record {
                 _ if !is_filled => {
                     is_filled = true;
-                    self.fill(record, &mut deposit).await?
+                    Box::pin(self.fill(record, &mut deposit)).await?
                 }
                 // A refund needs the contract's nonce as it is now.
                 Some(record) if self.presented.refund.is_none() && self.is_good(&record) => record,
-                _ => match self.look().await? {
+                _ => match Box::pin(self.look()).await? {
                     Some(record) => record,
                     None => {
                         return Err(self.refuse(reason::CHANNEL_NOT_FOUND, "nothing was deposited into this channel"));

@@ -24,7 +24,7 @@ use super::{
     request_body::ReadError,
     resource_url::Target,
     response::{ResponseBody, Unfinished},
-    vouchers::Told,
+    vouchers::Statement,
 };
 use crate::{
     facilitator::{FacilitatorError, VerifyError, channels::Executed},
@@ -239,15 +239,16 @@ impl RequestContext {
     }
 
     /// What a request cost that was paid with a voucher, and how its channel stands. `moved` is a deposit or a refund.
-    pub(super) fn voucher_receipt(&self, told: &Told<'_>, moved: Option<&Executed>) -> Option<Receipt> {
-        let state = ChannelState { charged_cumulative_amount: Some(told.total), ..told.record.observed.state };
-        let extra = SettlementExtra { charged_amount: told.charged, channel_state: Some(state) };
+    pub(super) fn voucher_receipt(&self, statement: &Statement<'_>, moved: Option<&Executed>) -> Option<Receipt> {
+        let state =
+            ChannelState { charged_cumulative_amount: Some(statement.total), ..statement.record.observed.state };
+        let extra = SettlementExtra { charged_amount: statement.charged, channel_state: Some(state) };
         let settlement = SettlementResponse {
             success: true,
             error_reason: None,
             payer: Some(self.payer.clone()),
             transaction: moved.map_or(String::new(), |moved| hex::encode_prefixed(moved.transaction)),
-            network: told.record.network.to_string(),
+            network: statement.record.network.to_string(),
             amount: Some(moved.map_or(String::new(), |moved| moved.amount.to_string())),
             extensions: None,
             extra: Some(extra.to_map()),

@@ -86,30 +86,31 @@ pub(super) async fn serve<S: Handler<B, R>, B: Content, R: Content>(
     parts: Parts,
     body: LazyBody<B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error> {
-    let read = match Presented::read(&channels, &mut context, &payment) {
-        Ok(read) => read,
+    let prechecked = match PrecheckedVoucher::read(&channels, &mut context, &payment) {
+        Ok(prechecked) => prechecked,
         Err(answer) => return Ok(answer.into_voucher_response()),
     };
-    let mut sale = Sale { channels, context, presented: read, request: B256::ZERO, has_secret: false };
-    let done = match sale.begin(&payment, &parts, body).await {
+    let mut request =
+        VoucherRequest { channels, context, payment: prechecked, request_key: B256::ZERO, has_secret: false };
+    let done = match request.begin(&payment, &parts, body).await {
         Err(answer) => return Ok(answer.into_voucher_response()),
-        Ok(Begun::Replay(stored, charged, record)) => {
+        Ok(Next::Replay(stored, charged, record)) => {
             telemetry::voucher_request(RequestOutcome::Replayed);
-            return Ok(match sale.context.voucher_receipt(&sale.told(&charged, &record), None) {
+            return Ok(match request.context.voucher_receipt(&request.statement(&charged, &record), None) {
                 Some(receipt) => replayed(&stored, receipt),
                 None => answer::not_kept().into_voucher_response(),
             });
         }
-        Ok(Begun::Refund(held)) => {
-            detached(Box::pin(async move { Ok(sale.refund(held).await.into_voucher_response()) })).await
+        Ok(Next::Refund(held)) => {
+            detached(Box::pin(async move { Ok(request.refund(held).await.into_voucher_response()) })).await
         }
-        Ok(Begun::Work(held, body)) => detached(Box::pin(sale.work(held, inner, parts, body))).await,
+        Ok(Next::Work(held, body)) => detached(Box::pin(request.work(held, inner, parts, body))).await,
     };
     done.unwrap_or_else(|| Ok(answer::panicked(None, "", Version::V2).into_voucher_response()))
 }
 
-/// What was presented, authenticated: the channel exists if something was deposited into it, and its payer signed.
-struct Presented {
+/// A payment by voucher that fits our offer and is signed by its payer. Whether anything was deposited into the channel is not known yet.
+struct PrecheckedVoucher {
     config: ChannelConfig,
     voucher: Voucher,
     deposit: Option<Deposit>,
@@ -121,7 +122,7 @@ struct Presented {
     offer: usize,
 }
 
-impl Presented {
+impl PrecheckedVoucher {
     /// Reads the payload, and checks it against our offer and its signature. Asks nobody.
     fn read(channels: &Channels, context: &mut RequestContext, payment: &PaymentPayload) -> Result<Self, Answer> {
         let payload: ChannelPayload = serde_json::from_str(payment.payload.text()).map_err(|error| {
@@ -211,18 +212,18 @@ fn is_of_channel(offered: &PaymentRequirements, config: &ChannelConfig) -> bool 
 }
 
 /// A request that is paid with a voucher.
-struct Sale {
+struct VoucherRequest {
     channels: Channels,
     context: RequestContext,
-    presented: Presented,
+    payment: PrecheckedVoucher,
     /// Identifies the request together with the voucher.
-    request: B256,
+    request_key: B256,
     /// Whether the request has something that a stranger does not know who reads the voucher on the chain.
     has_secret: bool,
 }
 
 /// A channel that this request holds.
-struct Held {
+struct HeldChannel {
     lease: ChannelLease,
     /// The deposit that was made for this request.
     deposit: Option<Executed>,
@@ -232,27 +233,27 @@ struct Held {
 }
 
 /// How a request goes on.
-enum Begun<B> {
-    Work(Box<Held>, LazyBody<B>),
-    Refund(Box<Held>),
+enum Next<B> {
+    Work(Box<HeldChannel>, LazyBody<B>),
+    Refund(Box<HeldChannel>),
     Replay(Arc<StoredResponse>, Charged, Box<ChannelRecord>),
 }
 
-impl Sale {
+impl VoucherRequest {
     /// Gets the channel for this request, after whatever there is to wait for, or finds the answer that it got before.
     async fn begin<B: Content>(
         &mut self,
         payment: &PaymentPayload,
         parts: &Parts,
         mut body: LazyBody<B>,
-    ) -> Result<Begun<B>, Answer> {
+    ) -> Result<Next<B>, Answer> {
         let config = self.context.config.clone();
         let limits = &config.settings.limits;
         let deadline = Instant::now() + limits.wait;
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| answer::overloaded())?;
         body.read_whole(limits).await?;
         self.identify(payment, parts, body.bytes());
-        let id = self.presented.voucher.channel_id;
+        let id = self.payment.voucher.channel_id;
         let line = loop {
             let key = PaymentKey { nonce: id.digest(), ..self.key() };
             if let Some(line) = config.in_progress.enter(key) {
@@ -263,11 +264,11 @@ impl Sale {
             }
         };
         let mut deposit = None;
-        let mut is_filled = self.presented.deposit.is_none();
+        let mut is_filled = self.payment.deposit.is_none();
         loop {
             let record = self.channels.record(&id).await.map_err(|error| answer::ledger_failed(&error))?;
             if let Some((record, charged)) =
-                record.as_ref().and_then(|record| Some((record, record.answer_to(self.request)?)))
+                record.as_ref().and_then(|record| Some((record, record.answer_to(self.request_key)?)))
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
                 drop(line);
@@ -282,7 +283,7 @@ impl Sale {
                     Box::pin(self.fill(record, &mut deposit)).await?
                 }
                 // A refund needs the contract's nonce as it is now.
-                Some(record) if self.presented.refund.is_none() && self.is_good(&record) => record,
+                Some(record) if self.payment.refund.is_none() && self.is_good(&record) => record,
                 _ => match Box::pin(self.look()).await? {
                     Some(record) => record,
                     None => {
@@ -291,15 +292,15 @@ impl Sale {
                 },
             };
             let now = config.settings.clock.now();
-            let (request, voucher) = (self.request, self.presented.voucher.clone());
+            let (request, voucher) = (self.request_key, self.payment.voucher.clone());
             let until = now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30;
-            let step = ChannelStep::Begin { request, voucher, price: self.presented.price, now, until };
+            let step = ChannelStep::Begin { request, voucher, price: self.payment.price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
-                    let held = Box::new(Held { lease, deposit, _line: line, _permit: permit });
-                    return Ok(match self.presented.refund {
-                        Some(_) => Begun::Refund(held),
-                        None => Begun::Work(held, body),
+                    let held = Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit });
+                    return Ok(match self.payment.refund {
+                        Some(_) => Next::Refund(held),
+                        None => Next::Work(held, body),
                     });
                 }
                 // A copy of the request was answered meanwhile.
@@ -320,14 +321,14 @@ impl Sale {
         self.has_secret = head.names_caller || id.is_some() || !body.is_empty();
         let id = id.map_or(B256::ZERO, |id| id.digest());
         // The voucher of a refund may be the one that paid last.
-        let kind = if self.presented.refund.is_some() { &b"refund"[..] } else { b"" };
+        let kind = if self.payment.refund.is_some() { &b"refund"[..] } else { b"" };
         let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), id.as_slice(), kind].concat());
-        self.request = ChannelRecord::request_key(&self.presented.voucher, request);
+        self.request_key = ChannelRecord::request_key(&self.payment.voucher, request);
     }
 
     fn key(&self) -> PaymentKey {
-        let ChannelConfig { token, payer, .. } = self.presented.config;
-        PaymentKey { network: self.channels.network(), asset: token, payer, nonce: self.request }
+        let ChannelConfig { token, payer, .. } = self.payment.config;
+        PaymentKey { network: self.channels.network(), asset: token, payer, nonce: self.request_key }
     }
 
     /// Joins the requests that wait for this one.
@@ -346,13 +347,13 @@ impl Sale {
     /// do at once.
     async fn look(&self) -> Result<Option<ChannelRecord>, Answer> {
         let _permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
-        let Presented { config, voucher, .. } = &self.presented;
+        let PrecheckedVoucher { config, voucher, .. } = &self.payment;
         self.channels.refresh(voucher.channel_id, config).await.map_err(|error| self.not_moved(&error))
     }
 
     /// Fills the channel, if the voucher is the right one then. A deposit that was made before is found and not made again.
     async fn fill(&self, known: Option<ChannelRecord>, made: &mut Option<Executed>) -> Result<ChannelRecord, Answer> {
-        let Presented { config, voucher, deposit, price, .. } = &self.presented;
+        let PrecheckedVoucher { config, voucher, deposit, price, .. } = &self.payment;
         let Some(deposit) = deposit else { return Err(self.busy()) };
         if deposit.amount < self.channels.least_deposit(*price) {
             // Each costs the seller a transaction.
@@ -388,8 +389,8 @@ impl Sale {
 
     /// Refuses a voucher that is not for what was charged and the price, before money is moved for it.
     fn check_amount(&self, record: &ChannelRecord) -> Result<(), Answer> {
-        let right = record.charged.checked_add(self.presented.price);
-        if right == Some(self.presented.voucher.max_claimable_amount) {
+        let right = record.charged.checked_add(self.payment.price);
+        if right == Some(self.payment.voucher.max_claimable_amount) {
             return Ok(());
         }
         Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))))
@@ -397,7 +398,7 @@ impl Sale {
 
     /// Returns `true` if the books show that the channel covers the voucher.
     fn is_covered(&self, record: &ChannelRecord) -> bool {
-        self.presented.voucher.max_claimable_amount <= record.covered()
+        self.payment.voucher.max_claimable_amount <= record.covered()
     }
 
     /// Returns `true` if they show it, and the channel was looked at a short while ago.
@@ -407,17 +408,17 @@ impl Sale {
 
     /// Returns the answer that the request got before. Without a secret in the request anybody who reads the voucher on the chain could
     /// ask, so that then it is given for a short time only.
-    async fn replay<B>(&self, record: &ChannelRecord, charged: Charged) -> Result<Begun<B>, Answer> {
+    async fn replay<B>(&self, record: &ChannelRecord, charged: Charged) -> Result<Next<B>, Answer> {
         let settings = &self.context.config.settings;
         let age = settings.clock.now().saturating_sub(charged.at);
         let is_given = self.has_secret || age <= settings.limits.anonymous_replay_age.as_secs();
-        let stored = self.channels.response(record, self.request).await;
+        let stored = self.channels.response(record, self.request_key).await;
         match stored.map_err(|error| answer::ledger_failed(&error))?.filter(|_| is_given) {
-            Some(stored) => Ok(Begun::Replay(stored, charged, Box::new(record.clone()))),
+            Some(stored) => Ok(Next::Replay(stored, charged, Box::new(record.clone()))),
             None => {
                 let detail = "this voucher was used for this request and its response is no longer available";
                 let answer = Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, None);
-                Err(answer.with_receipt(self.context.voucher_receipt(&self.told(&charged, record), None)))
+                Err(answer.with_receipt(self.context.voucher_receipt(&self.statement(&charged, record), None)))
             }
         }
     }
@@ -425,7 +426,7 @@ impl Sale {
     /// Runs the handler and charges for its response.
     async fn work<S: Handler<B, R>, B: Content, R: Content>(
         self,
-        mut held: Box<Held>,
+        mut held: Box<HeldChannel>,
         inner: S,
         parts: Parts,
         body: LazyBody<B>,
@@ -450,12 +451,12 @@ impl Sale {
     /// Charges for the response of work that succeeded, and lets the client have it. The error is what the client is told instead.
     async fn after_work<R: Content>(
         &self,
-        mut held: Box<Held>,
+        mut held: Box<HeldChannel>,
         mut parts: response::Parts,
         mut body: PaidBody<R>,
         deadline: Instant,
     ) -> Result<Response<ResponseBody<R>>, Answer> {
-        let amount = match actual_price(&mut parts, self.presented.price) {
+        let amount = match actual_price(&mut parts, self.payment.price) {
             Ok(amount) => amount,
             Err(why) => {
                 tracing::error!(why, "a handler asked for another price than it may; nothing was charged");
@@ -483,8 +484,8 @@ impl Sale {
         }
         telemetry::voucher_request(RequestOutcome::Paid);
         let record = &held.lease.record;
-        let told = Told { charged: Some(amount), record, total: record.charged };
-        if let Some(receipt) = self.context.voucher_receipt(&told, held.deposit.as_ref()) {
+        let statement = Statement { charged: Some(amount), record, total: record.charged };
+        if let Some(receipt) = self.context.voucher_receipt(&statement, held.deposit.as_ref()) {
             mark_paid(&mut parts, receipt);
         }
         Ok(Response::from_parts(parts, body.into_response_body()))
@@ -492,7 +493,7 @@ impl Sale {
 
     /// Returns where a response that streams is kept.
     fn recording(&self, record: &ChannelRecord, now: u64) -> RecordingTarget {
-        let ledger = RecordingLedger::Channel(self.channels.ledger().clone(), record.response_key(self.request));
+        let ledger = RecordingLedger::Channel(self.channels.ledger().clone(), record.response_key(self.request_key));
         RecordingTarget { ledger, in_progress: self.context.config.in_progress.enter(self.key()), now }
     }
 
@@ -508,7 +509,7 @@ impl Sale {
                 ChannelLedgerError::Ledger(LedgerError::Backend(_)) => {}
                 // It may have been charged before, and the answer was lost.
                 ChannelLedgerError::LeaseLost => match self.channels.record(&held.id).await {
-                    Ok(Some(record)) if record.answer_to(self.request).is_some() => return Ok(record),
+                    Ok(Some(record)) if record.answer_to(self.request_key).is_some() => return Ok(record),
                     Ok(_) => return Err(error),
                     Err(_) => {}
                 },
@@ -521,8 +522,8 @@ impl Sale {
     }
 
     /// Refunds what is left, or as much of it as was asked for.
-    async fn refund(self, mut held: Box<Held>) -> Answer {
-        let Presented { voucher, refund, .. } = &self.presented;
+    async fn refund(self, mut held: Box<HeldChannel>) -> Answer {
+        let PrecheckedVoucher { voucher, refund, .. } = &self.payment;
         let refunded = self.channels.refund(&held.lease.record, voucher, refund.flatten()).await;
         held.lease.release().await;
         let (executed, record) = match refunded {
@@ -530,20 +531,20 @@ impl Sale {
             Err(error) => return self.not_moved(&error),
         };
         let body = serde_json::json!({ "message": "Refund acknowledged", "channelId": record.id });
-        let told = Told { charged: None, record: &record, total: record.charged };
-        Answer::done(&body).with_receipt(self.context.voucher_receipt(&told, Some(&executed)))
+        let statement = Statement { charged: None, record: &record, total: record.charged };
+        Answer::done(&body).with_receipt(self.context.voucher_receipt(&statement, Some(&executed)))
     }
 
     /// Returns the payment as the handler sees it.
-    fn verified_payment(&self, held: &Held) -> VerifiedPayment {
+    fn verified_payment(&self, held: &HeldChannel) -> VerifiedPayment {
         let ChannelRecord { config, network, .. } = &held.lease.record;
         VerifiedPayment {
             payer: config.payer,
             pay_to: config.receiver,
-            amount: U256::from(self.presented.price),
+            amount: U256::from(self.payment.price),
             asset: config.token,
             network: *network,
-            nonce: self.request,
+            nonce: self.request_key,
             flow: PaymentFlow::Authorization,
             transaction: held.deposit.map(|deposit| deposit.transaction),
             attempt: 1,
@@ -551,15 +552,15 @@ impl Sale {
     }
 
     /// Returns what the payer is told of a request that was charged for.
-    fn told<'a>(&self, charged: &Charged, record: &'a ChannelRecord) -> Told<'a> {
-        Told { charged: Some(charged.charged), record, total: charged.total }
+    fn statement<'a>(&self, charged: &Charged, record: &'a ChannelRecord) -> Statement<'a> {
+        Statement { charged: Some(charged.charged), record, total: charged.total }
     }
 
     /// Frees the channel. Returns a receipt if a deposit was made: the payer learns of it although nothing was charged.
-    async fn uncharged(&self, held: &mut Held) -> Option<Receipt> {
+    async fn uncharged(&self, held: &mut HeldChannel) -> Option<Receipt> {
         let record = held.lease.release().await;
-        let told = Told { charged: Some(0), record, total: record.charged };
-        held.deposit.as_ref().and_then(|deposit| self.context.voucher_receipt(&told, Some(deposit)))
+        let statement = Statement { charged: Some(0), record, total: record.charged };
+        held.deposit.as_ref().and_then(|deposit| self.context.voucher_receipt(&statement, Some(deposit)))
     }
 
     /// The work is done, and the books did not take the charge for it.
@@ -567,7 +568,7 @@ impl Sale {
         match error {
             ChannelLedgerError::Ledger(error) => answer::ledger_failed(error),
             error => {
-                tracing::error!(%error, channel = %self.presented.voucher.channel_id, "work could not be charged for");
+                tracing::error!(%error, channel = %self.payment.voucher.channel_id, "work could not be charged for");
                 self.busy()
             }
         }
@@ -586,7 +587,7 @@ impl Sale {
         match error {
             ChannelLedgerError::Mismatch(record) => {
                 let detail = "the voucher is not for what was charged so far and the price of this request";
-                let corrective = Some((self.presented.offer, &*record));
+                let corrective = Some((self.payment.offer, &*record));
                 let code = reason::CUMULATIVE_AMOUNT_MISMATCH;
                 self.context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, corrective)
             }
@@ -618,7 +619,7 @@ impl Sale {
 }
 
 /// What a payer is told of a request and its channel.
-pub(super) struct Told<'a> {
+pub(super) struct Statement<'a> {
     /// What the request cost; `None` for a refund.
     pub(super) charged: Option<u128>,
     pub(super) record: &'a ChannelRecord,

@@ -33,8 +33,8 @@
 //!
 //! # Paying by voucher
 //!
-//! With [`PayerBuilder::vouchers`] a payer deposits into an escrow contract once and then signs a voucher for each
-//! request, which costs no transaction. It opens and fills the channels by itself, within a [`ChannelPolicy`] and its budget.
+//! With [`PayerBuilder::vouchers`] a payer deposits into an escrow contract once and then signs a voucher for each request, which costs no
+//! transaction. It opens and fills the channels by itself, within a [`ChannelPolicy`] and its budget.
 //!
 //! It signs no more than what it was charged and the next price. What a seller says of its charges is believed as far as the payer's own
 //! signature and its own journal agree. `refund_channels` asks for money back; `reconcile_channels` compares the journal with the chain,

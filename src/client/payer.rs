@@ -179,6 +179,7 @@ impl Payer {
         let mut refusal = None;
         for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
             if let Some(channel) = &accepted.channel {
+                // Boxed, so that a payment by transfer has no room for it.
                 match Box::pin(VoucherPayment::sign(self, challenge, &accepted, channel, request)).await {
                     Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
                     Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),

@@ -85,6 +85,7 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     match request.lease_or_replay(&mut body).await {
         Ok(Next::Work(lease)) => {
             let detached = Detached::of(&request);
+            // Boxed, since it is passed on several times until it is a task.
             match detached.run(Box::pin(work::run(request, lease, inner, parts, body))).await {
                 Ok(response) => response,
                 Err(answer) => Ok(answer.into_response()),

@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use alloy_signer_local::PrivateKeySigner;
-use axum::{body::Body, http::StatusCode, response::Response};
+use axum::{
+    body::Body,
+    http::{HeaderMap, Method, StatusCode},
+    response::Response,
+};
 use serde_json::{Value, json};
 use tower_x402::{
     ManualClock, Network, Usdc,
@@ -382,6 +386,15 @@ async fn payment_that_no_seller_would_read_is_not_sent() {
     let error = buyer.try_buy().await.unwrap_err();
     assert!(matches!(error, PaymentError::Encode(_)), "{error:?}");
     assert_eq!((buyer.server.payments().len(), buyer.payer.budget().reserved()), (0, Usdc::ZERO));
+}
+
+/// Each request that waits for its answer holds one.
+#[tokio::test]
+async fn future_of_a_payment_has_no_room_for_what_only_vouchers_need() {
+    let buyer = Buyer::of(Vec::new()).await;
+    let (url, headers) = (buyer.server.url().parse().unwrap(), HeaderMap::new());
+    let size = std::mem::size_of_val(&buyer.payer.pay(&Method::POST, &url, &headers, None));
+    assert!(size <= 4_096, "{size} bytes");
 }
 
 #[tokio::test]

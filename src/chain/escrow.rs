@@ -138,6 +138,25 @@ pub(crate) async fn deposit_state(
     })
 }
 
+/// Returns `true` if a transaction in the pool uses the authorization, or one in a block. Many nodes do not show what is in the pool.
+pub(crate) async fn is_deposit_pending(rpc: &Rpc, config: &ChannelConfig, nonce: B256) -> bool {
+    let call = Token::authorizationStateCall { authorizer: config.payer, nonce };
+    pending(rpc, config.token, call).await.unwrap_or(false)
+}
+
+/// Returns `true` if a transaction in the pool uses this refund nonce of the channel, or one in a block, as far as the node shows that.
+pub(crate) async fn is_refund_pending(rpc: &Rpc, channel: ChannelId, nonce: u128) -> bool {
+    let call = BatchSettlement::refundNonceCall { channelId: channel.digest() };
+    pending(rpc, Escrow::ADDRESS, call).await.is_some_and(|next| next > U256::from(nonce))
+}
+
+/// Reads as of the block that the node would build now.
+async fn pending<C: SolCall>(rpc: &Rpc, to: Address, call: C) -> Option<C::Return> {
+    let call = json!({ "to": to, "data": Bytes::from(call.abi_encode()) });
+    let answer: Bytes = rpc.call("eth_call", (call, "pending")).await.ok()?;
+    C::abi_decode_returns_validate(&answer).ok()
+}
+
 /// Returns the timestamp of the newest block.
 pub(crate) async fn newest_time(rpc: &Rpc) -> Result<u64, RpcFailure> {
     aggregate(rpc, None, Vec::new()).await.map(|(block, _)| block.time)

@@ -96,7 +96,12 @@ impl FeeOracle {
 
     /// Returns the fees to offer now.
     pub(crate) async fn get(&self, rpc: &Rpc) -> Result<Fees, FeeError> {
-        self.offer(self.market(rpc).await?)
+        self.get_up_to(rpc, 0).await
+    }
+
+    /// Does the same for a transaction that may offer `most`, where that is more than the ceiling.
+    pub(crate) async fn get_up_to(&self, rpc: &Rpc, most: u128) -> Result<Fees, FeeError> {
+        self.offer_within(self.market(rpc).await?, self.ceiling_or(most))
     }
 
     /// Returns what a unit of gas is likely to cost now, in wei.
@@ -154,31 +159,44 @@ impl FeeOracle {
 
     /// Returns the fees of a replacement for a transaction that offered `old`. Nodes require at least a tenth more of both.
     pub(crate) async fn raise(&self, rpc: &Rpc, old: Fees) -> Result<Fees, FeeError> {
+        self.raise_up_to(rpc, old, 0).await
+    }
+
+    /// Does the same for a transaction that may offer `most`, where that is more than the ceiling.
+    pub(crate) async fn raise_up_to(&self, rpc: &Rpc, old: Fees, most: u128) -> Result<Fees, FeeError> {
         self.forget().await;
-        let now = self.get(rpc).await?;
+        let now = self.get_up_to(rpc, most).await?;
         let eighth_more = |fee: u128| fee.saturating_add(fee / 8).saturating_add(1);
         let raised =
             Fees { max_fee: now.max_fee.max(eighth_more(old.max_fee)), tip: now.tip.max(eighth_more(old.tip)) };
-        match self.ceiling {
+        match self.ceiling_or(most) {
             Some(ceiling) if raised.max_fee > ceiling => Err(FeeError::TooHigh { retry_after: TTL }),
             _ => Ok(raised),
         }
     }
 
+    fn ceiling_or(&self, most: u128) -> Option<u128> {
+        self.ceiling.map(|ceiling| ceiling.max(most))
+    }
+
+    fn offer(&self, market: Market) -> Result<Fees, FeeError> {
+        self.offer_within(market, self.ceiling)
+    }
+
     /// Returns the offer for this market. The ceiling bounds the tip too; the offer fails only if even the lowest tip exceeds it.
-    fn offer(&self, Market { base_fee, tip }: Market) -> Result<Fees, FeeError> {
+    fn offer_within(&self, Market { base_fee, tip }: Market, ceiling: Option<u128>) -> Result<Fees, FeeError> {
         let tip_refused = *self.tip_refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let most = match self.ceiling {
+        let most = match ceiling {
             Some(ceiling) => ceiling.saturating_sub(base_fee),
             None if tip_refused.is_some_and(|at| at.elapsed() < MARKET_TIP_PERIOD) => u128::MAX,
             None => base_fee.max(MIN_BASE_FEE).saturating_mul(MAX_TIP_FACTOR),
         };
-        if base_fee.saturating_add(MIN_TIP) > self.ceiling.unwrap_or(u128::MAX) {
+        if base_fee.saturating_add(MIN_TIP) > ceiling.unwrap_or(u128::MAX) {
             return Err(FeeError::TooHigh { retry_after: TTL });
         }
         let tip = tip.min(most);
         let max_fee = base_fee.saturating_mul(2).saturating_add(tip);
-        Ok(Fees { max_fee: max_fee.min(self.ceiling.unwrap_or(u128::MAX)), tip })
+        Ok(Fees { max_fee: max_fee.min(ceiling.unwrap_or(u128::MAX)), tip })
     }
 }
 

@@ -144,6 +144,16 @@ impl Node {
         self.fees.get(&self.rpc).await
     }
 
+    /// Returns the fees to offer now for a transaction that may offer `most`, where that is more than `max_gas_price`.
+    pub(crate) async fn fees_up_to(&self, most: u128) -> Result<Fees, FeeError> {
+        self.fees.get_up_to(&self.rpc, most).await
+    }
+
+    /// Returns the fees to offer for a replacement of a transaction that offered `old` and may offer `most`.
+    pub(crate) async fn raised_fees_up_to(&self, old: Fees, most: u128) -> Result<Fees, FeeError> {
+        self.fees.raise_up_to(&self.rpc, old, most).await
+    }
+
     /// Returns the fees to offer for a replacement of a transaction that offered `old`.
     pub(crate) async fn raised_fees(&self, old: Fees) -> Result<Fees, FeeError> {
         self.fees.raise(&self.rpc, old).await

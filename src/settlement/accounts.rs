@@ -5,7 +5,7 @@
 //! nothing above such a gap can be included until the gap is filled.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -20,7 +20,7 @@ use alloy_network::TxSigner;
 use alloy_primitives::{Address, B256, Bytes, Signature, U256};
 use tokio::{
     sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{costs::SettlementStats, readiness::NotReady};
@@ -84,9 +84,17 @@ impl Accounts {
 
     /// Takes a place in the window of the account that has the most room, if there is one. It takes no nonce yet.
     pub(super) fn try_enter(&self) -> Option<(Account, WindowPermit)> {
+        self.try_enter_keeping(0)
+    }
+
+    /// Does the same, and keeps so many places of each window free. One place is always open to everybody.
+    pub(super) fn try_enter_keeping(&self, kept: usize) -> Option<(Account, WindowPermit)> {
         let all_rest = self.iter().all(|account| account.resting().is_some());
-        let room = |account: &&Account| account.0.window.available_permits();
+        let room = |account: &&Account| account.room(kept);
         let account = self.iter().filter(|account| all_rest || account.resting().is_none()).max_by_key(room)?;
+        if account.room(kept) == 0 {
+            return None;
+        }
         let permit = account.0.window.clone().try_acquire_owned().ok()?;
         Some((account.clone(), WindowPermit { permit: Some(permit), freed: account.0.freed.clone() }))
     }
@@ -178,6 +186,8 @@ struct Inner {
     signer: SharedSigner,
     node: Arc<Node>,
     window: Arc<Semaphore>,
+    /// The places of the window.
+    size: usize,
     /// Notified whenever a place becomes free, here or in another account.
     freed: Arc<Notify>,
     /// Until when the account is used only if there is no other, and its balance in wei when it could not pay for gas.
@@ -187,6 +197,20 @@ struct Inner {
     nonces: Mutex<Nonces>,
     /// Held while the node is asked for the next nonce; when that failed last.
     syncing: AsyncMutex<Option<Instant>>,
+    /// What an earlier process with this key may have left in the pool.
+    predecessor: AsyncMutex<Predecessor>,
+}
+
+/// The transactions of an earlier process with the same key.
+#[derive(Clone, Copy, Debug, Default)]
+enum Predecessor {
+    /// The node was not asked.
+    #[default]
+    Unknown,
+    /// Those below this nonce may still be in the pool; since when that is known.
+    InPool(u64, Instant),
+    /// All are in blocks, or were waited for long enough.
+    Gone,
 }
 
 #[derive(Debug, Default)]
@@ -197,6 +221,8 @@ struct Nonces {
     free: BTreeSet<u64>,
     /// Nonces in use.
     taken: BTreeSet<u64>,
+    /// What may be offered for a unit of gas, in wei, with nonces whose transactions must not wait for a ceiling.
+    urgent: BTreeMap<u64, u128>,
     /// All nonces below this one are in blocks.
     consumed: u64,
     /// A nonce for which those in use wait, while a transaction in the pool that is not ours has it; since when that is known.
@@ -238,13 +264,16 @@ pub(crate) struct NonceLease {
 
 impl Account {
     fn new(signer: SharedSigner, node: Arc<Node>, window: usize, freed: Arc<Notify>) -> Self {
+        let size = window.clamp(1, Semaphore::MAX_PERMITS);
         Self(Arc::new(Inner {
             signer,
             node,
             freed,
             resting: Mutex::default(),
             filling: AtomicBool::new(false),
-            window: Arc::new(Semaphore::new(window.clamp(1, Semaphore::MAX_PERMITS))),
+            window: Arc::new(Semaphore::new(size)),
+            size,
+            predecessor: AsyncMutex::default(),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
         }))
@@ -277,6 +306,30 @@ impl Account {
         };
         let envelope = TxEnvelope::from(transaction.into_signed(signature));
         Ok(Signed { hash: *envelope.tx_hash(), raw: envelope.encoded_2718().into() })
+    }
+
+    /// Returns how many places of the window are free beyond those that are kept.
+    fn room(&self, kept: usize) -> usize {
+        self.0.window.available_permits().saturating_sub(kept.min(self.0.size - 1))
+    }
+
+    /// Waits until what an earlier process with this key left in the pool is in blocks, but no longer than `patience`: it may hang, and is
+    /// replaced only when a transaction of this process waits behind it.
+    pub(super) async fn outlive_predecessor(&self, patience: Duration) -> Result<(), RpcFailure> {
+        let mut predecessor = self.0.predecessor.lock().await;
+        loop {
+            let (next, since) = match *predecessor {
+                Predecessor::Gone => return Ok(()),
+                Predecessor::InPool(next, since) => (next, since),
+                Predecessor::Unknown => (self.chain_nonce("pending").await?, Instant::now()),
+            };
+            *predecessor = Predecessor::InPool(next, since);
+            if self.chain_nonce("latest").await? >= next || since.elapsed() >= patience {
+                *predecessor = Predecessor::Gone;
+                return Ok(());
+            }
+            sleep(self.0.node.poll_interval()).await;
+        }
     }
 
     /// Waits for a place in the window. It takes no nonce yet.
@@ -498,6 +551,20 @@ impl NonceLease {
         nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
         // With `next` known, `take` returns a nonce.
         self.nonce = nonces.take().unwrap_or(next);
+    }
+
+    /// Lets the transactions with lower nonces offer so much for a unit of gas, in wei: this one waits for them.
+    pub(super) fn hurry(&self, most: u128) {
+        let nonces = &mut *self.account.nonces();
+        nonces.urgent.retain(|nonce, _| nonces.taken.contains(nonce));
+        nonces.urgent.insert(self.nonce, most);
+    }
+
+    /// Returns what may be offered for a unit of gas since a transaction that must not wait for a ceiling waits for this one, in wei.
+    pub(super) fn hurried(&self) -> u128 {
+        let nonces = self.account.nonces();
+        let waits = |(nonce, _): &(&u64, &u128)| **nonce > self.nonce && nonces.taken.contains(*nonce);
+        nonces.urgent.iter().filter(waits).map(|(_, most)| *most).max().unwrap_or(0)
     }
 
     /// Notes that a transaction with the nonce was sent: from now on it may be included.

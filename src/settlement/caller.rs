@@ -2,19 +2,27 @@
 //!
 //! Calls are not journalled: they must be such that sending one again cannot pay twice, and that the chain tells whether it was made.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256};
 use tokio::{
-    sync::{Mutex, Notify, Semaphore, watch},
-    time::{Instant, sleep, timeout, timeout_at},
+    sync::{Notify, watch},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     FacilitatorError, NotReady,
     accounts::{Account, Accounts, NonceLease, SharedSigner, WindowPermit},
     gaps::FillGaps,
+    line::{Lane, Line, Urgency},
     submitter::Call,
 };
 use crate::{
@@ -40,10 +48,12 @@ const MAX_REPLACEMENTS: usize = 20;
 const FOREIGN_CHECKS: u32 = 4;
 /// How often one call is sent with another nonce, or after the node refused it for a reason that passes.
 const MAX_ATTEMPTS: usize = 4;
-/// How many callers may wait for a place in the window.
-const MAX_WAITING: usize = 1_000;
+/// The places of each window that only claims at risk may take, so that none waits behind a window full of others.
+const KEPT: usize = 1;
+/// How long a deposit waits for a place in the window. Its request may have ended by then, and a repeated request joins it.
+const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 /// The gas limit that an account must be able to pay for: that of a deposit into a payment channel.
-const MIN_GAS: u128 = 215_000;
+const MIN_GAS: u64 = 215_000;
 
 /// Sends calls from one or more accounts, whose keys nobody else may use.
 pub(crate) struct Caller {
@@ -51,9 +61,10 @@ pub(crate) struct Caller {
     accounts: Accounts,
     /// Notified whenever a place in a window becomes free.
     freed: Arc<Notify>,
-    waiting: Semaphore,
-    /// Held by the first of those that wait for a place.
-    line: Mutex<()>,
+    /// Those that wait for a place.
+    line: Line<(Account, WindowPermit)>,
+    /// What becomes of the calls that are under way, by what they do.
+    under_way: Mutex<HashMap<B256, watch::Receiver<Progress>>>,
     confirm_timeout: Duration,
 }
 
@@ -62,6 +73,7 @@ pub(crate) struct Caller {
 pub(crate) struct Place {
     account: Account,
     permit: WindowPermit,
+    urgency: Urgency,
 }
 
 /// What is known of a call when the time to confirm it has passed.
@@ -93,6 +105,8 @@ enum Sent {
 struct Waiting {
     transaction: TxEip1559,
     fees: Fees,
+    /// The most that it may offer for a unit of gas, in wei, where that is more than the ceiling.
+    most: u128,
     lease: NonceLease,
     pending: PendingTransaction,
     started: Instant,
@@ -118,8 +132,8 @@ impl Caller {
     ) -> Arc<Self> {
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(signers, &node, window, &freed);
-        let waiting = Semaphore::new(MAX_WAITING);
-        Arc::new(Self { node, accounts, freed, waiting, line: Mutex::default(), confirm_timeout })
+        let (line, under_way) = Default::default();
+        Arc::new(Self { node, accounts, freed, line, under_way, confirm_timeout })
     }
 
     /// Returns the addresses of the accounts.
@@ -129,57 +143,105 @@ impl Caller {
 
     /// Returns why no call could be sent now, if that is so.
     pub(crate) async fn cannot_send(&self) -> Option<NotReady> {
-        self.accounts.cannot_send(&self.node, MIN_GAS).await
+        self.accounts.cannot_send(&self.node, MIN_GAS.into()).await
     }
 
-    /// Waits for a place in an account's window, in the order in which callers came.
+    /// Waits until the transactions that an earlier process with these keys left in the pool are in blocks: they may do what is about to be
+    /// sent. Those that hang are waited for as long as transactions of others who use a key.
     ///
     /// # Errors
-    /// [`FacilitatorError::Busy`] if there is none in time, or too many wait.
-    pub(crate) async fn enter(&self, patience: Duration) -> Result<Place, FacilitatorError> {
-        let busy =
-            || FacilitatorError::Busy { what: "calls of the escrow contract", retry_after: Duration::from_secs(2) };
-        let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
-        let entering = async {
-            let _first = self.line.lock().await;
-            loop {
-                match self.accounts.try_enter() {
-                    Some((account, permit)) => return Place { account, permit },
-                    None => self.freed.notified().await,
-                }
-            }
-        };
-        timeout(patience, entering).await.map_err(|_| busy())
+    /// [`FacilitatorError::Unreachable`] if the node does not tell its pool.
+    pub(crate) async fn outlive_predecessors(&self) -> Result<(), FacilitatorError> {
+        for account in self.accounts.iter() {
+            account.outlive_predecessor(FOREIGN_CHECKS * self.node.check_interval()).await?;
+        }
+        Ok(())
     }
 
-    /// Makes a call and waits for its block, and for a place if there is none yet. A caller that goes away does not cancel it.
+    /// Waits for a place in an account's window. The most urgent is served first. Claims wait for as long as it takes.
+    ///
+    /// # Errors
+    /// [`FacilitatorError::Busy`] if there is none in time, or too many wait that are as urgent.
+    pub(crate) async fn enter(&self, urgency: Urgency) -> Result<Place, FacilitatorError> {
+        let busy =
+            || FacilitatorError::Busy { what: "calls of the escrow contract", retry_after: Duration::from_secs(2) };
+        let mut place = self.line.join(urgency).ok_or_else(busy)?;
+        let entering = async {
+            let mut freed = pin!(self.freed.notified());
+            let given = poll_fn(|cx| {
+                loop {
+                    // Whoever is woken serves all.
+                    self.serve();
+                    if let Poll::Ready(given) = Pin::new(&mut place).poll(cx) {
+                        return Poll::Ready(given);
+                    }
+                    ready!(freed.as_mut().poll(cx));
+                    freed.set(self.freed.notified());
+                }
+            });
+            let (account, permit) = given.await.map_err(|_| busy())?;
+            Ok(Place { account, permit, urgency })
+        };
+        let patience = match urgency.lane() {
+            Lane::Deposit => DEPOSIT_PATIENCE,
+            Lane::Refund => self.confirm_timeout,
+            // What would be lost if it lost its place waits for one.
+            Lane::Claim | Lane::AtRisk => return entering.await,
+        };
+        timeout(patience, entering).await.map_err(|_| busy())?
+    }
+
+    fn serve(&self) {
+        self.line.serve(|urgency| match urgency.lane() {
+            Lane::AtRisk => self.accounts.try_enter(),
+            Lane::Deposit | Lane::Refund | Lane::Claim => self.accounts.try_enter_keeping(KEPT),
+        });
+    }
+
+    /// Returns what becomes of the call that does `what`, if one is under way.
+    pub(crate) async fn join(&self, what: &B256) -> Option<Result<CallOutcome, FacilitatorError>> {
+        let progress = self.lock().get(what).cloned()?;
+        Some(self.outcome(progress).await)
+    }
+
+    /// Makes a call and waits for its block. If a call that does `what` is under way, waits for that one. A caller that goes away does not
+    /// cancel it.
     ///
     /// # Errors
     /// [`FacilitatorError`] if no transaction can be in a block.
     pub(crate) async fn call(
         self: &Arc<Self>,
-        place: Option<Place>,
+        place: Place,
+        what: B256,
         call: Call,
     ) -> Result<CallOutcome, FacilitatorError> {
-        let deadline = Instant::now() + self.confirm_timeout;
-        let Place { account, permit } = match place {
-            Some(place) => place,
-            None => self.enter(self.confirm_timeout).await?,
-        };
-        let (sender, mut progress) = watch::channel(Progress::Sending(None));
-        tokio::spawn({
-            let this = self.clone();
-            async move {
-                let ended = match this.make(&account, permit, &call, &sender).await {
-                    Ok(Some(receipt)) => Progress::Included(receipt),
-                    Ok(None) => return,
-                    Err(error) => Progress::Failed(error),
-                };
-                let _ = sender.send(ended);
-            }
+        let progress = self.begin(place, what, call);
+        self.outcome(progress).await
+    }
+
+    fn begin(self: &Arc<Self>, place: Place, what: B256, call: Call) -> watch::Receiver<Progress> {
+        let mut under_way = self.lock();
+        if let Some(progress) = under_way.get(&what) {
+            return progress.clone();
+        }
+        let (sender, progress) = watch::channel(Progress::Sending(None));
+        under_way.insert(what, progress.clone());
+        let entry = UnderWay { caller: self.clone(), what };
+        tokio::spawn(async move {
+            let ended = match entry.caller.make(place, &call, &sender).await {
+                Ok(Some(receipt)) => Progress::Included(receipt),
+                Ok(None) => return,
+                Err(error) => Progress::Failed(error),
+            };
+            let _ = sender.send(ended);
         });
+        progress
+    }
+
+    /// Waits for the end of a call, for as long as it may take to confirm one.
+    async fn outcome(&self, mut progress: watch::Receiver<Progress>) -> Result<CallOutcome, FacilitatorError> {
         let is_over = |progress: &Progress| !matches!(progress, Progress::Sending(_));
-        let _ = timeout_at(deadline, progress.wait_for(is_over)).await;
+        let _ = timeout(self.confirm_timeout, progress.wait_for(is_over)).await;
         match &*progress.borrow() {
             Progress::Included(receipt) => Ok(CallOutcome::Included(receipt.clone())),
             Progress::Failed(error) => Err(error.clone()),
@@ -187,25 +249,35 @@ impl Caller {
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, HashMap<B256, watch::Receiver<Progress>>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sends a call, again if another transaction took its nonce. Returns `None` if its outcome is not known at the end.
     async fn make(
         self: &Arc<Self>,
-        account: &Account,
-        permit: WindowPermit,
+        place: Place,
         call: &Call,
         progress: &watch::Sender<Progress>,
     ) -> Result<Option<Receipt>, FacilitatorError> {
-        let mut permit = Some(permit);
+        let urgency = place.urgency;
+        let mut place = Some(place);
         for _ in 0..MAX_ATTEMPTS {
-            let entered = match permit.take() {
-                Some(permit) => permit,
-                None => account.enter().await,
+            let Place { account, permit, .. } = match place.take() {
+                Some(place) => place,
+                None => self.enter(urgency).await?,
             };
-            let fees = self.node.fees().await?;
-            let lease = account.take(entered).await?;
-            match self.send(lease, call.clone(), fees, Some(progress)).await? {
+            // Those that it waits for may have to offer as much.
+            let below = MIN_GAS.saturating_mul(account.in_flight() as u64);
+            let most = urgency.max_fee(call.gas_limit.saturating_add(below));
+            let fees = self.node.fees_up_to(most).await?;
+            let lease = account.take(permit).await?;
+            if most > 0 {
+                lease.hurry(most);
+            }
+            match self.send(lease, call.clone(), (fees, most), Some(progress)).await? {
                 Sent::Included(receipt) => return Ok(Some(receipt)),
-                Sent::Refused(refusal) => self.refused(account, refusal).await?,
+                Sent::Refused(refusal) => self.refused(&account, refusal).await?,
                 Sent::Waiting(waiting) => match self.follow(*waiting, Some(progress)).await {
                     Ended::Included(receipt) => return Ok(Some(receipt)),
                     Ended::NonceTaken => {}
@@ -221,7 +293,7 @@ impl Caller {
         self: &Arc<Self>,
         mut lease: NonceLease,
         call: Call,
-        fees: Fees,
+        (fees, most): (Fees, u128),
         progress: Option<&watch::Sender<Progress>>,
     ) -> Result<Sent, FacilitatorError> {
         let started = Instant::now();
@@ -250,7 +322,7 @@ impl Caller {
             SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed | SendResult::NonceContested => {
                 let certainly = matches!(sent, SendResult::Pooled);
                 let pending = self.node.pending(signed.raw, signed.hash, certainly);
-                Ok(Sent::Waiting(Box::new(Waiting { transaction, fees, lease, pending, started })))
+                Ok(Sent::Waiting(Box::new(Waiting { transaction, fees, most, lease, pending, started })))
             }
             refusal => {
                 lease.release();
@@ -262,7 +334,7 @@ impl Caller {
 
     /// Follows a transaction to its end, and replaces it if it hangs.
     async fn follow(self: &Arc<Self>, waiting: Waiting, progress: Option<&watch::Sender<Progress>>) -> Ended {
-        let Waiting { mut transaction, mut fees, lease, mut pending, started } = waiting;
+        let Waiting { mut transaction, mut fees, most, lease, mut pending, started } = waiting;
         let stop_at = started + WATCH_TIMEOUT;
         let (mut checks, mut replacements) = (0, 0);
         loop {
@@ -284,7 +356,7 @@ impl Caller {
             if replacements == MAX_REPLACEMENTS {
                 continue;
             }
-            match self.raised(is_next, fees, checks).await {
+            match self.raised(is_next, fees, checks, most.max(lease.hurried())).await {
                 Ok(Some(raised)) => {
                     fees = raised;
                     transaction.max_fee_per_gas = fees.max_fee;
@@ -318,15 +390,21 @@ impl Caller {
     }
 
     /// Returns the fees of a replacement, if gas costs more by now or the node seems to have lost the transaction, for which all later ones
-    /// wait if it `is_next`.
-    async fn raised(&self, is_next: bool, fees: Fees, checks: u32) -> Result<Option<Fees>, FacilitatorError> {
+    /// wait if it `is_next`. It may offer `most`, where that is more than the ceiling.
+    async fn raised(
+        &self,
+        is_next: bool,
+        fees: Fees,
+        checks: u32,
+        most: u128,
+    ) -> Result<Option<Fees>, FacilitatorError> {
         self.node.forget_fees().await;
-        let is_cheap = self.node.fees().await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
+        let is_cheap = self.node.fees_up_to(most).await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
         let is_stuck = !is_cheap && is_next && STUCK_CHECKS.contains(&checks);
         if !is_cheap && !is_stuck {
             return Ok(None);
         }
-        let raised = self.node.raised_fees(fees).await?;
+        let raised = self.node.raised_fees_up_to(fees, most).await?;
         telemetry::replaced(self.node.network(), if is_stuck { "stuck" } else { "price" });
         Ok(Some(raised))
     }
@@ -370,7 +448,7 @@ impl FillGaps for Caller {
 
     async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
         let (fees, account) = (self.node.fees().await?, lease.account().clone());
-        match self.send(lease, Call::filler(&account), fees, None).await? {
+        match self.send(lease, Call::filler(&account), (fees, 0), None).await? {
             Sent::Included(_) => {}
             Sent::Waiting(waiting) => {
                 let this = self.clone();
@@ -382,6 +460,18 @@ impl FillGaps for Caller {
             }
         }
         Ok(true)
+    }
+}
+
+/// A call under way, until this is dropped, however it ends.
+struct UnderWay {
+    caller: Arc<Caller>,
+    what: B256,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.caller.lock().remove(&self.what);
     }
 }
 
@@ -402,41 +492,74 @@ mod tests {
     use crate::{chain::rpc::Rpc, devnet::Devnet};
 
     #[allow(clippy::unwrap_used)]
-    fn caller_on(devnet: &Devnet) -> Arc<Caller> {
+    fn caller_on(devnet: &Devnet, window: usize) -> Arc<Caller> {
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
         let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
-        Caller::new(Arc::new(node), vec![Arc::new(PrivateKeySigner::random())], 1, Duration::from_secs(10))
+        Caller::new(Arc::new(node), vec![Arc::new(PrivateKeySigner::random())], window, Duration::from_secs(10))
+    }
+
+    async fn entered(
+        caller: &Arc<Caller>,
+        urgency: Urgency,
+    ) -> tokio::task::JoinHandle<Result<Place, FacilitatorError>> {
+        let entering = caller.clone();
+        let entering = tokio::spawn(async move { entering.enter(urgency).await });
+        // It has joined the line then.
+        sleep(Duration::from_millis(1)).await;
+        entering
     }
 
     #[tokio::test(start_paused = true)]
-    async fn places_are_given_in_the_order_in_which_callers_came() {
-        let caller = caller_on(&Devnet::start().await.unwrap());
-        let patience = Duration::from_secs(10);
-        let taken = caller.enter(patience).await.unwrap();
-        let (sender, mut entered) = tokio::sync::mpsc::unbounded_channel();
-        for n in 0..3 {
-            let (caller, sender) = (caller.clone(), sender.clone());
-            tokio::spawn(async move {
-                let place = caller.enter(patience).await.unwrap();
-                sender.send(n).unwrap();
-                drop(place);
-            });
-            sleep(Duration::from_millis(1)).await;
-        }
+    async fn a_place_that_is_free_goes_to_the_most_urgent_though_others_wait_longer() {
+        let caller = caller_on(&Devnet::start().await.unwrap(), 1);
+        let taken = caller.enter(Urgency::deposit(1)).await.unwrap();
+        let deposit = entered(&caller, Urgency::deposit(1)).await;
+        let refund = entered(&caller, Urgency::refund(1)).await;
+        let claim = entered(&caller, Urgency::claim()).await;
+        let at_risk = entered(&caller, Urgency::claim_at_risk(1)).await;
         // A filler that went without a place ends: nothing is free.
         caller.freed.notify_one();
         sleep(Duration::from_millis(1)).await;
         drop(taken);
-        for n in 0..3 {
-            assert_eq!(entered.recv().await, Some(n));
+        for (waits, lane) in
+            [at_risk, claim, refund, deposit].into_iter().zip([Lane::AtRisk, Lane::Claim, Lane::Refund, Lane::Deposit])
+        {
+            assert_eq!(waits.await.unwrap().unwrap().urgency.lane(), lane);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_place_of_a_window_is_for_claims_at_risk() {
+        let caller = caller_on(&Devnet::start().await.unwrap(), 3);
+        let _taken = [caller.enter(Urgency::claim()).await.unwrap(), caller.enter(Urgency::refund(1)).await.unwrap()];
+        let others =
+            [Urgency::deposit(1), Urgency::refund(9), Urgency::claim()].map(|urgency| entered(&caller, urgency));
+        let others = futures_util::future::join_all(others).await;
+        caller.enter(Urgency::claim_at_risk(1)).await.unwrap();
+        assert!(others.iter().all(|waits| !waits.is_finished()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_keep_their_place_in_the_line_and_the_others_are_told_to_come_again() {
+        let caller = caller_on(&Devnet::start().await.unwrap(), 1);
+        let taken = caller.enter(Urgency::claim()).await.unwrap();
+        let claim = entered(&caller, Urgency::claim()).await;
+        for (urgency, patience) in [(Urgency::refund(1), 10), (Urgency::deposit(1), 600)] {
+            let (begun, told) = (Instant::now(), caller.enter(urgency).await);
+            assert!(matches!(told, Err(FacilitatorError::Busy { .. })), "{told:?}");
+            assert_eq!(begun.elapsed().as_secs(), patience);
+        }
+        sleep(Duration::from_secs(86_400)).await;
+        assert!(!claim.is_finished());
+        drop(taken);
+        claim.await.unwrap().unwrap();
     }
 
     /// Gas has to cost a tenth more than a transaction offers, unless all later ones wait for it.
     #[tokio::test]
     async fn fees_are_raised_when_gas_costs_a_tenth_more_or_others_wait() {
         let devnet = Devnet::start().await.unwrap();
-        let caller = caller_on(&devnet);
+        let caller = caller_on(&devnet, 1);
         devnet.set_base_fee(10_000_000_000);
         let fees = caller.node.fees().await.unwrap();
         // Twice the base fee and the tip are offered.
@@ -450,7 +573,7 @@ mod tests {
             (tenth_more + 1, false, 2, true),
         ] {
             devnet.set_base_fee(u64::try_from(base_fee).unwrap());
-            let raised = caller.raised(is_next, fees, checks).await.unwrap();
+            let raised = caller.raised(is_next, fees, checks, 0).await.unwrap();
             let is_enough = raised.is_some_and(|raised| raised.max_fee > fees.max_fee + fees.max_fee / 10);
             assert_eq!((raised.is_some(), is_enough), (is_raised, is_raised), "{base_fee} {is_next} {checks}");
         }

@@ -217,6 +217,11 @@ impl PayerBackoff {
         *reverts = Reverts { count, last: now };
     }
 
+    /// Returns `true` if a transaction for this payer did not pay, of late.
+    pub(crate) fn is_known(&self, payer: Address) -> bool {
+        self.lock().contains_key(&payer)
+    }
+
     /// Returns the reason if payments of this payer are refused now.
     pub(crate) fn rejection(&self, payer: Address) -> Option<Rejection> {
         let reverts = self.lock().get(&payer).copied()?;

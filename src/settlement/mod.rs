@@ -12,6 +12,7 @@
 //! | `recovery` | what happens to transactions that no task follows? |
 //! | `deployment` | is the batch settler on the chain, and how is it deployed? |
 //! | `caller` | how is a call sent that needs no journal, such as those of payment channels? |
+//! | `line` | which of the calls that wait is sent first? |
 //! | `costs` | what does settling cost, and which payers must wait? |
 //! | `journal` | how does a facilitator write its ledger? |
 //! | `reconciler`, `finality` | what happens in the background, to open payments and to settled ones? Used by every facilitator. |
@@ -35,6 +36,8 @@ pub(crate) mod finality;
 mod gaps;
 #[cfg(any(feature = "onchain", feature = "remote"))]
 pub(crate) mod journal;
+#[cfg(feature = "onchain")]
+pub(crate) mod line;
 #[cfg(feature = "onchain")]
 mod queue;
 pub(crate) mod readiness;

@@ -25,7 +25,7 @@ use crate::{
     },
     network::Asset,
     protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
-    settlement::submitter::Call,
+    settlement::{line::Urgency, submitter::Call},
     vouchers::{ChannelPayload, SCHEME, reason},
 };
 
@@ -130,11 +130,16 @@ impl Sender for Asking {
         (!self.remote.answers().await).then_some(NotReady::Facilitator)
     }
 
-    async fn enter(&self, _: Duration) -> Result<Turn, ChannelError> {
+    async fn enter(&self, _: Urgency) -> Result<Turn, ChannelError> {
         Ok(Turn::default())
     }
 
-    async fn send(&self, _: Option<Turn>, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
+    async fn join(&self, _: B256) -> Option<Result<Receipt, ChannelError>> {
+        // The facilitator is asked again: it knows what it has sent.
+        None
+    }
+
+    async fn send(&self, _: Turn, _: B256, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
         let body = self.body(&payload)?;
         let deadline = Instant::now() + self.remote.settle_timeout;
         let (mut pause, mut is_unsent, mut transaction) = (FIRST_PAUSE, true, None);

@@ -3,6 +3,7 @@
 mod actions;
 mod faults;
 mod gas;
+mod line;
 mod pauses;
 mod refusals;
 mod service;

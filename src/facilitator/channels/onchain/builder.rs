@@ -52,7 +52,8 @@ impl OnchainChannelsBuilder {
         self
     }
 
-    /// Sets the highest price that is offered for a unit of gas, in wei. While gas costs more, nothing is sent. Default: only the tip is
+    /// Sets the highest price that is offered for a unit of gas, in wei. While gas costs more, nothing is sent, except claims of what an
+    /// announced withdrawal could take: such a claim may spend as much as it brings in, where an ether costs $10,000. Default: only the tip is
     /// bounded, as in [`OnchainFacilitatorBuilder::max_gas_price`](crate::facilitator::OnchainFacilitatorBuilder::max_gas_price).
     pub fn max_gas_price(mut self, wei: u128) -> Self {
         self.chain.max_gas_price = Some(wei);

@@ -1,12 +1,13 @@
 //! Claims: rows that the contract would refuse are left out, the others share transactions.
 
-use alloy_primitives::{Address, Bytes};
+use alloy_primitives::{Address, Bytes, keccak256};
 use alloy_sol_types::SolCall;
 
-use super::{Attempts, Inner};
+use super::{Attempts, Inner, Turn};
 use crate::{
     chain::escrow,
     facilitator::channels::{ChannelError, Claimed, RefusedClaim},
+    settlement::line::Urgency,
     vouchers::{AuthorizerKey, ChannelId, ChannelObservation, ChannelPayload, Claim, abi::BatchSettlement, reason},
 };
 
@@ -45,17 +46,22 @@ impl Inner {
             return Err(ChannelError::rejected(reason::CLAIM_PAYLOAD, "a batch of no claims"));
         }
         let mut claimed = Claimed::default();
-        let mut attempts = Attempts::default();
+        let (mut attempts, mut turn) = (Attempts::default(), None);
         loop {
             let before = attempts.read(self.observe(&ids(&rows)).await)?;
             if open(&rows, &before).is_empty() {
                 claimed.observed = before;
                 return Ok(claimed);
             }
-            attempts.next()?;
+            if turn.is_none() {
+                attempts.next()?;
+            }
             let simulated = self.simulate_signed(&rows, signature.clone()).await?;
             let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
-            if self.send_claim(&rows, batch, &before, &mut attempts, &mut claimed).await? {
+            if !self.enter(&mut turn, Urgency::claim_at_risk(at_risk(&rows, &before))).await? {
+                continue;
+            }
+            if self.send_claim(&rows, batch, &before, (&mut attempts, &mut turn), &mut claimed).await? {
                 return Ok(claimed);
             }
         }
@@ -67,11 +73,11 @@ impl Inner {
         authorizer: &AuthorizerKey,
         claimed: &mut Claimed,
     ) -> Result<(), ChannelError> {
-        let mut attempts = Attempts::default();
+        let (mut attempts, mut turn) = (Attempts::default(), None);
         loop {
             let before = attempts.read(self.observe(&ids(part)).await)?;
             let rows = open(part, &before);
-            if !rows.is_empty() {
+            if !rows.is_empty() && turn.is_none() {
                 attempts.next()?;
             }
             let (refused, batch) = self.prepare(rows, authorizer).await?;
@@ -81,7 +87,12 @@ impl Inner {
                 part.iter().zip(before).filter(is_kept).map(|(row, before)| (*row, before)).unzip();
             match batch {
                 Some(batch) => {
-                    if !self.send_claim(&kept, batch, &before, &mut attempts, claimed).await? {
+                    // It is the seller's own gas.
+                    let urgency = Urgency::claim_at_risk(at_risk(&kept, &before)).at_any_price();
+                    if !self.enter(&mut turn, urgency).await? {
+                        continue;
+                    }
+                    if !self.send_claim(&kept, batch, &before, (&mut attempts, &mut turn), claimed).await? {
                         continue;
                     }
                 }
@@ -124,11 +135,11 @@ impl Inner {
         rows: &[Row<'_>],
         Batch { input, gas, payload }: Batch,
         before: &[ChannelObservation],
-        attempts: &mut Attempts,
+        (attempts, turn): (&mut Attempts, &mut Option<Turn>),
         claimed: &mut Claimed,
     ) -> Result<bool, ChannelError> {
         let seen = before.first().map_or(0, |before| before.block);
-        let sent = self.send(None, input, gas, payload, seen).await;
+        let sent = self.send(turn, keccak256(&input), (input, gas), payload, seen).await;
         let Some(receipt) = attempts.succeeded(sent, reason::CLAIM_TRANSACTION_FAILED) else { return Ok(false) };
         let transaction = receipt.transaction_hash;
         let events: Vec<BatchSettlement::Claimed> = escrow::events(&receipt).collect();
@@ -223,6 +234,15 @@ fn open<'a>(rows: &[Row<'a>], before: &[ChannelObservation]) -> Vec<Row<'a>> {
     let is_open =
         |(row, before): &(&Row<'a>, &ChannelObservation)| row.claim.total_claimed > before.state.total_claimed;
     rows.iter().zip(before).filter(is_open).map(|(row, _)| *row).collect()
+}
+
+/// Returns what announced withdrawals could take of what these rows claim.
+fn at_risk(rows: &[Row<'_>], before: &[ChannelObservation]) -> u128 {
+    let at_risk = |(row, before): (&Row<'_>, &ChannelObservation)| {
+        let stays = before.state.balance.saturating_sub(before.withdrawal).max(before.state.total_claimed);
+        row.claim.total_claimed.saturating_sub(stays)
+    };
+    rows.iter().zip(before).map(at_risk).fold(0, u128::saturating_add)
 }
 
 fn ids(rows: &[Row<'_>]) -> Vec<ChannelId> {

@@ -2,11 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, Bytes, U256, keccak256};
+use alloy_primitives::{Address, B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Attempts, Inner, sender::Turn, unavailable};
+use super::{
+    Attempts, Inner,
+    checks::{Payer, Promise},
+    sender::Turn,
+    unavailable,
+};
 use crate::{
     chain::{
         authorization_use::{self, AuthorizationUse},
@@ -20,6 +25,7 @@ use crate::{
         channels::{ChannelError, Executed},
         single_flight::NoResult,
     },
+    settlement::line::Urgency,
     vouchers::{
         ChannelConfig, ChannelConfigError, ChannelId, ChannelObservation, ChannelPayload, Deposit,
         DepositAuthorization, Escrow, Voucher, abi::BatchSettlement, reason,
@@ -30,8 +36,6 @@ use crate::{
 const MIN_TIME_LEFT: u64 = 6;
 /// Gas that a deposit may use: a transfer with the check of a contract wallet's signature leaves much of it.
 const MAX_DEPOSIT_GAS: u64 = 700_000;
-/// How long a deposit waits for a place in the window. Its request may have ended by then, and a repeated request joins it.
-const LINE_PATIENCE: Duration = Duration::from_secs(600);
 /// How often the node is asked again if it does not answer when a deposit has its place.
 const READS_IN_TURN: usize = 4;
 
@@ -41,6 +45,8 @@ struct Progress {
     attempts: Attempts,
     /// `None` until the deposit may be sent, and after it was.
     turn: Option<Turn>,
+    /// Kept from the first check on that it passed.
+    promise: Option<Promise>,
 }
 
 /// Executes a deposit, or waits for the run of the same deposit that is under way. It may still be executed after the time to confirm it.
@@ -85,6 +91,7 @@ impl Inner {
         deposit: &Deposit,
     ) -> Result<ChannelObservation, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
+        let _check = self.checks.enter().await?;
         let state = self.deposit_state(channel, config, nonce).await?;
         if state.is_used {
             return Err(ChannelError::rejected(
@@ -92,8 +99,12 @@ impl Inner {
                 "the deposit's authorization is used or cancelled",
             ));
         }
-        self.check_deposit(config, deposit, &state).await?;
-        Ok(state.channel)
+        match self.check_deposit(config, deposit, &state).await {
+            Err(ChannelError::Rejected { .. }) if self.is_pending(config, nonce).await => {
+                Err(ChannelError::Pending { transaction: None })
+            }
+            checked => checked.map(|_| state.channel),
+        }
     }
 
     async fn execute_deposit(
@@ -101,39 +112,67 @@ impl Inner {
         config: &ChannelConfig,
         voucher: Voucher,
         deposit: &Deposit,
-        Progress { attempts, turn }: &mut Progress,
+        Progress { attempts, turn, promise }: &mut Progress,
     ) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
+        self.sender.outlive_predecessors().await?;
         loop {
+            // In its turn it is one of few.
+            let check = match turn {
+                Some(_) => None,
+                None => Some(self.checks.enter().await?),
+            };
             let state = attempts.read(self.deposit_state(channel, config, nonce).await)?;
             if state.is_used {
+                drop(check);
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
             }
             if turn.is_none() {
                 // A contract wallet can make deposits look good and then fail.
+                if attempts.has_reverted {
+                    self.reverts.note_revert(config.payer);
+                }
                 let what = "deposits of a payer whose last ones reverted";
                 attempts.next_for(config.payer, &self.deposit_backoff, what)?;
-                let asked = Instant::now();
-                *turn = Some(self.sender.enter(LINE_PATIENCE).await?);
-                if asked.elapsed() > self.node.block_time() {
-                    // Another process may have made the deposit meanwhile.
-                    continue;
-                }
             }
-            let gas = match self.check_deposit(config, deposit, &state).await {
-                // The deposit may have been made a moment ago, by another process.
-                Err(refused @ ChannelError::Rejected { .. }) => {
-                    let now = self.deposit_state(channel, config, nonce).await?;
-                    if now.is_used {
-                        return self.find_deposit(config, deposit, nonce, now.channel).await;
+            let sent = match self.sender.join(nonce).await {
+                // An earlier request of the same left it under way.
+                Some(sent) => self.later_than(state.channel.block, sent?),
+                None => {
+                    let gas = match self.check_deposit(config, deposit, &state).await {
+                        // The deposit may have been made a moment ago, by another process.
+                        Err(refused @ ChannelError::Rejected { .. }) => {
+                            let now = self.deposit_state(channel, config, nonce).await?;
+                            if now.is_used {
+                                drop(check);
+                                return self.find_deposit(config, deposit, nonce, now.channel).await;
+                            }
+                            // Or its transaction is in the pool, and the node simulates after that.
+                            return match self.is_pending(config, nonce).await {
+                                true => Err(ChannelError::Pending { transaction: None }),
+                                false => Err(refused),
+                            };
+                        }
+                        checked => checked?,
+                    };
+                    // In its turn, too: others may have reverted while it waited.
+                    if let Err(refused) = self.check_payer(config.payer, &state.channel).await {
+                        *turn = None;
+                        return Err(refused);
                     }
-                    return Err(refused);
+                    if promise.is_none() {
+                        *promise = Some(self.promises.add(config.payer, deposit.amount, state.payer_balance)?);
+                    }
+                    drop(check);
+                    if !self.enter(turn, Urgency::deposit(deposit.amount)).await? {
+                        continue;
+                    }
+                    self.send(turn, nonce, (call(config, deposit), gas), payload.clone(), state.channel.block).await
                 }
-                checked => checked?,
             };
-            let sent = self.send(turn.take(), call(config, deposit), gas, payload.clone(), state.channel.block).await;
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
+            self.reverts.note_executed(config.payer);
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {
                 return Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) });
@@ -223,6 +262,26 @@ impl Inner {
             return Err(ChannelError::rejected(reason::DEPOSIT_SIMULATION_FAILED, why));
         }
         Ok(gas)
+    }
+
+    /// Fails if no deposit is sent for this payer, since so many of others reverted.
+    async fn check_payer(&self, payer: Address, channel: &ChannelObservation) -> Result<(), ChannelError> {
+        if !self.reverts.are_many() {
+            return Ok(());
+        }
+        // What is in the channel was deposited by its payer, perhaps before this process began.
+        let has_deposited = channel.state.balance > 0 && !self.deposit_backoff.is_known(payer);
+        let payer = match self.reverts.is_proven(payer) || has_deposited {
+            true => Payer::Proven,
+            false if self.node.rpc().code(payer).await.map_err(unavailable)?.is_empty() => Payer::New,
+            false => Payer::NewWithCode,
+        };
+        self.reverts.check(payer)
+    }
+
+    /// Returns `true` if the deposit's authorization is used by a transaction in the node's pool, as far as the node shows that.
+    async fn is_pending(&self, config: &ChannelConfig, nonce: B256) -> bool {
+        escrow::is_deposit_pending(self.node.rpc(), config, nonce).await
     }
 
     /// Waits until as many blocks are on top of a deposit's as its amount requires. Returns its receipt then, which may be of another block.

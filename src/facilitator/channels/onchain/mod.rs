@@ -1,6 +1,7 @@
 //! Payment channels on a chain, over JSON-RPC.
 
 mod builder;
+mod checks;
 mod claim;
 mod deposit;
 mod refund;
@@ -8,12 +9,13 @@ mod sender;
 
 use std::{mem, sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256, Bytes};
+use alloy_primitives::{Address, B256, Bytes, keccak256};
 use alloy_sol_types::SolCall;
 use async_trait::async_trait;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 pub use self::builder::OnchainChannelsBuilder;
+use self::checks::{Checks, Promises, Reverts};
 pub(in crate::facilitator) use self::sender::{Sender, Turn};
 use super::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund};
 use crate::{
@@ -26,7 +28,7 @@ use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, NotReady, Readiness, single_flight::SingleFlight},
     network::{Asset, Network},
-    settlement::{confirmation::Depths, costs::PayerBackoff, submitter::Call},
+    settlement::{confirmation::Depths, costs::PayerBackoff, line::Urgency, submitter::Call},
     telemetry,
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
@@ -113,8 +115,14 @@ struct Inner {
     clock: Arc<dyn Clock>,
     rules: BlockRules,
     sender: Arc<dyn Sender>,
+    /// The deposits that are checked.
+    checks: Checks,
+    /// What payers have promised by deposits that are under way.
+    promises: Arc<Promises>,
     /// The payers whose deposits reverted.
     deposit_backoff: PayerBackoff,
+    /// The deposits of all payers that reverted.
+    reverts: Reverts,
     /// The payers whose refunds reverted.
     refund_backoff: PayerBackoff,
     /// One run per deposit, so that copies of it share a transaction.
@@ -155,8 +163,22 @@ impl OnchainChannels {
         rules: BlockRules,
     ) -> Self {
         let escrow = Escrow::on(node.network());
-        let (deposit_backoff, refund_backoff, deposits) = Default::default();
-        Self(Arc::new(Inner { node, escrow, assets, clock, rules, sender, deposit_backoff, refund_backoff, deposits }))
+        let (checks, promises, deposit_backoff, reverts) = Default::default();
+        let (refund_backoff, deposits) = Default::default();
+        Self(Arc::new(Inner {
+            node,
+            escrow,
+            assets,
+            clock,
+            rules,
+            sender,
+            checks,
+            promises,
+            deposit_backoff,
+            reverts,
+            refund_backoff,
+            deposits,
+        }))
     }
 }
 
@@ -229,17 +251,32 @@ impl Inner {
             .map_err(|revert| escrow::describe(&revert)))
     }
 
-    /// Has a call of the contract sent, and waits for its block. `payload` asks a facilitator for the same. `seen` is the block in which the
-    /// action was seen not to be made: no transaction up to it can have made it, whatever a facilitator says.
+    /// Waits for the turn of a call that was checked, unless it has one. Returns `false` if that took so long that it must be checked again.
+    async fn enter(&self, turn: &mut Option<Turn>, urgency: Urgency) -> Result<bool, ChannelError> {
+        if turn.is_some() {
+            return Ok(true);
+        }
+        let asked = Instant::now();
+        *turn = Some(self.sender.enter(urgency).await?);
+        Ok(asked.elapsed() <= self.node.block_time())
+    }
+
+    /// Has a call of the contract sent that does `what`, and waits for its block. `payload` asks a facilitator for the same. `seen` is the
+    /// block in which the action was seen not to be made: no transaction up to it can have made it, whatever a facilitator says.
     async fn send(
         &self,
-        turn: Option<Turn>,
-        input: Bytes,
-        gas_limit: u64,
+        turn: &mut Option<Turn>,
+        what: B256,
+        (input, gas_limit): (Bytes, u64),
         payload: ChannelPayload,
         seen: u64,
     ) -> Result<Receipt, ChannelError> {
-        let receipt = self.sender.send(turn, Call { to: Escrow::ADDRESS, input, gas_limit }, payload).await?;
+        let call = Call { to: Escrow::ADDRESS, input, gas_limit };
+        let receipt = self.sender.send(turn.take().unwrap_or_default(), what, call, payload).await?;
+        self.later_than(seen, receipt)
+    }
+
+    fn later_than(&self, seen: u64, receipt: Receipt) -> Result<Receipt, ChannelError> {
         match receipt.block() > seen {
             true => Ok(receipt),
             false => Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) }),
@@ -294,16 +331,22 @@ impl Inner {
     async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
         self.asset(token)?;
         let input = Bytes::from(BatchSettlement::settleCall { receiver, token }.abi_encode());
-        let mut attempts = Attempts::default();
+        let (mut attempts, mut turn) = (Attempts::default(), None);
         loop {
             let (seen, unsettled) = attempts.read(self.unsettled(receiver, token).await)?;
             if unsettled == 0 {
                 return Ok(None);
             }
-            attempts.next()?;
+            if turn.is_none() {
+                attempts.next()?;
+            }
             let simulated = self.simulate(self.sender(), &input).await?;
             let gas = simulated.map_err(|why| ChannelError::rejected(reason::SETTLE_SIMULATION_FAILED, why))?;
-            let sent = self.send(None, input.clone(), gas, ChannelPayload::Settle { receiver, token }, seen).await;
+            if !self.enter(&mut turn, Urgency::claim()).await? {
+                continue;
+            }
+            let (what, payload) = (keccak256(&input), ChannelPayload::Settle { receiver, token });
+            let sent = self.send(&mut turn, what, (input.clone(), gas), payload, seen).await;
             let Some(receipt) = attempts.succeeded(sent, reason::SETTLE_TRANSACTION_FAILED) else { continue };
             let moved = escrow::events::<BatchSettlement::Settled>(&receipt)
                 .find(|event| event.receiver == receiver && event.token == token && event.amount > 0);

@@ -2,8 +2,8 @@
 
 use std::{slice, time::Duration};
 
-use alloy_primitives::{Bytes, U256};
-use alloy_sol_types::SolCall;
+use alloy_primitives::{Bytes, U256, keccak256};
+use alloy_sol_types::{SolCall, SolValue as _};
 
 use super::{Attempts, Inner, unavailable};
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
         FacilitatorError,
         channels::{ChannelError, Executed, SignedRefund},
     },
+    settlement::line::Urgency,
     vouchers::{ChannelId, ChannelObservation, ChannelPayload, Claim, RefundRequest, abi::BatchSettlement, reason},
 };
 
@@ -27,32 +28,49 @@ impl Inner {
             return Err(ChannelError::rejected(reason::REFUND_PAYLOAD, "the claim is of another channel"));
         }
         let to_claim = order.claim.as_ref().map_or(0, |claim| claim.total_claimed);
-        let mut attempts = Attempts::default();
+        let (mut attempts, mut turn) = (Attempts::default(), None);
+        let what = keccak256((channel.digest(), U256::from(order.nonce)).abi_encode());
+        self.sender.outlive_predecessors().await?;
         loop {
             let before = attempts.read(self.observe_one(channel).await)?;
             if before.state.refund_nonce > order.nonce {
                 return self.find_refund(refund, channel, before).await;
             }
-            // The seller asks again, for as long as the channel is idle, and so may the payer.
-            let what = "refunds to a payer whose last ones reverted";
-            attempts.next_for(order.config.payer, &self.refund_backoff, what)?;
-            if before.state.balance <= before.state.total_claimed.max(to_claim) {
-                return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
+            if turn.is_none() {
+                // The seller asks again, for as long as the channel is idle, and so may the payer.
+                let refused = "refunds to a payer whose last ones reverted";
+                attempts.next_for(order.config.payer, &self.refund_backoff, refused)?;
             }
-            let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
-            let input = call(refund, claim)?;
-            let gas = match self.simulate(self.sender(), &input).await? {
-                Ok(gas) => gas,
-                Err(why) => {
-                    // The refund may have been made a moment ago, by another process.
-                    let now = self.observe_one(channel).await?;
-                    if now.state.refund_nonce > order.nonce {
-                        return self.find_refund(refund, channel, now).await;
+            let sent = match self.sender.join(what).await {
+                // An earlier request of the same left it under way.
+                Some(sent) => self.later_than(before.block, sent?),
+                None => {
+                    if before.state.balance <= before.state.total_claimed.max(to_claim) {
+                        return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
                     }
-                    return Err(ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why));
+                    let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
+                    let input = call(refund, claim)?;
+                    let gas = match self.simulate(self.sender(), &input).await? {
+                        Ok(gas) => gas,
+                        Err(why) => {
+                            // The refund may have been made a moment ago, by another process.
+                            let now = self.observe_one(channel).await?;
+                            if now.state.refund_nonce > order.nonce {
+                                return self.find_refund(refund, channel, now).await;
+                            }
+                            // Or its transaction is in the pool, and the node simulates after that.
+                            if escrow::is_refund_pending(self.node.rpc(), channel, order.nonce).await {
+                                return Err(ChannelError::Pending { transaction: None });
+                            }
+                            return Err(ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why));
+                        }
+                    };
+                    if !self.enter(&mut turn, Urgency::refund(order.amount)).await? {
+                        continue;
+                    }
+                    self.send(&mut turn, what, (input, gas), payload(refund, claim), before.block).await
                 }
             };
-            let sent = self.send(None, input, gas, payload(refund, claim), before.block).await;
             let Some(receipt) = attempts.succeeded(sent, reason::REFUND_TRANSACTION_FAILED) else { continue };
             let transaction = receipt.transaction_hash;
             let after = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());

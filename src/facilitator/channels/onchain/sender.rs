@@ -1,15 +1,16 @@
 //! Who gets calls of the contract into blocks.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
 
 use crate::{
     chain::rpc::Receipt,
-    facilitator::{NotReady, channels::ChannelError},
+    facilitator::{FacilitatorError, NotReady, channels::ChannelError},
     settlement::{
         caller::{CallOutcome, Caller, Place},
+        line::Urgency,
         submitter::Call,
     },
     vouchers::ChannelPayload,
@@ -34,17 +35,28 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns why no call could be sent now, if that is so.
     async fn cannot_send(&self) -> Option<NotReady>;
 
-    /// Waits until a call can be sent, in the order in which callers came.
+    /// Waits until it is known what an earlier process with the same keys sent.
     ///
     /// # Errors
-    /// [`ChannelError::Unavailable`] if that takes longer than `patience`.
-    async fn enter(&self, patience: Duration) -> Result<Turn, ChannelError>;
+    /// [`ChannelError::Unavailable`] if that cannot be found out.
+    async fn outlive_predecessors(&self) -> Result<(), ChannelError> {
+        Ok(())
+    }
 
-    /// Sends a call and waits for its block. `payload` asks a facilitator for the same. Without a turn it waits for one, for a short while.
+    /// Waits until a call can be sent, the most urgent first.
+    ///
+    /// # Errors
+    /// [`ChannelError::Unavailable`] if that takes too long for a call of this kind.
+    async fn enter(&self, urgency: Urgency) -> Result<Turn, ChannelError>;
+
+    /// Waits for the block of the call that does `what`, if this process has sent one and does not know its end yet.
+    async fn join(&self, what: B256) -> Option<Result<Receipt, ChannelError>>;
+
+    /// Sends a call that does `what`, and waits for its block. `payload` asks a facilitator for the same.
     ///
     /// # Errors
     /// [`ChannelError::Rejected`] and [`ChannelError::Unavailable`] only if nothing was sent.
-    async fn send(&self, turn: Option<Turn>, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
+    async fn send(&self, turn: Turn, what: B256, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
 }
 
 #[async_trait]
@@ -61,15 +73,31 @@ impl Sender for Arc<Caller> {
         Caller::cannot_send(self).await
     }
 
-    async fn enter(&self, patience: Duration) -> Result<Turn, ChannelError> {
-        Ok(Turn(Some(Caller::enter(self, patience).await?)))
+    async fn outlive_predecessors(&self) -> Result<(), ChannelError> {
+        Ok(Caller::outlive_predecessors(self).await?)
     }
 
-    async fn send(&self, turn: Option<Turn>, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
-        let place = turn.and_then(|Turn(place)| place);
-        match self.call(place, call).await? {
-            CallOutcome::Included(receipt) => Ok(receipt),
-            CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),
-        }
+    async fn enter(&self, urgency: Urgency) -> Result<Turn, ChannelError> {
+        Ok(Turn(Some(Caller::enter(self, urgency).await?)))
+    }
+
+    async fn join(&self, what: B256) -> Option<Result<Receipt, ChannelError>> {
+        Some(included(Caller::join(self, &what).await?))
+    }
+
+    async fn send(&self, turn: Turn, what: B256, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
+        let Turn(place) = turn;
+        let place = match place {
+            Some(place) => place,
+            None => Caller::enter(self, Urgency::claim()).await?,
+        };
+        included(self.call(place, what, call).await)
+    }
+}
+
+fn included(outcome: Result<CallOutcome, FacilitatorError>) -> Result<Receipt, ChannelError> {
+    match outcome? {
+        CallOutcome::Included(receipt) => Ok(receipt),
+        CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),
     }
 }

@@ -1,0 +1,199 @@
+//! The line of calls that wait for a place in the window of an account: the most urgent is served first.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// How many calls of one lane may wait. Each lane has its own places, so that a flood of one kind of call takes none of another's.
+const MAX_WAITING: usize = 1_000;
+/// Wei for one atomic unit of USDC, where an ether costs 10,000 dollars.
+///
+/// It decides only how far a claim at risk may exceed `max_gas_price`. Where an ether costs less, such a claim spends less than it brings
+/// in. A price feed would have to be right just when the chain is in disorder.
+const WEI_PER_UNIT: u128 = 100_000_000;
+
+/// The kinds of calls, the least urgent first.
+///
+/// Who can wait without a loss, or can make many at no cost, is behind those who cannot: strangers send deposits at will; a refund is only
+/// late, and needs money in a channel; a claim takes what was earned out of the payer's reach; a claim at risk is lost if it is late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    /// Deposits into channels.
+    Deposit,
+    /// Refunds to payers.
+    Refund,
+    /// Claims, and transfers of what was claimed.
+    Claim,
+    /// Claims of what an announced withdrawal could take.
+    AtRisk,
+}
+
+/// How urgent a call is. Within a lane the larger amount is served first: who makes others wait must have more money than they in a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Urgency {
+    lane: Lane,
+    amount: u128,
+    /// What may be spent, in wei, even if gas costs more than the ceiling.
+    worth: u128,
+}
+
+impl Urgency {
+    pub(crate) const fn deposit(amount: u128) -> Self {
+        Self { lane: Lane::Deposit, amount, worth: 0 }
+    }
+
+    pub(crate) const fn refund(amount: u128) -> Self {
+        Self { lane: Lane::Refund, amount, worth: 0 }
+    }
+
+    /// A claim, or a transfer of what was claimed.
+    pub(crate) const fn claim() -> Self {
+        Self { lane: Lane::Claim, amount: 0, worth: 0 }
+    }
+
+    /// A claim of which this amount is at risk, if any is.
+    pub(crate) const fn claim_at_risk(amount: u128) -> Self {
+        match amount {
+            0 => Self::claim(),
+            _ => Self { lane: Lane::AtRisk, amount, worth: 0 },
+        }
+    }
+
+    /// Lets the call spend what it is worth, even if gas costs more than the ceiling.
+    pub(crate) const fn at_any_price(self) -> Self {
+        match self.lane {
+            Lane::AtRisk => Self { worth: self.amount.saturating_mul(WEI_PER_UNIT), ..self },
+            _ => self,
+        }
+    }
+
+    pub(super) const fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    /// Returns the most that may be offered for a unit of gas, in wei, where that is more than the ceiling.
+    pub(super) fn max_fee(&self, gas: u64) -> u128 {
+        self.worth / u128::from(gas.max(1))
+    }
+}
+
+/// Those who wait for places of the type `P`, in the order in which they came.
+#[derive(Debug)]
+pub(super) struct Line<P>(Mutex<Vec<Waiting<P>>>);
+
+#[derive(Debug)]
+struct Waiting<P> {
+    urgency: Urgency,
+    place: oneshot::Sender<P>,
+}
+
+impl<P> Default for Line<P> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<P> Line<P> {
+    /// Joins the line. The place comes through the receiver, which fails if somebody more urgent needs the room. Returns `None` if the lane is
+    /// full of others that are as urgent.
+    pub(super) fn join(&self, urgency: Urgency) -> Option<oneshot::Receiver<P>> {
+        let mut waiting = self.lock();
+        waiting.retain(|other| !other.place.is_closed());
+        let in_lane = || waiting.iter().enumerate().filter(|(_, other)| other.urgency.lane == urgency.lane);
+        if in_lane().count() >= MAX_WAITING {
+            // Of those with the least amount, the one that came last.
+            let (index, least) = in_lane().rev().min_by_key(|(_, other)| other.urgency)?;
+            if least.urgency >= urgency {
+                return None;
+            }
+            waiting.remove(index);
+        }
+        let (place, receiver) = oneshot::channel();
+        waiting.push(Waiting { urgency, place });
+        Some(receiver)
+    }
+
+    /// Gives places to those who wait, the most urgent first, for as long as `take` has one for them.
+    pub(super) fn serve(&self, mut take: impl FnMut(&Urgency) -> Option<P>) {
+        let mut waiting = self.lock();
+        waiting.retain(|other| !other.place.is_closed());
+        // Of those that are as urgent, the one that came first.
+        while let Some((index, first)) = waiting.iter().enumerate().rev().max_by_key(|(_, other)| other.urgency) {
+            let Some(place) = take(&first.urgency) else { return };
+            // Whoever has just gone drops its place, which frees it.
+            let _ = waiting.remove(index).place.send(place);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Waiting<P>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is served, and in which order.
+    fn order(line: &Line<usize>, mut waiting: Vec<(&'static str, oneshot::Receiver<usize>)>) -> Vec<&'static str> {
+        let mut places = 0..waiting.len();
+        line.serve(|_| places.next());
+        let place = |(name, place): &mut (_, oneshot::Receiver<usize>)| (place.try_recv().unwrap(), *name);
+        let mut served: Vec<(usize, &str)> = waiting.iter_mut().map(place).collect();
+        served.sort_unstable();
+        served.into_iter().map(|(_, name)| name).collect()
+    }
+
+    #[test]
+    fn the_most_urgent_lane_is_served_first_and_in_it_the_largest_amount_and_then_who_came_first() {
+        let line = Line::default();
+        let join = |name, urgency| (name, line.join(urgency).unwrap());
+        let waiting = vec![
+            join("a small deposit", Urgency::deposit(1)),
+            join("a large deposit", Urgency::deposit(9)),
+            join("another small deposit", Urgency::deposit(1)),
+            join("a refund", Urgency::refund(1)),
+            join("a claim", Urgency::claim()),
+            join("another claim", Urgency::claim_at_risk(0)),
+            join("a claim at risk", Urgency::claim_at_risk(5)),
+            join("a larger claim at risk", Urgency::claim_at_risk(6)),
+        ];
+        let served = [
+            "a larger claim at risk",
+            "a claim at risk",
+            "a claim",
+            "another claim",
+            "a refund",
+            "a large deposit",
+            "a small deposit",
+            "another small deposit",
+        ];
+        assert_eq!(order(&line, waiting), served);
+    }
+
+    #[test]
+    fn a_full_lane_takes_no_place_of_another_and_gives_way_to_a_larger_amount() {
+        let line = Line::<()>::default();
+        let mut small: Vec<_> = (0..MAX_WAITING).map(|_| line.join(Urgency::deposit(1)).unwrap()).collect();
+        assert!(line.join(Urgency::deposit(1)).is_none(), "the lane is full");
+        let claim = line.join(Urgency::claim());
+        let refund = line.join(Urgency::refund(1));
+        assert!(claim.is_some() && refund.is_some());
+        let large = line.join(Urgency::deposit(2));
+        assert!(large.is_some());
+        let told = |place: &mut oneshot::Receiver<()>| place.try_recv() == Err(oneshot::error::TryRecvError::Closed);
+        assert!(told(small.last_mut().unwrap()) && !told(&mut small[0]), "the one that came last made room");
+        // Who has gone makes room, too.
+        drop(small);
+        assert!(line.join(Urgency::deposit(1)).is_some());
+    }
+
+    #[test]
+    fn a_claim_at_risk_may_spend_what_it_is_worth() {
+        // $1, where an ether costs $10,000: 10^14 wei.
+        let claim = Urgency::claim_at_risk(1_000_000);
+        assert_eq!((claim.max_fee(100_000), claim.at_any_price().max_fee(100_000)), (0, 1_000_000_000));
+        assert_eq!(Urgency::deposit(1_000_000).at_any_price().max_fee(100_000), 0);
+        assert_eq!(Urgency::claim().at_any_price().max_fee(0), 0);
+    }
+}

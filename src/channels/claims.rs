@@ -1,18 +1,22 @@
 //! Claims in the background: what was charged is claimed before it is at risk, and when that pays.
+//!
+//! Three tasks, so that none waits for another: one looks at channels, one claims what is due, and one claims at once what a withdrawal could
+//! take, in `at_risk`.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256};
-use tokio::time::timeout;
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 
 use super::{Inner, LONGEST_TRUST, in_the_books};
 use crate::{
-    facilitator::channels::{ChannelError, RefusedClaim},
-    ledger::channels::{ChannelRecord, ChannelStep},
+    facilitator::channels::{ChannelError, Claimed, RefusedClaim},
+    ledger::channels::{ChannelLedgerError, ChannelRecord, ChannelStep},
     telemetry::{self, ChannelSums},
     usdc::Usdc,
     vouchers::{ChannelId, ChannelObservation},
@@ -24,6 +28,8 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(30);
 pub(super) const TIME_TO_CLAIM: Duration = Duration::from_secs(240);
 /// The number of channels that are read from the books, looked at on the chain, or claimed in one transaction.
 pub(super) const TOGETHER: usize = 100;
+/// How many of these are looked at or claimed side by side: as many as a key has transactions in flight.
+pub(super) const SIDE_BY_SIDE: usize = 8;
 /// For how long one process has a channel to claim, in seconds. A transaction that hangs is replaced within that time.
 pub(super) const CLAIM_LEASE: u64 = 180;
 
@@ -125,65 +131,156 @@ pub struct ClaimReport {
     pub refused: Vec<RefusedClaim>,
 }
 
-/// Claims for as long as the channels are used.
+/// A channel of which something is to be claimed.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    id: ChannelId,
+    at_risk: u128,
+    since: u64,
+}
+
+impl Due {
+    fn of(record: &ChannelRecord) -> Self {
+        Self { id: record.id, at_risk: record.at_risk(), since: record.unclaimed_since.unwrap_or(0) }
+    }
+}
+
+/// What was found in the books and on the chain.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    /// The channels to claim, in the order in which they are claimed.
+    due: Vec<Due>,
+    receivers: BTreeSet<(Address, Address)>,
+}
+
+/// What one transaction of claims did.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    report: ClaimReport,
+    receivers: BTreeSet<(Address, Address)>,
+}
+
+/// Looks at channels and claims for as long as they are used.
 pub(super) async fn run(channels: Weak<Inner>) {
-    loop {
+    let (found, next) = watch::channel(Found::default());
+    tokio::spawn(super::at_risk::run(channels.clone()));
+    tokio::spawn(claim_what_is_due(channels.clone(), next));
+    // Not held while it sleeps, so that dropping the last handle ends this task, at the latest after the interval.
+    while let Some(inner) = channels.upgrade() {
+        match inner.look(false).await {
+            Ok(seen) => drop(found.send_replace(seen)),
+            Err(error) => tracing::warn!(%error, "channels could not be looked at; it is tried again"),
+        }
+        drop(inner);
+        sleep(INTERVAL).await;
+    }
+}
+
+/// Claims what was found to be due, again and again.
+async fn claim_what_is_due(channels: Weak<Inner>, mut found: watch::Receiver<Found>) {
+    while found.changed().await.is_ok() {
+        let found = found.borrow_and_update().clone();
         let Some(inner) = channels.upgrade() else { return };
-        if let Err(error) = inner.pass(false).await {
+        if let Err(error) = inner.claim_found(found).await {
             tracing::warn!(%error, "channels could not be claimed; it is tried again");
         }
-        // Not held while it sleeps, so that dropping the last handle ends this task, at the latest after the interval.
-        let woken = {
-            let weak = Arc::downgrade(&inner);
-            drop(inner);
-            async move {
-                match weak.upgrade() {
-                    Some(inner) => inner.wake.notified().await,
-                    None => std::future::pending().await,
-                }
-            }
-        };
-        let _ = timeout(INTERVAL, woken).await;
     }
 }
 
 impl Inner {
-    /// Goes through the books once: looks at channels that were not looked at for long, claims what is due, or all if `everything`, and has
-    /// what was claimed transferred.
-    pub(super) async fn pass(&self, everything: bool) -> Result<ClaimReport, ChannelError> {
-        let mut report = ClaimReport::default();
-        let mut receivers = BTreeSet::new();
-        let (mut after, mut failure) = (None, None);
-        let (mut sums, mut failing) = (BTreeMap::<Address, ChannelSums>::new(), 0_u128);
+    /// Looks at channels that were not looked at for long, claims all that was charged, and has it transferred.
+    pub(super) async fn claim_everything(self: &Arc<Self>) -> Result<ClaimReport, ChannelError> {
+        self.claim_found(self.look(true).await?).await
+    }
+
+    /// Goes through the books once, and looks at the channels that were not looked at for long. Returns what is to be claimed: what is due,
+    /// or all if `everything`.
+    async fn look(self: &Arc<Self>, everything: bool) -> Result<Found, ChannelError> {
+        let (mut sums, mut found, mut stale) = (BTreeMap::new(), Found::default(), Vec::new());
+        let mut after = None;
         loop {
             let page = self.ledger.channels(after, TOGETHER).await.map_err(|error| in_the_books(error.into()))?;
             let Some(last) = page.last() else { break };
             after = Some(last.id);
             // Others may have the ledger, too: a seller on another chain, or one with another key.
-            let page = page.into_iter().filter(|record| self.is_ours(record)).collect();
-            let page = self.look_at_stale(page).await;
-            if everything {
-                // What was claimed and not transferred, as after a crash, is transferred now.
-                receivers.extend(page.iter().map(|record| (record.config.receiver, record.config.token)));
-            }
-            let now = self.clock.now();
-            let is_due = |record: &ChannelRecord| match everything {
-                true => record.unclaimed() > 0,
-                false => self.policy.is_due(record, now),
-            };
-            for record in &page {
-                add(sums.entry(record.config.token).or_default(), record, now);
-            }
-            let due: Vec<_> = page.into_iter().filter(is_due).collect();
-            let at_risk = due.iter().map(ChannelRecord::at_risk).fold(0, u128::saturating_add);
-            if let Err(error) = self.claim(due, &mut report, &mut receivers).await {
-                failure = Some(error);
-                failing = failing.saturating_add(at_risk);
+            for record in page.into_iter().filter(|record| self.is_ours(record)) {
+                match self.is_stale(&record) {
+                    true => stale.push(record.id),
+                    false => self.sort(&record, everything, &mut found, &mut sums),
+                }
+                if !everything {
+                    self.notice(&record);
+                }
             }
         }
-        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = failing;
+        let mut looking = JoinSet::new();
+        let mut parts = stale.chunks(TOGETHER);
+        loop {
+            while looking.len() < SIDE_BY_SIDE
+                && let Some(part) = parts.next()
+            {
+                let (this, part) = (Arc::clone(self), part.to_vec());
+                looking.spawn(async move { this.look_at(part, everything).await });
+            }
+            let Some(records) = looking.join_next().await else { break };
+            for record in records.unwrap_or_default() {
+                self.sort(&record, everything, &mut found, &mut sums);
+            }
+        }
         for (asset, sums) in &sums {
             telemetry::channels(self.facilitator.network(), *asset, sums);
+        }
+        // Not by their ids, which payers choose: what is at risk comes first, and then what is unclaimed for the longest time.
+        found.due.sort_by_key(|due| (Reverse(due.at_risk), due.since));
+        Ok(found)
+    }
+
+    /// Counts a channel, and notes it if it is to be claimed.
+    fn sort(
+        &self,
+        record: &ChannelRecord,
+        everything: bool,
+        found: &mut Found,
+        sums: &mut BTreeMap<Address, ChannelSums>,
+    ) {
+        let now = self.clock.now();
+        add(sums.entry(record.config.token).or_default(), record, now);
+        if everything {
+            // What was claimed and not transferred, as after a crash, is transferred now.
+            found.receivers.insert((record.config.receiver, record.config.token));
+        }
+        let is_due = match everything {
+            true => record.unclaimed() > 0,
+            // What is at risk is claimed by a task of its own.
+            false => self.policy.is_due(record, now) && !self.at_risk.has(&record.id),
+        };
+        if is_due {
+            found.due.push(Due::of(record));
+        }
+    }
+
+    /// Claims these channels in several transactions side by side, and has what was claimed transferred. One that fails stops no other.
+    async fn claim_found(self: &Arc<Self>, found: Found) -> Result<ClaimReport, ChannelError> {
+        let Found { due, mut receivers } = found;
+        let (mut report, mut failure) = (ClaimReport::default(), None);
+        let (mut claiming, mut parts) = (JoinSet::new(), due.chunks(TOGETHER));
+        loop {
+            while claiming.len() < SIDE_BY_SIDE
+                && let Some(part) = parts.next()
+            {
+                let (this, part) = (Arc::clone(self), part.iter().map(|due| due.id).collect());
+                claiming.spawn(async move { this.claim(part, false).await });
+            }
+            let Some(claimed) = claiming.join_next().await else { break };
+            match claimed.unwrap_or(Err(ChannelError::Pending { transaction: None })) {
+                Ok(batch) => {
+                    receivers.extend(batch.receivers);
+                    report.claimed += batch.report.claimed;
+                    report.transactions.extend(batch.report.transactions);
+                    report.refused.extend(batch.report.refused);
+                }
+                Err(error) => failure = Some(error),
+            }
         }
         for (receiver, token) in receivers {
             match self.facilitator.settle(receiver, token).await {
@@ -210,32 +307,46 @@ impl Inner {
         record.network == self.facilitator.network() && record.config.receiver_authorizer == self.authorizer.address()
     }
 
-    /// Looks at the channels that may not be forgotten yet, if that was long ago: a withdrawal may have been announced, or a reorganization
-    /// may have removed a claim.
-    async fn look_at_stale(&self, page: Vec<ChannelRecord>) -> Vec<ChannelRecord> {
-        let now = self.clock.now();
-        let is_stale = |record: &ChannelRecord| {
-            let is_needed = record.voucher.is_some() && record.forget_at().is_none_or(|at| at > now);
-            is_needed && now.saturating_sub(record.observed_at) >= LONGEST_TRUST / 2
-        };
-        let stale: Vec<ChannelId> = page.iter().filter(|record| is_stale(record)).map(|record| record.id).collect();
-        if stale.is_empty() {
-            return page;
+    /// Has a channel claimed at once if a withdrawal is announced.
+    pub(super) fn notice(&self, record: &ChannelRecord) {
+        if record.observed.withdrawal > 0 && record.unclaimed() > 0 && self.is_ours(record) {
+            self.at_risk.add(record.id, record.at_risk());
         }
-        let observed = match self.facilitator.observe(&stale).await {
+    }
+
+    /// Returns `true` if a channel that may not be forgotten yet was looked at long ago: a withdrawal may have been announced, or a
+    /// reorganization may have removed a claim.
+    fn is_stale(&self, record: &ChannelRecord) -> bool {
+        let now = self.clock.now();
+        let is_needed = record.voucher.is_some() && record.forget_at().is_none_or(|at| at > now);
+        is_needed && now.saturating_sub(record.observed_at) >= LONGEST_TRUST / 2
+    }
+
+    /// Looks at channels on the chain. Returns them as they are in the books then.
+    async fn look_at(&self, ids: Vec<ChannelId>, everything: bool) -> Vec<ChannelRecord> {
+        let observed = match self.facilitator.observe(&ids).await {
             Ok(observed) => observed,
             Err(error) => {
-                tracing::warn!(%error, channels = stale.len(), "channels could not be looked at");
-                return page;
+                tracing::warn!(%error, channels = ids.len(), "channels could not be looked at");
+                Vec::new()
             }
         };
-        let mut looked_at = Vec::with_capacity(page.len());
-        for record in page {
-            let seen = observed.iter().find(|seen| seen.state.channel_id == record.id);
-            looked_at.push(match seen {
-                Some(seen) => self.observe(*seen).await.unwrap_or(record),
-                None => record,
-            });
+        let mut looked_at = Vec::with_capacity(ids.len());
+        for id in ids {
+            let seen = observed.iter().find(|seen| seen.state.channel_id == id);
+            let record = match seen {
+                Some(seen) => self.observe(*seen).await,
+                None => None,
+            };
+            let record = match record {
+                None => self.ledger.channel(&id).await.ok().flatten(),
+                seen => seen,
+            };
+            looked_at.extend(record.inspect(|record| {
+                if !everything {
+                    self.notice(record);
+                }
+            }));
         }
         looked_at
     }
@@ -246,25 +357,39 @@ impl Inner {
         observed.inspect_err(|error| tracing::warn!(%error, "a channel's state was not recorded")).ok()
     }
 
-    /// Claims these channels in one transaction.
-    async fn claim(
-        &self,
-        due: Vec<ChannelRecord>,
-        report: &mut ClaimReport,
-        receivers: &mut BTreeSet<(Address, Address)>,
-    ) -> Result<(), ChannelError> {
+    /// Claims these channels in one transaction. If `anyhow`, also those that another process or task is claiming: it may hang.
+    pub(super) async fn claim(&self, due: Vec<ChannelId>, anyhow: bool) -> Result<Batch, ChannelError> {
         let now = self.clock.now();
         let until = now + CLAIM_LEASE;
         let (mut held, mut rows) = (Vec::new(), Vec::new());
-        for record in due {
+        for id in due {
             let step = ChannelStep::BeginClaim { now, until };
-            // Another process has it, or the ledger failed: it is due the next time, too.
-            let Ok(record) = self.ledger.advance(&record.id, &step).await else { continue };
-            rows.extend(record.claim());
-            held.push(record);
+            let record = match self.ledger.advance(&id, &step).await {
+                Ok(record) => record,
+                Err(ChannelLedgerError::Busy { .. }) if anyhow => match self.ledger.channel(&id).await {
+                    Ok(Some(record)) => record,
+                    _ => continue,
+                },
+                Err(ChannelLedgerError::NotFound) => {
+                    self.at_risk.claimed(&id);
+                    continue;
+                }
+                // Another process has it, or the ledger failed: it is due the next time, too.
+                Err(_) => continue,
+            };
+            match record.claim() {
+                Some(row) => {
+                    rows.push(row);
+                    held.push(record);
+                }
+                None => {
+                    let _ = self.ledger.advance(&id, &ChannelStep::EndClaim { until }).await;
+                    self.at_risk.claimed(&id);
+                }
+            }
         }
         if rows.is_empty() {
-            return Ok(());
+            return Ok(Batch::default());
         }
         let claimed = self.facilitator.claim(&rows, &self.authorizer).await;
         if let Ok(claimed) = &claimed {
@@ -278,13 +403,25 @@ impl Inner {
         for record in &held {
             // If it fails, the lease ends by itself.
             let _ = self.ledger.advance(&record.id, &ChannelStep::EndClaim { until }).await;
+            match &claimed {
+                Ok(_) => self.at_risk.claimed(&record.id),
+                Err(_) if record.at_risk() > 0 => self.at_risk.failed(record.id, record.at_risk()),
+                Err(_) => {}
+            }
         }
         let claimed = claimed?;
-        receivers.extend(held.iter().map(|record| (record.config.receiver, record.config.token)));
-        report.claimed += claimed.amount;
-        report.transactions.extend(claimed.transactions);
-        report.refused.extend(claimed.refused);
-        Ok(())
+        let receivers = held.iter().map(|record| (record.config.receiver, record.config.token)).collect();
+        let Claimed { amount, transactions, refused, .. } = claimed;
+        Ok(Batch { report: ClaimReport { claimed: amount, settled: 0, transactions, refused }, receivers })
+    }
+
+    /// Has what a batch claimed transferred.
+    pub(super) async fn settle(&self, batch: Batch) {
+        for (receiver, token) in batch.receivers {
+            if let Err(error) = self.facilitator.settle(receiver, token).await {
+                tracing::warn!(%error, "what was claimed could not be transferred; it is tried again after the next claim");
+            }
+        }
     }
 }
 

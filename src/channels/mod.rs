@@ -7,21 +7,19 @@
 //! |---|---|
 //! | `mod` | what does a seller need to take vouchers, and how is a channel looked at, filled and refunded? |
 //! | `claims` | when is claimed what was charged, and what happens if that fails? |
+//! | `at_risk` | when is claimed what a withdrawal could take? |
 //! | `idle` | which channels does the seller refund without being asked? |
 
+mod at_risk;
 mod claims;
 mod idle;
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
-use tokio::sync::Notify;
 use tracing::Instrument as _;
 
+use at_risk::AtRisk;
 pub use claims::{ClaimPolicy, ClaimReport};
 
 use crate::{
@@ -75,10 +73,8 @@ struct Inner {
     requires_min_deposit: bool,
     policy: ClaimPolicy,
     clock: Arc<dyn Clock>,
-    /// Wakes the worker that claims.
-    wake: Notify,
-    /// The amount, in atomic units, that was at risk when the last pass failed to claim it.
-    failing: Mutex<u128>,
+    /// The channels that are claimed at once.
+    at_risk: Arc<AtRisk>,
     readiness: ReadinessCache,
 }
 
@@ -116,7 +112,7 @@ impl Channels {
     pub async fn claim_all(&self) -> Result<ClaimReport, ChannelError> {
         // Cancelled halfway, it would keep the channels from being claimed until its leases end.
         let inner = Arc::clone(&self.0);
-        let claiming = tokio::spawn(async move { inner.pass(true).await }.in_current_span());
+        let claiming = tokio::spawn(async move { inner.claim_everything().await }.in_current_span());
         claiming.await.unwrap_or(Err(ChannelError::Pending { transaction: None }))
     }
 
@@ -242,9 +238,7 @@ impl Channels {
         step: &ChannelStep,
     ) -> Result<ChannelRecord, ChannelLedgerError> {
         let record = self.0.ledger.advance(id, step).await?;
-        if record.observed.withdrawal > 0 && record.unclaimed() > 0 {
-            self.0.wake.notify_one();
-        }
+        self.0.notice(&record);
         Ok(record)
     }
 
@@ -302,7 +296,7 @@ impl Inner {
         if self.ledger.channels(None, 1).await.is_err() {
             readiness.reasons.push(NotReady::Ledger);
         }
-        let units = *self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let units = self.at_risk.failing();
         if units > 0 {
             readiness.reasons.push(NotReady::ClaimsFail { units });
         }
@@ -407,8 +401,7 @@ impl ChannelsBuilder {
             requires_min_deposit: self.requires_min_deposit,
             policy: self.policy,
             clock: self.clock,
-            wake: Notify::new(),
-            failing: Mutex::default(),
+            at_risk: Arc::default(),
             readiness: ReadinessCache::new(READINESS_TTL),
         }));
         runtime.spawn(claims::run(Arc::downgrade(&channels.0)));

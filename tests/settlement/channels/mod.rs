@@ -4,6 +4,7 @@ mod actions;
 mod faults;
 mod gas;
 mod line;
+mod passes;
 mod pauses;
 mod refusals;
 mod service;

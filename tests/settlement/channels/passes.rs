@@ -1,0 +1,211 @@
+//! In which order channels are claimed, and what holds up what, on virtual time.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_signer_local::PrivateKeySigner;
+use async_trait::async_trait;
+use support::{
+    authorization::unix_now,
+    escrow::Channel,
+    eventually::{eventually, in_time},
+};
+use tower_x402::{
+    Clock as _, ManualClock, Network, Usdc,
+    channels::{Channels, ClaimPolicy},
+    facilitator::channels::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund},
+    ledger::{
+        MemoryLedger,
+        channels::{ChannelLedger as _, ChannelStep},
+    },
+    vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelState, Claim, Deposit, Voucher},
+};
+
+const DEPOSIT: u128 = 10_000;
+const CHARGED: u128 = 1_000;
+
+/// Channels whose claims hang, but for those that are withdrawn.
+#[derive(Clone, Debug, Default)]
+struct Hanging(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    withdrawn: HashSet<ChannelId>,
+    /// The rows of each call.
+    claims: Vec<Vec<ChannelId>>,
+    claimed: HashMap<ChannelId, u128>,
+    answers: bool,
+}
+
+impl Hanging {
+    fn observation(&self, id: ChannelId) -> ChannelObservation {
+        let state = self.0.lock().unwrap();
+        let withdrawal = if state.withdrawn.contains(&id) { DEPOSIT } else { 0 };
+        let total_claimed = state.claimed.get(&id).copied().unwrap_or(0);
+        ChannelObservation {
+            state: ChannelState {
+                channel_id: id,
+                balance: DEPOSIT,
+                total_claimed,
+                withdraw_requested_at: u64::from(withdrawal > 0),
+                refund_nonce: 0,
+                charged_cumulative_amount: None,
+            },
+            withdrawal,
+            block: 1,
+        }
+    }
+
+    fn claims(&self) -> Vec<Vec<ChannelId>> {
+        self.0.lock().unwrap().claims.clone()
+    }
+}
+
+#[async_trait]
+impl ChannelFacilitator for Hanging {
+    fn network(&self) -> Network {
+        Network::BASE_SEPOLIA
+    }
+
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
+        Ok(channels.iter().map(|id| self.observation(*id)).collect())
+    }
+
+    async fn verify_deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<ChannelObservation, ChannelError> {
+        unreachable!("nothing is deposited")
+    }
+
+    async fn deposit(&self, _: &ChannelConfig, _: &Voucher, _: &Deposit) -> Result<Executed, ChannelError> {
+        unreachable!("nothing is deposited")
+    }
+
+    async fn claim(&self, claims: &[Claim], _: &AuthorizerKey) -> Result<Claimed, ChannelError> {
+        let ids: Vec<ChannelId> =
+            claims.iter().map(|claim| Channel::escrow().channel_id(&claim.voucher.channel)).collect();
+        let is_answered = {
+            let mut state = self.0.lock().unwrap();
+            state.claims.push(ids.clone());
+            state.answers || ids.iter().all(|id| state.withdrawn.contains(id))
+        };
+        if !is_answered {
+            std::future::pending::<()>().await;
+        }
+        for (id, claim) in ids.iter().zip(claims) {
+            self.0.lock().unwrap().claimed.insert(*id, claim.total_claimed);
+        }
+        let amount = claims.iter().map(|claim| claim.total_claimed).sum();
+        let observed = ids.into_iter().map(|id| self.observation(id)).collect();
+        Ok(Claimed { transactions: vec![B256::ZERO], amount, observed, refused: Vec::new() })
+    }
+
+    async fn claim_signed(&self, _: &[Claim], _: &Bytes) -> Result<Claimed, ChannelError> {
+        unreachable!("the seller signs itself")
+    }
+
+    async fn settle(&self, _: Address, _: Address) -> Result<Option<Settled>, ChannelError> {
+        Ok(None)
+    }
+
+    async fn refund_signed(&self, _: &SignedRefund) -> Result<Executed, ChannelError> {
+        unreachable!("nothing is refunded")
+    }
+}
+
+struct Stage {
+    contract: Hanging,
+    ledger: Arc<MemoryLedger>,
+    clock: Arc<ManualClock>,
+    authorizer: PrivateKeySigner,
+    voucher: Voucher,
+    config: ChannelConfig,
+}
+
+impl Stage {
+    fn open() -> Self {
+        let authorizer = PrivateKeySigner::random();
+        let config = ChannelConfig {
+            payer: Address::repeat_byte(1),
+            payer_authorizer: Address::repeat_byte(2),
+            receiver: Address::repeat_byte(3),
+            receiver_authorizer: authorizer.address(),
+            token: Network::BASE_SEPOLIA.usdc().unwrap().address,
+            withdraw_delay: 900,
+            salt: B256::ZERO,
+        };
+        let any = PrivateKeySigner::random();
+        let channel = Channel { config, payer: any.clone(), voucher_key: any, authorizer: authorizer.clone() };
+        let (contract, ledger) = (Hanging::default(), Arc::new(MemoryLedger::new()));
+        let clock = Arc::new(ManualClock::at(unix_now()));
+        Self { contract, ledger, clock, authorizer, voucher: channel.voucher(CHARGED), config }
+    }
+
+    /// Charges something on so many channels, one second after the other. Returns them in that order.
+    async fn charged(&self, count: u64) -> Vec<ChannelId> {
+        let mut ids = Vec::new();
+        for n in 0..count {
+            let config = ChannelConfig { salt: U256::from(n).into(), ..self.config };
+            let id = Channel::escrow().channel_id(&config);
+            self.clock.advance(1);
+            let (network, now) = (Network::BASE_SEPOLIA, self.clock.now());
+            let voucher = Voucher { channel_id: id, ..self.voucher.clone() };
+            for step in [
+                ChannelStep::Open { network, config, observation: self.contract.observation(id), now },
+                ChannelStep::Begin { request: B256::ZERO, voucher, price: CHARGED, now, until: now + 60 },
+                ChannelStep::Charge { epoch: 1, amount: CHARGED, response: None, now },
+            ] {
+                self.ledger.advance(&id, &step).await.unwrap();
+            }
+            ids.push(id);
+        }
+        ids
+    }
+
+    fn channels(&self, policy: ClaimPolicy) -> Channels {
+        Channels::builder(self.contract.clone(), AuthorizerKey::new(self.authorizer.clone()))
+            .ledger(self.ledger.clone())
+            .clock(self.clock.clone())
+            .claims(policy)
+            .build()
+            .unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_at_risk_is_claimed_at_once_while_all_other_claims_hang() {
+    let stage = Stage::open();
+    let ids = stage.charged(950).await;
+    let _channels = stage.channels(ClaimPolicy::default().amount(Usdc::from_atomic(1)));
+    in_time("claims are made side by side", async {
+        while stage.contract.claims().len() < 8 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    // Two payers withdraw. The claim of one of them hangs already, the other's was not made yet.
+    let (first, last) = (ids[0], ids[949]);
+    stage.contract.0.lock().unwrap().withdrawn.extend([first, last]);
+    stage.clock.advance(150);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert_eq!(stage.contract.claims()[8..], [vec![last]], "the next look finds it");
+    assert_eq!(stage.ledger.channel(&last).await.unwrap().unwrap().unclaimed(), 0);
+    // The one that waits among others is claimed alone, sooner than its lease ends.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(stage.contract.claims()[9..], [vec![first]]);
+    assert_eq!(stage.ledger.channel(&first).await.unwrap().unwrap().unclaimed(), 0);
+}
+
+/// Payers choose the ids of their channels.
+#[tokio::test(start_paused = true)]
+async fn claims_are_made_in_the_order_in_which_the_charges_were_made_whatever_the_ids() {
+    let stage = Stage::open();
+    stage.contract.0.lock().unwrap().answers = true;
+    let ids = stage.charged(1_000).await;
+    let _channels = stage.channels(ClaimPolicy::default().amount(Usdc::from_atomic(1)));
+    eventually("all are claimed", async || stage.contract.claims().len() == 10).await;
+    let order: Vec<ChannelId> = stage.contract.claims().concat();
+    assert_eq!(order, ids);
+}

@@ -19,13 +19,13 @@ use tower_x402::{
 use url::Url;
 use x402_market::{
     AgentCard, EvaluatorService, Score, Student, Submission, Task, Truth,
-    directory::SignedEvidence,
+    directory::{ReportQuery, SignedEvidence},
     evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment},
     judge::ArithmeticJudge,
     reputation::Reputation,
 };
 
-use super::stage::{PRICE, Stage, checker, forge, sign_report};
+use super::stage::{Booth, PRICE, Stage, checker, forge, sign_report};
 use support::{
     authorization::random_nonce,
     chain::Chain,
@@ -246,6 +246,50 @@ async fn each_part_of_a_claim_supports_one_report() {
     let other = Tab::open(&stage, booth.payee.address()).await;
     other.claim(&stage, 4 * PRICE).await;
     assert_eq!(stage.post(&other.report(4 * PRICE, 2 * PRICE).await).await.0, 201);
+}
+
+/// An evaluator that reports about itself pays for one deposit and one claim, and gets the money back.
+#[tokio::test]
+async fn one_claim_neither_empties_a_full_directory_nor_fills_it_for_nothing() {
+    const LIMIT: u64 = 30;
+    let chain = DevnetChain::start(None).await;
+    let stage =
+        Stage::set_with(&chain, |directory| directory.payment_checker(checker(&chain)).max_reports(LIMIT, 20_000));
+    let stage = stage.await;
+    let honest = stage.booth(&["prose"]).await;
+    let mut reports = Vec::new();
+    for _ in 0..20 {
+        let payer = stage.payer().await;
+        let paid = stage.pay(&payer, honest.payee.address(), PRICE).await;
+        reports.push(paid.report(honest.payee.address(), &payer).await);
+        assert_eq!(stage.post(&reports[reports.len() - 1]).await.0, 201);
+    }
+    chain.devnet.mine();
+    let attacker = Booth::open(&["prose"]).await;
+    attacker.show(&["prose"], &attacker.payee, 1).await;
+    stage.client().list(&attacker.url).await.unwrap();
+    let tab = Tab::open(&stage, attacker.payee.address()).await;
+    tab.claim(&stage, DEPOSIT).await;
+    assert_eq!(stage.post(&tab.report(99, 99).await).await, (422, "underpaid".into()), "less than a report weighs");
+    let mut answers = Vec::new();
+    for number in 1..=40 {
+        answers.push(stage.post(&tab.report(100 * number, 100).await).await.0);
+    }
+    let kept = stage.client().reports(&Default::default()).await.unwrap().reports;
+    let of = |payee: Address| kept.iter().filter(|kept| kept.report.evidence.evaluator == payee).count();
+    assert_eq!((of(honest.payee.address()), of(attacker.payee.address())), (20, 10), "{answers:?}");
+    // One of its reports makes room for each further one, and for those of others.
+    assert_eq!(stage.post(&tab.report(100, 100).await).await, (410, "too_old".into()));
+    for left in [9, 8] {
+        let payer = stage.payer().await;
+        let paid = stage.pay(&payer, honest.payee.address(), PRICE).await;
+        assert_eq!(stage.post(&paid.report(honest.payee.address(), &payer).await).await.0, 201);
+        let query = ReportQuery::default().payer(tab.channel.config.payer);
+        assert_eq!(stage.client().reports(&query).await.unwrap().reports.len(), left);
+    }
+    for report in &reports {
+        assert_eq!(stage.post(report).await.0, 200, "it is there still");
+    }
 }
 
 /// The payer gets back what was not claimed. What was stays the evaluator's.

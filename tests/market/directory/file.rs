@@ -38,7 +38,7 @@ async fn file_of_an_earlier_version_is_migrated() {
     for end in ["", "-wal"] {
         fs::copy(format!("{}{end}", path.display()), format!("{}{end}", old.display())).unwrap();
     }
-    sqlite_file::note_as_sqlx(&old, 4);
+    sqlite_file::note_as_sqlx(&old, 5);
     DirectoryStore::open(&old).await.expect("the first time").close().await;
     let again = open(&chain, &old).await;
     let read = async |stage: &Stage<'_>| {

@@ -9,6 +9,7 @@ use std::{
 use alloy_primitives::Address;
 use http::StatusCode;
 use serde_json::json;
+use tower_x402::Usdc;
 use url::{Host, Url};
 
 use super::{
@@ -58,7 +59,8 @@ impl DirectoryService {
 impl Shared {
     async fn upkeep_once(self: &Arc<Self>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        self.store.delete_reports(now.saturating_sub(self.limits.report_retention.as_secs())).await?;
+        let until = now.saturating_sub(self.limits.report_retention.as_secs());
+        self.store.delete_reports(until, &self.limits).await?;
         self.recheck_payments().await?;
         // Last, because evaluators decide how long it takes.
         self.refresh_cards(now).await?;
@@ -135,6 +137,9 @@ const MAX_URL: usize = 2_048;
 const MAX_SKILLS: usize = 64;
 /// The longest name of a skill, in bytes. Evidence has the same limit.
 const MAX_SKILL: usize = 128;
+/// The least that a report about a charge on a payment channel is about, in atomic units. A transfer costs the gas of a transaction; a
+/// charge is a part of a claim, and would cost nothing.
+const LEAST_CHARGE: Usdc = Usdc::from_atomic(100);
 /// A card that was fetched less than this many seconds ago is not fetched again.
 const FRESH: u64 = 60;
 
@@ -233,6 +238,10 @@ impl Shared {
                 return Err(unprocessable("unknown_evaluator", detail));
             }
         }
+        if report.evidence.charge.is_some() && report.evidence.paid < LEAST_CHARGE {
+            let detail = format!("a report about a charge on a payment channel is about {LEAST_CHARGE} at least");
+            return Err(unprocessable("underpaid", &detail));
+        }
         let payment = checker.check(&report).await.map_err(|error| refused_payment(&error))?;
         report.transaction = Some(payment.transaction);
         stored_answer(self.store.put_report(&payment, &report, &self.limits).await?)
@@ -247,7 +256,7 @@ fn stored_answer(stored: Stored) -> Result<Answer, Answer> {
             Err(Answer::problem(StatusCode::CONFLICT, "spoken", "this payment, or a part of it, has another report"))
         }
         Stored::TooOld => {
-            let detail = "reports about payments of that time were deleted";
+            let detail = "reports about payments of that time were deleted, of all payers or of this one";
             Err(Answer::problem(StatusCode::GONE, "too_old", detail))
         }
         Stored::TooMany => {

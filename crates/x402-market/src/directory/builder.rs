@@ -110,8 +110,8 @@ impl DirectoryBuilder {
 
     /// Sets how many reports are stored, in all and of one payer. Default: 1,000,000 and 20,000.
     ///
-    /// Beyond the first limit, the reports about the oldest payments are deleted, and no report about payments that old is accepted any
-    /// more. Beyond the second, further reports of the payer are refused.
+    /// Beyond the first limit, each further report replaces the oldest of the payer that has most reports, and no report of that payer about
+    /// a payment that old is accepted any more. Beyond the second, further reports of the payer are refused.
     pub fn max_reports(mut self, reports: u64, per_payer: u64) -> Self {
         (self.limits.reports, self.limits.reports_per_payer) = (reports.max(1), per_payer);
         self

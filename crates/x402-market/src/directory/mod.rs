@@ -67,13 +67,14 @@
 //! - no other report is about a part of this part. So reports about a channel are never about more than was claimed of it.
 //!
 //! Such reports are cheaper for an evaluator that reports about itself: it pays the gas of one deposit and one claim for any number of
-//! them, where each transfer costs gas of its own. The money comes back to it in both cases.
+//! them, where each transfer costs gas of its own. The money comes back to it in both cases. So a report is about $0.0001 at least, and
+//! what one payer has most of is dropped first.
 //!
 //! # What is deleted
 //!
 //! All storage is bounded. A card that cannot be fetched is unlisted after a day and deleted after 30 days. Reports are deleted after 180
-//! days, or when there are too many, those about the oldest payments first. A payment whose report may have been deleted cannot be
-//! reported again.
+//! days. When there are too many, each further one replaces the oldest report of the payer that has most. A payment whose report may have
+//! been deleted cannot be reported again.
 //!
 //! If a reorg removes a payment, its report is deleted once all nodes agree that the payment is gone for good: in a final block its
 //! authorization is unused, or its charge unclaimed, or another transaction did it. The nodes must answer calls at a final block for that.

@@ -57,8 +57,8 @@ const PAGE_BYTES: usize = 1 << 20;
 /// | 400 | `bad_request`, `bad_query` |
 /// | 408, 413 | `body_too_slow`, `body_too_large` (more than 16 KiB) |
 /// | 409 | `payee_changed`; `spoken`: the payment, or a part of it, has another report; `not_yet`: the payment is not on the chain, not claimed or not deep enough, try again |
-/// | 410 | `too_old`: reports about payments of that time were deleted |
-/// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee), `bad_voice`: the report is not valid or not signed by the payer, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator's lowest price, `not_paid`, `implausible_time` |
+/// | 410 | `too_old`: reports about payments of that time were deleted, of all payers or of this one |
+/// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee), `bad_voice`: the report is not valid or not signed by the payer, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator's lowest price, or than $0.0001 by voucher, `not_paid`, `implausible_time` |
 /// | 429 | `too_many_requests`, `too_many_voices`: the payer's limit of reports is reached, `too_many_of_host`, `too_many_of_payee` |
 /// | 502 | `unreachable`: the card could not be fetched |
 /// | 503 | `unavailable`, `full`: try again later |

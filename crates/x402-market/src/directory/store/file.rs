@@ -45,6 +45,7 @@ const STEPS: &[M<'static>] = &[
     M::up(include_str!("migrations/0002_prices.sql")),
     M::up(include_str!("migrations/0003_endpoints.sql")),
     M::up(include_str!("migrations/0004_charges.sql")),
+    M::up(include_str!("migrations/0005_payers.sql")),
 ];
 const MIGRATIONS: Migrations<'static> = Migrations::from_slice(STEPS);
 
@@ -152,9 +153,9 @@ mod tests {
             (other(""), "something else"),
             (other("PRAGMA user_version = 2"), "something else"),
             (other(&noted("(1), (2)")), "something else"),
-            (cards("PRAGMA user_version = 5"), "later version"),
+            (cards("PRAGMA user_version = 6"), "later version"),
             (cards("PRAGMA user_version = -1"), "later version"),
-            (cards(&noted("(1), (2), (3), (4), (5)")), "later version"),
+            (cards(&noted("(1), (2), (3), (4), (5), (6)")), "later version"),
         ] {
             let mut connection = Connection::open_in_memory().unwrap();
             connection.execute_batch(&file).unwrap();

@@ -91,10 +91,12 @@ impl DirectoryStore {
     }
 
     /// Deletes the reports about payments up to this time. No report about such a payment is accepted any more.
-    pub(in crate::directory) async fn delete_reports(&self, until: u64) -> Result<(), StoreError> {
+    pub(in crate::directory) async fn delete_reports(&self, until: u64, limits: &Limits) -> Result<(), StoreError> {
+        let limit = signed(limits.reports);
         self.run(move |connection| {
             let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             delete_until(&work, signed(until))?;
+            forget_payers(&work, limit)?;
             work.commit()
         })
         .await
@@ -158,24 +160,38 @@ fn put_report(
         return Ok(before);
     }
     let (payer, time) = (payment.key.payer, signed(payment.block_time));
-    if time <= ask(&work, "SELECT until FROM forgotten", [])? {
+    let of_payer = "SELECT reports, until FROM payers WHERE payer = ?";
+    let of_payer = work.prepare_cached(of_payer)?.query_row([payer.as_slice()], |row| Ok((row.get(0)?, row.get(1)?)));
+    let (of_payer, until): (i64, i64) = of_payer.optional()?.unwrap_or_default();
+    if time <= until.max(ask(&work, "SELECT until FROM forgotten", [])?) {
         return Ok(Stored::TooOld);
     }
-    let of_payer = ask(&work, "SELECT count(*) FROM voices WHERE payer = ?", [payer.as_slice()])?;
     if of_payer >= signed(limits.reports_per_payer) {
         return Ok(Stored::TooMany);
     }
     let id = insert(&work, payment, report)?;
-    if ask(&work, "SELECT rows FROM sizes WHERE name = 'voices'", [])? > signed(limits.reports) {
-        let oldest = ask(&work, "SELECT min(block_time) FROM voices", [])?;
-        delete_until(&work, oldest)?;
-        if time <= oldest {
-            work.commit()?;
-            return Ok(Stored::TooOld);
-        }
+    let mut is_kept = true;
+    while ask(&work, "SELECT rows FROM sizes WHERE name = 'voices'", [])? > signed(limits.reports) {
+        is_kept &= drop_one(&work)? != id;
     }
     work.commit()?;
-    Ok(Stored::New(id.cast_unsigned()))
+    Ok(if is_kept { Stored::New(id.cast_unsigned()) } else { Stored::TooOld })
+}
+
+/// Finds the payer that has most reports. Of several, it is the one with the oldest.
+const LARGEST: &str = "SELECT payer FROM payers ORDER BY reports DESC, oldest LIMIT 1";
+/// Finds the oldest report of a payer.
+const OLDEST: &str = "SELECT id, block_time FROM voices WHERE payer = ? ORDER BY block_time, id LIMIT 1";
+
+/// Deletes the oldest report of a payer that has most, so that nobody's payments, however many one claim holds, drop those of others.
+/// Returns its number. No report of that payer about a payment of that time or before is accepted any more.
+fn drop_one(work: &Connection) -> Result<i64, rusqlite::Error> {
+    let payer: [u8; 20] = work.prepare_cached(LARGEST)?.query_row([], |row| row.get(0))?;
+    let oldest = work.prepare_cached(OLDEST)?.query_row([payer], |row| Ok((row.get(0)?, row.get(1)?)));
+    let (id, time): (i64, i64) = oldest?;
+    work.prepare_cached("UPDATE payers SET until = max(until, ?2) WHERE payer = ?1")?.execute((payer, time))?;
+    work.prepare_cached("DELETE FROM voices WHERE id = ?")?.execute([id])?;
+    Ok(id)
 }
 
 fn insert(work: &Connection, payment: &ReportedPayment, report: &SignedEvidence) -> Result<i64, rusqlite::Error> {
@@ -203,7 +219,24 @@ fn insert(work: &Connection, payment: &ReportedPayment, report: &SignedEvidence)
 
 fn delete_until(work: &Connection, until: i64) -> Result<(), rusqlite::Error> {
     work.prepare_cached("DELETE FROM voices WHERE block_time <= ?")?.execute([until])?;
-    work.prepare_cached("UPDATE forgotten SET until = max(until, ?)")?.execute([until]).map(drop)
+    forget_until(work, until)
+}
+
+/// Accepts no more reports about payments up to this time, so that payers need not be remembered for them.
+fn forget_until(work: &Connection, until: i64) -> Result<(), rusqlite::Error> {
+    work.prepare_cached("UPDATE forgotten SET until = max(until, ?)")?.execute([until])?;
+    let delete = "DELETE FROM payers WHERE reports = 0 AND until <= (SELECT until FROM forgotten)";
+    work.prepare_cached(delete)?.execute([]).map(drop)
+}
+
+/// Remembers no more than `limit` payers whose reports were all dropped.
+fn forget_payers(work: &Connection, limit: i64) -> Result<(), rusqlite::Error> {
+    let without = ask(work, "SELECT count(*) FROM payers WHERE reports = 0", [])?;
+    if without > limit {
+        let first = "SELECT until FROM payers WHERE reports = 0 ORDER BY until LIMIT 1 OFFSET ?";
+        forget_until(work, ask(work, first, [without - limit - 1])?)?;
+    }
+    Ok(())
 }
 
 fn reports(connection: &Connection, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), rusqlite::Error> {
@@ -285,14 +318,36 @@ mod tests {
             let plan: Vec<String> = explain.await.unwrap();
             assert!(plan.len() == 1 && plan[0].starts_with("SEARCH") && plan[0].contains(index), "{plan:?}");
         }
-        let explain = store.run(|connection| {
-            let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {NEXT}"))?;
-            explain.query_row((B256::ZERO.as_slice(), 5), |row| row.get::<_, String>("detail"))
+        for (query, values, expected) in [
+            (NEXT, 2, "voices_by_channel (channel=? AND charged_to>?)"),
+            (LARGEST, 0, "SCAN payers USING COVERING INDEX payers_by_reports"),
+            (OLDEST, 1, "voices_by_payer_and_time (payer=?)"),
+        ] {
+            let explain = store.run(move |connection| {
+                let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {query}"))?;
+                let values = params_from_iter(std::iter::repeat_n(5, values));
+                let steps = explain.query_map(values, |row| row.get::<_, String>("detail"))?;
+                steps.collect()
+            });
+            let plan: Vec<String> = explain.await.unwrap();
+            assert!(plan.len() == 1 && plan[0].contains(expected), "{plan:?}");
+        }
+    }
+
+    /// Each of these payers had one report, which was dropped.
+    #[tokio::test]
+    async fn payers_without_reports_are_remembered_up_to_a_bound_and_then_by_time() {
+        let store = DirectoryStore::in_memory().await.unwrap();
+        let insert = store.run(|connection| {
+            for (payer, until) in [(1_u8, 10), (2, 30), (3, 20), (4, 40)] {
+                let values = (Address::repeat_byte(payer).into_array(), until);
+                connection.execute("INSERT INTO payers VALUES (?1, 0, 0, ?2)", values)?;
+            }
+            forget_payers(connection, 2)?;
+            let mut left = connection.prepare("SELECT until FROM payers ORDER BY until")?;
+            let left = left.query_map([], |row| row.get::<_, i64>(0))?.collect::<Result<Vec<_>, _>>()?;
+            Ok((left, ask(connection, "SELECT until FROM forgotten", [])?))
         });
-        let plan = explain.await.unwrap();
-        assert!(
-            plan.starts_with("SEARCH") && plan.contains("voices_by_channel (channel=? AND charged_to>?)"),
-            "{plan}"
-        );
+        assert_eq!(insert.await.unwrap(), (vec![30, 40], 20));
     }
 }

@@ -21,7 +21,8 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// A policy for sending one payment again while its outcome is unclear.
 ///
 /// The outcome is unclear if no answer comes, or if the server is not done (5xx; 408, 409, 425 or 429 with `Retry-After`). Every
-/// attempt sends the same payment, which can move money only once, and none is made after it has expired.
+/// attempt sends the same payment, which can move money only once, and none is made after it has expired. A voucher of a payment channel
+/// may be signed again after a refusal: that is an attempt, too, and all of them together cost no more than the limit per payment.
 ///
 /// ```
 /// use std::time::Duration;
@@ -161,7 +162,7 @@ async fn send_paid<X: Exchange>(
             Ok(Err(error)) => (Err(error.into()), payment.unanswered()),
             Err(elapsed) => (Err(elapsed.into()), payment.unanswered()),
         };
-        if next == NextStep::SignAgain {
+        if next == NextStep::SignAgain && attempts < retry.max_attempts {
             drop(response);
             payment.sign_again().await?;
             exchange.add_header(payment.header_name(), payment.header().clone());

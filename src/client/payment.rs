@@ -69,8 +69,9 @@ pub enum NextStep {
         /// The server's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
-    /// Call [`SignedPayment::sign_again`], and send the request with the new header. The seller refused the voucher, and charged nothing
-    /// for it. This is asked for at most twice for each payment.
+    /// Call [`SignedPayment::sign_again`], and send the request with the new header; or conclude. The seller refused the voucher, and says
+    /// that it charged nothing for it. This is asked for at most four times for each payment, and only while all vouchers together allow the
+    /// seller no more than the limit per payment.
     SignAgain,
 }
 

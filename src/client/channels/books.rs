@@ -109,7 +109,7 @@ impl Books {
 
     /// Leases the best channel for a request: one that needs no deposit, or else one that waits for its deposit, or else one to be filled
     /// again, or else a new one, or else one that its seller called busy. Earlier lanes come first, so that later ones are idle when there is
-    /// little to do.
+    /// little to do. No lane is filled while a deposit in another one, which no request uses, neither helps nor has expired.
     ///
     /// `no_deposit` is why no deposit can be made, if it is known that none can.
     pub(super) fn choose(
@@ -122,7 +122,7 @@ impl Books {
         self.check_disputes(terms)?;
         let payee = terms.config.receiver;
         let (mut ready, mut pending, mut empty, mut new, mut busy) = (None, None, None, None, None);
-        let mut is_any_in_use = false;
+        let (mut is_any_in_use, mut is_any_unclear) = (false, false);
         let escrow = Escrow::on(terms.network);
         if self.lanes.len() >= MAX_LANE_SETS {
             self.lanes.clear();
@@ -155,7 +155,7 @@ impl Books {
                 }
                 Means::PendingDeposit => pending = pending.or(Some((id, entry))),
                 Means::NewDeposit { .. } => empty = empty.or(Some((id, entry))),
-                Means::Nothing => {}
+                Means::Nothing => is_any_unclear = true,
             }
         }
         if let Some((id, entry)) = ready.or(pending) {
@@ -163,7 +163,7 @@ impl Books {
             return Ok(Choice::Lane(id, Box::new(entry), Usdc::ZERO));
         }
         let mut refusal = Refusal::DepositPending;
-        if let Some((id, entry)) = empty.or(new) {
+        if let Some((id, entry)) = empty.or(new).filter(|_| !is_any_unclear) {
             self.lease(id, payee);
             match no_deposit.cloned().map_or_else(|| self.promise(policy, (id, &entry), terms), Err) {
                 Ok(deposit) => return Ok(Choice::Lane(id, Box::new(entry), deposit)),

@@ -86,7 +86,7 @@ where
             pending_used,
             time: last.timestamp.saturating_to(),
         };
-        if let Correction::Disputed(finding) = lease.entry.observe(&seen) {
+        if let Correction::Disputed(finding) | Correction::Charged(finding) = lease.entry.observe(&seen) {
             tracing::warn!(channel = %lease.id(), %finding, "a seller contradicts the books of its channel");
             found.findings.push((lease.id(), finding));
         }

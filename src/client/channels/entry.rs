@@ -44,6 +44,10 @@ pub struct ChannelEntry {
     pub highest: Usdc,
     /// The largest price of the requests since then whose outcome is unclear: the seller may have charged up to this much more.
     pub doubt: Usdc,
+    /// The largest price of the requests since then that left this channel because the seller called it busy. The seller has their vouchers,
+    /// and said that it does not work on them: a charge of one is a [finding](ChannelFinding::ChargedRefused).
+    #[serde(default)]
+    pub left: Usdc,
     /// The highest voucher that was signed.
     pub signed: Option<VoucherState>,
     /// What the channel holds, claimed or not (`balance` in the contract), as far as is known.
@@ -81,11 +85,15 @@ pub struct PendingDeposit {
     pub valid_before: u64,
     /// `true` if an attempt to send it had no clear answer.
     pub is_unclear: bool,
+    /// `true` if a seller cannot execute it, which an earlier execution explains. It is kept until that is proven: if the seller does not
+    /// find the money either, the same deposit is sent again.
+    #[serde(default)]
+    is_presumed: bool,
 }
 
 impl PendingDeposit {
     pub(super) fn new(deposit: Deposit, amount: Usdc, valid_before: u64) -> Self {
-        Self { deposit, amount, valid_before, is_unclear: false }
+        Self { deposit, amount, valid_before, is_unclear: false, is_presumed: false }
     }
 
     /// Returns the nonce of the authorization, by which the token tells whether it was used.
@@ -114,7 +122,7 @@ pub(in crate::client) enum Change {
 /// How a request of some price can be paid from the channel as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Means {
-    /// By a voucher alone.
+    /// By a voucher alone. It may count on a deposit that is presumed to have arrived.
     Voucher,
     /// By a voucher and the pending deposit, sent again.
     PendingDeposit,
@@ -155,6 +163,8 @@ pub(super) struct Seen {
 pub(super) enum Correction {
     /// The books agree with the seller's, and the next voucher starts from there.
     Adopted,
+    /// The same, and the seller charged a request that it had refused.
+    Charged(ChannelFinding),
     /// The seller's answer proves nothing. The chain can tell.
     Unproven,
     /// The seller says something that these books exclude.
@@ -174,6 +184,7 @@ impl ChannelEntry {
             charged: Usdc::ZERO,
             highest: Usdc::ZERO,
             doubt: Usdc::ZERO,
+            left: Usdc::ZERO,
             signed: None,
             escrow: Usdc::ZERO,
             missing: Usdc::ZERO,
@@ -232,9 +243,21 @@ impl ChannelEntry {
         match &self.pending {
             _ if needed == Usdc::ZERO => Means::Voucher,
             None => Means::NewDeposit { needed },
-            Some(pending) if pending.amount >= needed && pending.can_be_sent(now) => Means::PendingDeposit,
+            Some(pending) if pending.amount < needed => Means::Nothing,
+            Some(pending) if pending.is_presumed => Means::Voucher,
+            Some(pending) if pending.can_be_sent(now) => Means::PendingDeposit,
             Some(_) => Means::Nothing,
         }
+    }
+
+    /// Returns `true` if a voucher for a request of this price counts on the pending deposit.
+    pub(super) fn needs_deposit(&self, amount: Usdc) -> bool {
+        self.ceiling(amount) > self.escrow
+    }
+
+    /// Returns `true` while a deposit that was signed may still be executed: until then no other one is signed in its place.
+    pub(super) fn may_be_deposited(&self, now: u64) -> bool {
+        now < self.deposits_until.saturating_add(EXPIRY_MARGIN)
     }
 
     /// Gives up on a deposit that has expired.
@@ -268,15 +291,20 @@ impl ChannelEntry {
     /// From here on both are in doubt, also if this process ends. [`refused`](Self::refused) takes the doubt back.
     pub(super) fn sign(&mut self, amount: Usdc, voucher: &Voucher, with_deposit: bool) -> Doubt {
         let before = self.doubts();
-        self.doubt = self.doubt.max(amount);
-        if let Some(pending) = self.pending.as_mut().filter(|_| with_deposit) {
-            pending.is_unclear = true;
-        }
+        self.unclear(amount, with_deposit);
         if self.signed.is_none_or(|signed| signed.signed_max_claimable < voucher.max_claimable_amount) {
             self.signed =
                 Some(VoucherState { signed_max_claimable: voucher.max_claimable_amount, signature: voucher.signature });
         }
         before
+    }
+
+    /// Records that the seller may charge a request of this price, and may have made the pending deposit if it was sent along.
+    pub(super) fn unclear(&mut self, amount: Usdc, with_deposit: bool) {
+        self.doubt = self.doubt.max(amount);
+        if let Some(pending) = self.pending.as_mut().filter(|_| with_deposit) {
+            pending.is_unclear = true;
+        }
     }
 
     fn doubts(&self) -> Doubt {
@@ -291,13 +319,25 @@ impl ChannelEntry {
         }
     }
 
+    /// Records that a request of this price leaves the channel, because the seller calls it busy. The seller keeps the voucher.
+    pub(super) fn leave(&mut self, amount: Usdc) {
+        self.left = self.left.max(amount);
+    }
+
     /// Records that the seller charged the request of the last voucher, which clears every doubt: it accepts a voucher only if it agrees
     /// on what was charged before.
     pub(super) fn charge(&mut self, amount: Usdc) {
         self.charged = plus(self.charged, amount);
         self.highest = self.highest.max(self.charged);
-        self.doubt = Usdc::ZERO;
+        (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
         self.is_known = true;
+    }
+
+    /// Counts on the pending deposit, which the seller cannot execute, perhaps because it was executed before; or not any more.
+    pub(super) fn presume_deposit(&mut self, is_presumed: bool) {
+        if let Some(pending) = &mut self.pending {
+            pending.is_presumed = is_presumed;
+        }
     }
 
     /// Records that the pending deposit has arrived.
@@ -325,7 +365,7 @@ impl ChannelEntry {
 
     /// Takes an amount that somebody reports out of what the budget counts as reserved, but not what the seller may have charged.
     fn release(&mut self, amount: Usdc) {
-        self.take_out(amount.min(less(self.reserved(), self.doubt)));
+        self.take_out(amount.min(less(self.reserved(), self.doubt.max(self.left))));
     }
 
     /// Takes an amount out of what the budget counts as reserved, the oldest deposits first.
@@ -346,7 +386,8 @@ impl ChannelEntry {
     ///
     /// Less than was charged is always adopted, since it only lowers what is signed. More is adopted if unclear requests explain it and the
     /// seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
-    /// adopt whatever the payer's own signature proves: the seller could claim that much anyway.
+    /// adopt whatever the payer's own signature proves: the seller could claim that much anyway. If these books signed it, that is a charge of
+    /// a request that the seller refused.
     pub(super) fn correct(&mut self, theirs: Option<&ChannelState>, voucher: Option<&VoucherState>) -> Correction {
         // A seller that lost its books starts from what it has claimed.
         let claimed = theirs.map(|state| state.total_claimed).filter(|claimed| *claimed < self.charged.atomic().into());
@@ -354,7 +395,7 @@ impl ChannelEntry {
             self.is_refused = true;
             return Correction::Unproven;
         };
-        let limit = self.highest.max(plus(self.charged, self.doubt));
+        let limit = self.limit();
         let Ok(charged) = u64::try_from(asserted).map(Usdc::from_atomic) else {
             return self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit });
         };
@@ -369,23 +410,40 @@ impl ChannelEntry {
                 self.is_refused = true;
                 Correction::Unproven
             }
-            true => {
-                if charged > self.charged {
-                    self.doubt = Usdc::ZERO;
-                }
-                self.charged = charged;
-                self.highest = self.highest.max(charged);
-                self.is_known = true;
-                self.cover_charges();
-                Correction::Adopted
-            }
             false if self.is_known => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
-            false => {
+            false if voucher.is_none_or(|voucher| !self.has_signed(voucher)) => {
                 self.open_at(charged);
                 self.signed = voucher.copied();
                 Correction::Adopted
             }
+            _ => {
+                let finding = self.raise(charged);
+                self.is_known = true;
+                self.cover_charges();
+                finding.map_or(Correction::Adopted, Correction::Charged)
+            }
         }
+    }
+
+    /// Returns the most that the seller can have charged.
+    fn limit(&self) -> Usdc {
+        self.highest.max(plus(self.charged, self.doubt.max(self.left)))
+    }
+
+    /// Records that so much was charged, and returns the part that only requests explain which the seller refused.
+    fn raise(&mut self, charged: Usdc) -> Option<ChannelFinding> {
+        let refused = less(charged, self.highest.max(plus(self.charged, self.doubt)));
+        if charged > self.charged {
+            (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
+        }
+        self.charged = charged;
+        self.highest = self.highest.max(charged);
+        (refused > Usdc::ZERO).then_some(ChannelFinding::ChargedRefused { charged: refused })
+    }
+
+    /// Returns `true` if these books signed a voucher for as much.
+    fn has_signed(&self, voucher: &VoucherState) -> bool {
+        self.signed.is_some_and(|signed| voucher.signed_max_claimable <= signed.signed_max_claimable)
     }
 
     /// Finds the deposit that paid for what was charged: the seller charged it, so it has arrived.
@@ -414,16 +472,15 @@ impl ChannelEntry {
     #[cfg(feature = "onchain")]
     pub(super) fn observe(&mut self, seen: &Seen) -> Correction {
         let Seen { balance, claimed, .. } = *seen;
-        let limit = self.highest.max(plus(self.charged, self.doubt));
+        let limit = self.limit();
+        let mut finding = None;
         if !self.is_known && claimed > Usdc::ZERO {
             self.opening = claimed;
             (self.charged, self.highest) = (claimed, claimed);
         } else if claimed > limit {
             return self.disputed(ChannelFinding::ClaimedTooMuch { claimed, charged: limit });
         } else if claimed > self.charged {
-            self.charged = claimed;
-            self.highest = self.highest.max(claimed);
-            self.doubt = Usdc::ZERO;
+            finding = self.raise(claimed);
         } else if self.is_refused {
             self.charged = claimed;
         }
@@ -449,7 +506,7 @@ impl ChannelEntry {
             self.escrow = self.escrow.max(balance);
         }
         self.is_known |= balance > Usdc::ZERO;
-        Correction::Adopted
+        finding.map_or(Correction::Adopted, Correction::Charged)
     }
 
     pub(super) fn disputed(&mut self, finding: ChannelFinding) -> Correction {

@@ -30,6 +30,14 @@ pub enum ChannelFinding {
         /// The most that it can have charged.
         charged: Usdc,
     },
+    /// The seller charged a request that it had refused: it called the channel busy, and the request was sent on another one; or it refused
+    /// the first voucher of a channel, and shows it as proof of a charge. The charge counts as spent. Of a channel whose earlier journal was
+    /// lost, it may be a charge from before.
+    #[error("the seller charged {charged} for a request that it had refused")]
+    ChargedRefused {
+        /// The part of the charge that only such requests explain.
+        charged: Usdc,
+    },
     /// The seller reports a charge above the price that it offered. The books did not change.
     #[error("the seller reports a charge of {reported} for a price of at most {price}")]
     ChargedAbovePrice {

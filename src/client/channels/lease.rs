@@ -69,9 +69,12 @@ impl Lease {
         })
     }
 
-    /// Frees the channel, and has other requests take it only if there is no other one for a while.
-    pub(super) fn leave_busy(self, now: u64) {
+    /// Writes the entry and frees the channel, and has other requests take it only if there is no other one for a while.
+    pub(super) async fn leave_busy(self, now: u64) {
         self.budget.journal().with_books(|books| books.set_busy(self.id, now));
+        if let Err(error) = self.write(false, None).await {
+            tracing::warn!(%error, "a channel could not be written to the journal");
+        }
     }
 
     /// Wraps a channel that was leased in the books.

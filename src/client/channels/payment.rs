@@ -10,7 +10,7 @@ use super::{
     ChannelEntry, ChannelFinding, PendingDeposit,
     answer::Report,
     books::Terms,
-    entry::{Correction, Doubt, Means},
+    entry::{Correction, Doubt, Means, less, plus},
     lease::Lease,
 };
 use crate::{
@@ -27,6 +27,8 @@ use crate::{
     vouchers::{ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature},
 };
 
+/// How often a payment is signed again, whatever the seller answers.
+const MAX_SIGNED_AGAIN: u32 = 4;
 /// The prefix of the scheme's reason codes.
 const PREFIX: &str = "invalid_batch_settlement_evm_";
 
@@ -38,8 +40,12 @@ pub struct ChannelReceipt {
     pub id: ChannelId,
     /// The fields that make the channel: who paid, who may claim, in which token.
     pub config: ChannelConfig,
-    /// The price of the request: the most that it could cost. [`Receipt::amount`] is what the seller charged of it.
+    /// The price of the request: the most that it could cost in this channel. [`Receipt::amount`] is what the seller charged of it.
     pub price: Usdc,
+    /// What it could cost in other channels, which it left because the seller called them busy: their seller has a voucher of this request,
+    /// too. With the price it is within [`BudgetBuilder::per_payment`](crate::client::BudgetBuilder::per_payment). A charge of such a voucher
+    /// is a [finding](ChannelFinding::ChargedRefused) of a later request.
+    pub left: Usdc,
     /// The deposit that was sent along, if one was.
     pub deposit: Option<Usdc>,
     /// What was charged in the channel in all.
@@ -63,14 +69,18 @@ pub(in crate::client) struct VoucherPayment {
     deposit_expires: Option<u64>,
     /// What was unclear before this payment was sent.
     doubt: Doubt,
+    /// The voucher counts on the pending deposit, which is sent along or presumed to have arrived.
+    needs_deposit: bool,
     /// An attempt of this payment had no clear answer.
     in_doubt: bool,
     is_corrected: bool,
     is_switched: bool,
     /// The channel that is left for another one, which is not signed for yet, and the deposit that may be made there.
     left: Option<(Lease, Usdc)>,
-    /// How many channels were left because their seller called them busy.
-    lanes_left: u32,
+    may_leave: bool,
+    /// What the seller can charge for this request by earlier vouchers, besides the present one.
+    cost: Usdc,
+    signed_again: u32,
     receipt: Receipt,
 }
 
@@ -132,7 +142,15 @@ impl VoucherPayment {
             pay_to: config.receiver,
             nonce: B256::ZERO,
             reason: None,
-            channel: Some(ChannelReceipt { id, config, price, deposit: None, charged: Usdc::ZERO, finding: None }),
+            channel: Some(ChannelReceipt {
+                id,
+                config,
+                price,
+                left: Usdc::ZERO,
+                deposit: None,
+                charged: Usdc::ZERO,
+                finding: None,
+            }),
         };
         let mut challenge = challenge.clone();
         challenge.add_payment_id(payer.nonces())?;
@@ -147,11 +165,14 @@ impl VoucherPayment {
             header: HeaderValue::from_static(""),
             deposit_expires: None,
             doubt: Doubt::default(),
+            needs_deposit: false,
             in_doubt: false,
             is_corrected: false,
             is_switched: false,
             left: None,
-            lanes_left: 0,
+            may_leave: true,
+            cost: Usdc::ZERO,
+            signed_again: 0,
             receipt,
         };
         payment.sign_for(deposit).await?;
@@ -170,6 +191,7 @@ impl VoucherPayment {
             Means::Voucher | Means::PendingDeposit => None,
         };
         let deposit = entry.pending.clone().filter(|_| means != Means::Voucher);
+        self.needs_deposit = entry.needs_deposit(price);
         let (voucher, digest) = sign_voucher(&self.payer, (id, entry), entry.ceiling(price)).await?;
         self.doubt = entry.sign(price, &voucher, deposit.is_some());
         entry.used_at = now;
@@ -232,17 +254,21 @@ impl VoucherPayment {
 
     /// Signs for another channel than the busy one. If the budget has no room for a deposit, the payment stays with the busy one, and its
     /// voucher is sent again.
-    async fn sign_in_place_of(&mut self, busy: Lease, deposit: Usdc) -> Result<(), PaymentError> {
-        let doubt = self.doubt;
+    async fn sign_in_place_of(&mut self, mut busy: Lease, deposit: Usdc) -> Result<(), PaymentError> {
+        let (doubt, needs_deposit) = (self.doubt, self.needs_deposit);
         match self.sign_for(deposit).await {
             Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
-                (self.lease, self.doubt) = (Some(busy), doubt);
-                self.lanes_left = u32::MAX;
+                (self.lease, self.doubt, self.needs_deposit) = (Some(busy), doubt, needs_deposit);
+                self.may_leave = false;
             }
             signed => {
-                // The journal has its voucher, and that it may be charged: it was presented, whatever the seller says of it.
-                busy.leave_busy(self.payer.now());
+                busy.entry.leave(self.terms.price);
+                busy.leave_busy(self.payer.now()).await;
                 signed?;
+                self.cost = plus(self.cost, self.terms.price);
+                if let Some(receipt) = &mut self.receipt.channel {
+                    receipt.left = plus(receipt.left, self.terms.price);
+                }
                 (self.is_corrected, self.is_switched) = (false, false);
             }
         }
@@ -252,18 +278,33 @@ impl VoucherPayment {
         Ok(())
     }
 
-    /// Takes another channel than the one that the seller calls busy, where one is free or may be opened.
+    /// Takes another channel than the one that the seller calls busy, where one is free or may be opened, and if the seller may charge the
+    /// request in both.
     ///
     /// An attempt that may be worked on stays where it is: only there does the seller know it.
     fn leave_busy_lane(&mut self) -> bool {
         let (Some(policy), Some(lease)) = (self.payer.channel_policy(), &self.lease) else { return false };
-        if self.in_doubt || self.deposit_expires.is_some() || self.lanes_left >= policy.lanes {
+        let is_stuck = self.in_doubt || self.deposit_expires.is_some() || !self.may_leave;
+        if is_stuck || !self.may_sign_again(plus(self.cost, self.terms.price)) {
             return false;
         }
         let Some((other, deposit)) = lease.another(policy, &self.terms, self.payer.now()) else { return false };
-        self.lanes_left += 1;
+        self.signed_again += 1;
         self.left = self.lease.replace(other).map(|busy| (busy, deposit));
         true
+    }
+
+    /// Returns `true` if one more voucher may be signed for this request, although the seller could charge so much by earlier ones.
+    fn may_sign_again(&self, cost: Usdc) -> bool {
+        self.signed_again < MAX_SIGNED_AGAIN && plus(cost, self.terms.price) <= self.payer.budget().per_payment()
+    }
+
+    fn sign_again_or_conclude(&mut self) -> NextStep {
+        if !self.may_sign_again(self.cost) {
+            return NextStep::Conclude;
+        }
+        self.signed_again += 1;
+        NextStep::SignAgain
     }
 
     /// Interprets an answer. `transient` says whether the status alone makes it worth sending the payment again.
@@ -335,7 +376,7 @@ impl VoucherPayment {
 
     fn charged(&mut self, amount: Usdc, transaction: Option<B256>) {
         let Some(lease) = &mut self.lease else { return };
-        if self.deposit_expires.is_some() {
+        if self.needs_deposit {
             lease.entry.deposit_arrived();
         }
         lease.entry.charge(amount);
@@ -348,6 +389,10 @@ impl VoucherPayment {
 
     fn unclear(&mut self, reason: Option<String>) {
         self.in_doubt = true;
+        if let Some(lease) = &mut self.lease {
+            // Also if an earlier attempt was refused.
+            lease.entry.unclear(self.terms.price, self.deposit_expires.is_some());
+        }
         self.receipt.outcome = PaymentOutcome::Unknown;
         self.receipt.reason = reason;
     }
@@ -371,11 +416,11 @@ impl VoucherPayment {
 
     /// Interprets a refusal with a reason code.
     fn refused(&mut self, reason: &Reason, headers: &HeaderMap, retry: NextStep) -> NextStep {
+        let (was_in_doubt, with_deposit) = (self.in_doubt, self.deposit_expires.is_some());
+        self.failed(reason.to_string());
         if code_of(reason) == "channel_busy" && self.leave_busy_lane() {
             return NextStep::SignAgain;
         }
-        let (was_in_doubt, with_deposit) = (self.in_doubt, self.deposit_expires.is_some());
-        self.failed(reason.to_string());
         let Some(lease) = &mut self.lease else { return NextStep::Conclude };
         let may_have_arrived = with_deposit && (was_in_doubt || self.doubt.is_about_deposit());
         match code_of(reason) {
@@ -384,10 +429,17 @@ impl VoucherPayment {
                 self.is_corrected = true;
                 self.correct(headers, was_in_doubt)
             }
+            // The last deposit may be on its way into a block. The voucher is sent again, and then the same deposit, but no other one.
+            "channel_not_found" | "cumulative_exceeds_balance"
+                if !with_deposit && lease.entry.may_be_deposited(self.payer.now()) =>
+            {
+                lease.entry.presume_deposit(false);
+                retry
+            }
             "channel_not_found" | "cumulative_exceeds_balance" if !with_deposit && !self.is_switched => {
                 self.is_switched = true;
                 lease.entry.escrow_is_missing();
-                NextStep::SignAgain
+                self.sign_again_or_conclude()
             }
             // The deposit cannot be made, perhaps because it was made before.
             "deposit_simulation_failed"
@@ -397,8 +449,8 @@ impl VoucherPayment {
                 if may_have_arrived && !self.is_switched =>
             {
                 self.is_switched = true;
-                lease.entry.deposit_arrived();
-                NextStep::SignAgain
+                lease.entry.presume_deposit(true);
+                self.sign_again_or_conclude()
             }
             _ => NextStep::Conclude,
         }
@@ -407,28 +459,38 @@ impl VoucherPayment {
     /// Compares the books with those of the seller, once per payment.
     fn correct(&mut self, headers: &HeaderMap, was_in_doubt: bool) -> NextStep {
         let Some(lease) = &mut self.lease else { return NextStep::Conclude };
-        let before = lease.entry.charged;
+        let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known);
         let theirs = Challenge::read(headers, None).ok().flatten();
         let theirs = theirs.and_then(|challenge| challenge.channel_offer(&lease.entry)).map(|(_, offer)| offer);
         let state = theirs.as_ref().and_then(|offer| offer.channel_state.as_ref());
-        let state = state.filter(|state| state.channel_id == lease.id());
+        let state = state.filter(|state| state.channel_id == id);
         let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
-        match lease.entry.correct(state, voucher) {
+        let correction = lease.entry.correct(state, voucher);
+        let grown = less(lease.entry.charged, before);
+        if let Correction::Charged(finding) = &correction {
+            tracing::warn!(channel = %id, %finding, "a seller charged a request that it had refused");
+            if !was_known {
+                // It may be this very request.
+                self.cost = plus(self.cost, grown);
+            }
+            self.find(finding.clone());
+        }
+        match correction {
             // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice.
-            Correction::Adopted if was_in_doubt && lease.entry.charged > before => {
+            Correction::Adopted | Correction::Charged(_) if was_in_doubt && grown > Usdc::ZERO => {
                 self.receipt.outcome = PaymentOutcome::Accepted;
-                self.receipt.amount = Usdc::from_atomic(lease.entry.charged.atomic() - before.atomic());
+                self.receipt.amount = grown;
                 self.receipt.reason = Some("the seller charged the request, and its answer is lost".into());
                 self.in_doubt = false;
                 NextStep::Conclude
             }
-            Correction::Adopted => NextStep::SignAgain,
+            Correction::Adopted | Correction::Charged(_) => self.sign_again_or_conclude(),
             Correction::Unproven => {
                 self.find(ChannelFinding::Unproven);
                 NextStep::Conclude
             }
             Correction::Disputed(finding) => {
-                tracing::warn!(channel = %lease.id(), %finding, "a seller contradicts the books of its channel");
+                tracing::warn!(channel = %id, %finding, "a seller contradicts the books of its channel");
                 self.receipt.reason = Some(finding.to_string());
                 self.find(finding);
                 NextStep::Conclude
@@ -438,10 +500,17 @@ impl VoucherPayment {
 
     /// Records the outcome in budget and journal, and returns the receipt.
     pub(in crate::client) async fn conclude(self) -> Receipt {
-        let Self { lease, mut receipt, .. } = self;
-        let Some(lease) = lease else { return receipt };
+        let Self { payer, lease, left, terms, mut receipt, .. } = self;
+        let is_left = left.is_some();
+        // A channel that was taken in place of a busy one has no voucher of this payment.
+        let Some(mut lease) = left.map(|(busy, _)| busy).or(lease) else { return receipt };
         if let Some(channel) = &mut receipt.channel {
             channel.charged = lease.entry.charged;
+        }
+        if is_left {
+            lease.entry.leave(terms.price);
+            lease.leave_busy(payer.now()).await;
+            return receipt;
         }
         // It need not be durable: without it the next voucher, or the seller's correction, tells the same.
         if let Err(error) = lease.write(false, None).await {

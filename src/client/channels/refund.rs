@@ -174,6 +174,11 @@ impl SignedRefundRequest {
                 self.sign().await?;
                 Ok(true)
             }
+            Correction::Charged(finding) => {
+                self.result.finding = Some(finding);
+                self.sign().await?;
+                Ok(true)
+            }
             Correction::Unproven => {
                 self.result.finding = Some(ChannelFinding::Unproven);
                 Ok(false)

@@ -125,6 +125,65 @@ fn lost_answer_is_learned_from_the_correction_and_charged_once() {
 }
 
 #[test]
+fn charge_of_a_refused_request_is_a_finding_as_far_as_no_unanswered_one_explains_it() {
+    for (unanswered, refused, finding) in [(0, 1_000, Some(1_000)), (1_000, 1_000, None), (300, 1_000, Some(700))] {
+        let mut entry = funded(10_000, 1_000);
+        if unanswered > 0 {
+            let lost = voucher(&entry, unanswered);
+            entry.sign(usdc(unanswered), &lost, false);
+        }
+        let left = voucher(&entry, refused);
+        let before = entry.sign(usdc(refused), &left, false);
+        entry.refused(before);
+        entry.leave(usdc(refused));
+        let proof = signed_by(&key(), &entry, 2_000);
+        let expected = match finding {
+            Some(units) => Correction::Charged(ChannelFinding::ChargedRefused { charged: usdc(units) }),
+            None => Correction::Adopted,
+        };
+        let mut more = entry.clone();
+        assert_eq!(entry.correct(Some(&state(&entry, Some(2_000), 0)), Some(&proof)), expected);
+        assert_eq!((entry.charged, entry.spent(), entry.left), (usdc(2_000), usdc(2_000), Usdc::ZERO));
+        let proof = signed_by(&key(), &more, 2_001);
+        let asserted = more.correct(Some(&state(&more, Some(2_001), 0)), Some(&proof));
+        assert!(matches!(asserted, Correction::Disputed(_)), "{asserted:?}");
+    }
+}
+
+/// The seller shows the first voucher that these books signed, and says that it was charged before.
+#[test]
+fn voucher_of_these_books_shows_no_charge_from_before_them() {
+    let mut entry = entry();
+    entry.add_deposit(deposit(10_000), NOW);
+    let first = voucher(&entry, PRICE);
+    let before = entry.sign(usdc(PRICE), &first, true);
+    entry.refused(before);
+    let (theirs, proof) = (state(&entry, Some(400), 0), signed_by(&key(), &entry, PRICE));
+    let finding = ChannelFinding::ChargedRefused { charged: usdc(400) };
+    assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Charged(finding));
+    assert_eq!((entry.opening, entry.charged, entry.spent()), (Usdc::ZERO, usdc(400), usdc(400)));
+    assert_eq!((entry.escrow, entry.reserved(), entry.is_known), (usdc(10_000), usdc(9_600), true));
+}
+
+#[test]
+fn presumed_deposit_is_kept_until_a_charge_proves_it() {
+    let mut entry = entry();
+    entry.add_deposit(deposit(5_000), NOW);
+    let first = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &first, true);
+    entry.presume_deposit(true);
+    assert_eq!((entry.means(usdc(PRICE), NOW), entry.needs_deposit(usdc(PRICE))), (Means::Voucher, true));
+    assert_eq!(entry.means(usdc(5_001), NOW), Means::Nothing, "it is not enough");
+    assert_eq!(entry.available(), Usdc::ZERO, "nothing proves it");
+    entry.presume_deposit(false);
+    assert_eq!(entry.means(usdc(PRICE), NOW), Means::PendingDeposit, "the same deposit");
+    assert_eq!((entry.may_be_deposited(NOW + 359), entry.may_be_deposited(NOW + 360)), (true, false));
+    entry.presume_deposit(true);
+    entry.expire(NOW + 360, false);
+    assert_eq!((entry.pending.is_none(), entry.available()), (true, usdc(5_000)), "the next voucher tells");
+}
+
+#[test]
 fn seller_is_not_believed_what_the_books_exclude() {
     let mut entry = funded(10_000, 1_000);
     let lost = voucher(&entry, PRICE);
@@ -347,11 +406,13 @@ enum Event {
 enum Outcome {
     Charged(u64),
     Refused,
+    Left,
     Lost,
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
-    let outcome = prop_oneof![(0..3_000_u64).prop_map(Outcome::Charged), Just(Outcome::Refused), Just(Outcome::Lost)];
+    let charged = (0..3_000_u64).prop_map(Outcome::Charged);
+    let outcome = prop_oneof![charged, Just(Outcome::Refused), Just(Outcome::Left), Just(Outcome::Lost)];
     let event = prop_oneof![
         6 => (1..3_000_u64, 0..9_000_u64, outcome)
             .prop_map(|(price, deposit, outcome)| Event::Pay { price, deposit, outcome }),
@@ -397,6 +458,10 @@ proptest! {
                             entry.charge(usdc(amount.min(price)));
                         }
                         Outcome::Refused => entry.refused(before),
+                        Outcome::Left => {
+                            entry.refused(before);
+                            entry.leave(usdc(price));
+                        }
                         Outcome::Lost => {}
                     }
                 }
@@ -409,7 +474,8 @@ proptest! {
                 // Books without a past believe the payer's signature, which this test makes for any sum.
                 Event::Correct { .. } if !entry.is_known => continue,
                 Event::Correct { charged, signed: shown } => {
-                    let limit = entry.highest.max(usdc(entry.charged.atomic() + entry.doubt.atomic()));
+                    let unclear = entry.doubt.max(entry.left).atomic();
+                    let limit = entry.highest.max(usdc(entry.charged.atomic() + unclear));
                     let proof = shown.map(|max| signed_by(&key(), &entry, max));
                     let theirs = state(&entry, Some(charged), 0);
                     entry.correct(Some(&theirs), proof.as_ref());

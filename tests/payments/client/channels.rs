@@ -1,6 +1,10 @@
 //! Payments by voucher, and sellers that answer them in every wrong way.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use alloy_primitives::{Address, B256};
 use alloy_signer_local::PrivateKeySigner;
@@ -68,6 +72,17 @@ fn charged(units: u64) -> Reply {
     report(200, json!({ "chargedAmount": units.to_string() }))
 }
 
+/// The same charge, after some milliseconds.
+fn charged_late(units: u64, milliseconds: u64) -> Reply {
+    let header = encode(json!({
+        "success": true, "transaction": "", "network": "eip155:84532", "extra": { "chargedAmount": units.to_string() },
+    }));
+    Box::new(move |_| {
+        let response = Response::builder().status(200).header("payment-response", header);
+        Answer::Late(Duration::from_millis(milliseconds), response.body(Body::empty()).unwrap())
+    })
+}
+
 /// The state of the channel of a payment that was seen, and the seller's newest voucher.
 fn correction(seen: &Seen, charged: u64, voucher: &Voucher) -> Answer {
     let state = json!({
@@ -111,6 +126,16 @@ fn paid(server: &Server) -> Vec<(u128, Option<u128>)> {
     payments.collect()
 }
 
+/// How many deposits were signed.
+fn deposits(server: &Server) -> usize {
+    let payments = server.payments();
+    let signed = payments.iter().filter_map(|payment| match sent(payment) {
+        ChannelPayload::Deposit { deposit, .. } => Some(serde_json::to_string(&deposit).unwrap()),
+        _ => None,
+    });
+    signed.collect::<BTreeSet<_>>().len()
+}
+
 struct Buyer {
     payer: Payer,
     server: Server,
@@ -132,9 +157,46 @@ impl Buyer {
         Self::at(&[channel_offer(&json!({}))], replies).await
     }
 
+    /// A buyer with this limit per payment.
+    async fn within(per_payment: u64, replies: Vec<Reply>) -> Self {
+        let key: PrivateKeySigner = KEY.parse().unwrap();
+        let budget = Budget::builder().per_payment(usdc(per_payment)).build();
+        let payer = Payer::builder(key).budget(budget).vouchers(ChannelPolicy::new()).build();
+        let offers = demand("Payment required", &[channel_offer(&json!({}))]);
+        Self { payer, server: Server::paid(offers, replies).await }
+    }
+
+    /// The same, with as many open lanes, in each of which one request was charged.
+    async fn with_lanes(lanes: usize, per_payment: u64, replies: Vec<Reply>) -> Self {
+        let mut all: Vec<_> = (0..lanes).map(|_| charged_late(1_000, 200)).collect();
+        all.extend(replies);
+        let buyer = Self::within(per_payment, all).await;
+        for bought in futures_util::future::join_all((0..lanes).map(|_| buyer.buy())).await {
+            assert_eq!(bought, (200, ACCEPTED, 1_000));
+        }
+        assert_eq!(buyer.payer.budget().journal().channels().len(), lanes);
+        buyer
+    }
+
+    /// What the seller could claim by the vouchers of all payments but the first few, in all channels, in each of which so much was charged
+    /// before.
+    fn claimable(&self, skipped: usize, charged: u128) -> u128 {
+        let mut ceilings = BTreeMap::new();
+        for payment in &self.server.payments()[skipped..] {
+            let payload = sent(payment);
+            let Voucher { channel_id, max_claimable_amount, .. } = *voucher_of(&payload);
+            let ceiling = ceilings.entry(channel_id).or_insert(charged);
+            *ceiling = max_claimable_amount.max(*ceiling);
+        }
+        ceilings.values().map(|ceiling| ceiling - charged).sum()
+    }
+
     async fn try_buy(&self) -> Result<(u16, Receipt), PaymentError> {
-        let retry =
-            RetryPolicy::default().first_pause(Duration::from_millis(5)).attempt_timeout(Duration::from_millis(500));
+        let retry = RetryPolicy::default().attempt_timeout(Duration::from_millis(500));
+        self.try_buy_with(retry.first_pause(Duration::from_millis(5))).await
+    }
+
+    async fn try_buy_with(&self, retry: RetryPolicy) -> Result<(u16, Receipt), PaymentError> {
         let client = PaymentMiddleware::new(self.payer.clone()).retry(retry);
         let client = client.client(reqwest::Client::builder().no_proxy()).unwrap();
         match client.post(self.server.url()).body("my answer").send().await {
@@ -207,7 +269,7 @@ async fn request_on_a_busy_channel_is_sent_again_there_if_it_may_be_worked_on_or
 }
 
 #[tokio::test]
-async fn voucher_on_a_busy_channel_stays_in_doubt_and_the_budget_may_leave_no_other_channel() {
+async fn voucher_on_a_busy_channel_stays_in_the_books_and_the_budget_may_leave_no_other_channel() {
     let busy = || refused("channel_busy", json!({}));
     let buyer = Buyer::of(vec![charged(1_000), busy(), charged(1_000)]).await;
     for _ in 0..2 {
@@ -215,10 +277,9 @@ async fn voucher_on_a_busy_channel_stays_in_doubt_and_the_budget_may_leave_no_ot
     }
     assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (1_000, Some(5_000))]);
     let channels = buyer.payer.budget().journal().channels();
-    let mut books: Vec<_> =
-        channels.iter().map(|entry| (entry.charged.atomic(), entry.doubt.atomic(), entry.escrow.atomic())).collect();
+    let mut books: Vec<_> = channels.iter().map(|entry| (entry.charged, entry.doubt, entry.left)).collect();
     books.sort_unstable();
-    assert_eq!(books, [(1_000, 0, 5_000), (1_000, 1_000, 5_000)]);
+    assert_eq!(books, [(usdc(1_000), usdc(0), usdc(0)), (usdc(1_000), usdc(0), usdc(1_000))]);
 
     let key: PrivateKeySigner = KEY.parse().unwrap();
     let budget = Budget::builder().total(usdc(5_500)).build();
@@ -231,6 +292,81 @@ async fn voucher_on_a_busy_channel_stays_in_doubt_and_the_budget_may_leave_no_ot
     }
     assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_000, None), (2_000, None)]);
     assert_eq!(buyer.books(), (2_000, 0, 5_000));
+}
+
+/// The seller answers nothing but that the channel is busy, and could claim each voucher that it was sent.
+#[tokio::test]
+async fn lanes_that_a_seller_calls_busy_cost_no_more_than_one_request_may() {
+    for (per_payment, lanes) in [(PRICE, 1), (3 * PRICE, 3), (8 * PRICE, 5)] {
+        let busy = (0..30).map(|_| refused("channel_busy", json!({}))).collect();
+        let buyer = Buyer::with_lanes(8, per_payment, busy).await;
+        assert_eq!(buyer.buy().await, (402, PaymentOutcome::Failed, 1_000));
+        assert_eq!(buyer.claimable(8, 1_000), u128::from(PRICE) * lanes, "limit {per_payment}");
+        assert_eq!(buyer.server.payments().len(), 8 + 5, "as often as the payment may be sent");
+    }
+}
+
+/// The seller calls the channel busy, is paid on another one, and later shows that it charged in both.
+#[tokio::test]
+async fn charge_of_a_request_that_was_refused_as_busy_is_a_finding_and_counts_as_spent() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).clock(clock.clone());
+    let payer = payer.vouchers(ChannelPolicy::new()).build();
+    let busy = refused("channel_busy", json!({}));
+    let replies =
+        vec![charged(1_000), busy, charged(1_000), corrected(2_000), charged(1_000), charged(1_000), charged(1_000)];
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let buyer = Buyer { payer, server };
+    buyer.buy().await;
+    let receipt = buyer.try_buy().await.unwrap().1.channel.unwrap();
+    assert_eq!((receipt.price, receipt.left, receipt.finding), (usdc(1_000), usdc(1_000), None));
+    clock.advance(30);
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.outcome, receipt.amount), (200, ACCEPTED, usdc(1_000)));
+    assert_eq!(receipt.channel.unwrap().finding, Some(ChannelFinding::ChargedRefused { charged: usdc(1_000) }));
+    assert_eq!(buyer.payer.budget().spent(), usdc(4_000), "three answers and what was charged without one");
+    let receipt = buyer.try_buy().await.unwrap().1;
+    assert_eq!((receipt.channel.unwrap().finding, buyer.payer.budget().spent()), (None, usdc(5_000)));
+}
+
+#[tokio::test]
+async fn request_without_an_answer_is_in_doubt_although_an_earlier_attempt_was_refused() {
+    let mut replies = vec![charged(1_000), refused("channel_busy", json!({}))];
+    replies.extend((0..4).map(|_| cut()));
+    replies.extend([corrected(2_000), charged(1_000)]);
+    let buyer = Buyer::with(ChannelPolicy::new().lanes(1), &[channel_offer(&json!({}))], replies).await;
+    buyer.buy().await;
+    assert_eq!(buyer.try_buy().await.unwrap_err().outcome(), PaymentOutcome::Unknown);
+    assert_eq!(buyer.books(), (1_000, 1_000, 5_000));
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.outcome, receipt.channel.unwrap().finding), (200, ACCEPTED, None));
+    assert_eq!(buyer.books(), (3_000, 0, 5_000));
+}
+
+#[tokio::test]
+async fn request_is_signed_again_no_more_often_than_it_may_be_sent() {
+    let retry = RetryPolicy::default().max_attempts(1);
+    let buyer = Buyer::of(vec![charged(1_000), corrected(400), charged(1_000), charged(1_000)]).await;
+    buyer.buy().await;
+    let (status, receipt) = buyer.try_buy_with(retry).await.unwrap();
+    assert_eq!((status, receipt.outcome), (402, PaymentOutcome::Failed));
+    assert_eq!((buyer.server.payments().len(), buyer.books().0), (2, 400), "what it learned is kept");
+    let (status, receipt) = buyer.try_buy_with(retry).await.unwrap();
+    assert_eq!((status, receipt.outcome), (200, ACCEPTED));
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (1_400, None)]);
+}
+
+/// The voucher that it shows is that of this very request. After the loss of a journal it may look the same.
+#[tokio::test]
+async fn first_voucher_that_a_seller_refuses_proves_no_earlier_charge() {
+    for (per_payment, expected) in [(PRICE, vec![1_000]), (2 * PRICE, vec![1_000, 2_000])] {
+        let buyer = Buyer::within(per_payment, vec![corrected(1_000), charged(1_000)]).await;
+        buyer.try_buy().await.unwrap();
+        let ceilings: Vec<_> = paid(&buyer.server).iter().map(|(ceiling, _)| *ceiling).collect();
+        assert_eq!(ceilings, expected);
+        let spent = buyer.payer.budget().spent().atomic();
+        assert_eq!(buyer.claimable(0, 0), u128::from(spent), "it counts as spent");
+    }
 }
 
 #[tokio::test]
@@ -502,24 +638,74 @@ async fn deposit_without_an_answer_is_sent_again_and_never_a_second_one() {
     let sent = paid(&buyer.server);
     assert!(sent[..6].iter().all(|payment| *payment == (1_000, Some(5_000))), "{sent:?}");
     assert_eq!((sent.len(), sent[6]), (7, (1_000, None)));
-    let authorizations = buyer.server.payments()[..6].to_vec();
-    let deposits = authorizations.iter().map(|payment| match self::sent(payment) {
-        ChannelPayload::Deposit { deposit, .. } => serde_json::to_string(&deposit).unwrap(),
-        other => panic!("{other:?}"),
-    });
-    assert_eq!(deposits.collect::<std::collections::BTreeSet<_>>().len(), 1);
+    assert_eq!(deposits(&buyer.server), 1);
     assert_eq!(buyer.books(), (1_000, 0, 5_000));
 }
 
+/// The seller was stopped while the first deposit was on its way into a block, and its node estimates gas with what it has not mined.
 #[tokio::test]
-async fn seller_that_finds_no_escrow_gets_one_more_deposit_within_the_limits() {
+async fn no_second_deposit_is_signed_while_the_first_may_still_be_executed() {
+    let (used, none) = (|| refused("deposit_simulation_failed", json!({})), || refused("channel_not_found", json!({})));
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).clock(clock.clone());
+    let payer = payer.vouchers(ChannelPolicy::new()).build();
+    let mut replies = vec![cut(), used()];
+    replies.extend((0..3).map(|_| none()));
+    // The next request finds the same, and the one after it a block with the deposit.
+    replies.push(used());
+    replies.extend((0..4).map(|_| none()));
+    replies.extend([used(), none(), charged(1_000), charged(1_000)]);
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let buyer = Buyer { payer, server };
+    for outcome in [PaymentOutcome::Unknown, PaymentOutcome::Failed] {
+        assert_eq!(buyer.buy().await, (402, outcome, 1_000));
+        clock.advance(30);
+    }
+    for _ in 0..2 {
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    }
+    assert_eq!(deposits(&buyer.server), 1, "{:?}", paid(&buyer.server));
+    assert_eq!((buyer.books(), buyer.payer.budget().reserved()), ((2_000, 0, 5_000), usdc(3_000)));
+}
+
+/// A deposit that expires too soon to be sent again may still be executed.
+#[tokio::test]
+async fn no_other_lane_is_filled_while_a_deposit_is_too_old_to_be_sent_and_too_young_to_be_void() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).clock(clock.clone());
+    let payer = payer.vouchers(ChannelPolicy::new()).build();
+    let replies = vec![refused("insufficient_balance", json!({})), charged(1_000)];
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let buyer = Buyer { payer, server };
+    assert_eq!(buyer.buy().await.1, PaymentOutcome::Failed);
+    for seconds in [290, 69] {
+        clock.advance(seconds);
+        assert_eq!(buyer.refusal().await, Refusal::DepositPending);
+    }
+    clock.advance(1);
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    assert_eq!(deposits(&buyer.server), 2);
+}
+
+#[tokio::test]
+async fn seller_that_finds_no_escrow_gets_one_more_deposit_once_the_first_is_void_and_within_the_limits() {
     let gone = || refused("cumulative_exceeds_balance", json!({}));
-    let policy = ChannelPolicy::new().escrow_per_payee(usdc(9_000));
-    let offers = [channel_offer(&json!({}))];
-    let buyer = Buyer::with(policy, &offers, vec![charged(1_000), gone(), charged(300), gone()]).await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).clock(clock.clone());
+    let payer = payer.vouchers(ChannelPolicy::new().escrow_per_payee(usdc(9_000))).build();
+    let mut replies = vec![charged(1_000)];
+    replies.extend((0..6).map(|_| gone()));
+    replies.extend([charged(300), gone()]);
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let buyer = Buyer { payer, server };
     buyer.buy().await;
+    clock.advance(359);
+    assert_eq!(buyer.buy().await.1, PaymentOutcome::Failed);
+    assert_eq!(paid(&buyer.server)[1..], [(2_000, None); 5], "its deposit may still be executed");
+    clock.advance(1);
     assert_eq!(buyer.buy().await, (200, ACCEPTED, 300));
-    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_000, Some(5_000))]);
+    clock.advance(360);
+    assert_eq!(paid(&buyer.server)[6..], [(2_000, None), (2_000, Some(5_000))]);
     assert_eq!(buyer.payer.budget().reserved(), usdc(8_700), "only the chain can release the first deposit");
     assert!(matches!(buyer.refusal().await, Refusal::AboveEscrowLimit { .. }));
 }
@@ -639,15 +825,7 @@ async fn deposit_shrinks_to_what_the_budget_leaves() {
 
 #[tokio::test]
 async fn concurrent_requests_each_have_their_lane() {
-    let replies = (0..8).map(|_| -> Reply {
-        let header = encode(json!({
-            "success": true, "transaction": "", "network": "eip155:84532", "extra": { "chargedAmount": "1000" },
-        }));
-        Box::new(move |_| {
-            let response = Response::builder().status(200).header("payment-response", header);
-            Answer::Late(Duration::from_millis(100), response.body(Body::empty()).unwrap())
-        })
-    });
+    let replies = (0..8).map(|_| charged_late(1_000, 100));
     let offers = [channel_offer(&json!({}))];
     let buyer = Buyer::with(ChannelPolicy::new().lanes(4), &offers, replies.collect()).await;
     let requests = (0..8).map(|_| buyer.buy());
@@ -661,15 +839,7 @@ async fn concurrent_requests_each_have_their_lane() {
 
 #[tokio::test]
 async fn request_waits_for_a_lane_if_the_budget_has_no_room_for_another() {
-    let slow = |_| -> Reply {
-        let header = encode(json!({
-            "success": true, "transaction": "", "network": "eip155:84532", "extra": { "chargedAmount": "1000" },
-        }));
-        Box::new(move |_| {
-            let response = Response::builder().status(200).header("payment-response", header);
-            Answer::Late(Duration::from_millis(50), response.body(Body::empty()).unwrap())
-        })
-    };
+    let slow = |_| charged_late(1_000, 50);
     let key: PrivateKeySigner = KEY.parse().unwrap();
     let budget = Budget::builder().total(usdc(5_500)).build();
     let payer = Payer::builder(key).budget(budget).vouchers(ChannelPolicy::new()).build();

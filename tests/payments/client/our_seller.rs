@@ -462,7 +462,8 @@ async fn idle_channels_are_refunded_and_their_buyers_suspect_nobody() {
     for _ in 0..3 {
         stage.buyer = PrivateKeySigner::random();
         stage.chain.mint(stage.buyer.address(), 1_000 * PRICE).await;
-        let payer = stage.payer(Journal::in_memory());
+        let payer = Payer::builder(stage.buyer.clone()).budget(Budget::builder().build()).clock(clock.clone());
+        let payer = payer.vouchers(ChannelPolicy::new()).build();
         buy(&app, &payer, "costs 100").await;
         buyers.push((channel(&payer).id(), stage.buyer.address(), payer));
     }

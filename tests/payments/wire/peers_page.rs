@@ -25,6 +25,19 @@ fn every_test_that_the_page_names_exists_and_every_test_is_on_the_page() {
     assert!(missing.is_empty(), "the page does not name these tests: {missing:?}");
 }
 
+#[test]
+fn every_rule_of_the_escrow_contract_is_on_the_page_and_is_a_test() {
+    let page = read("docs/peers.md");
+    let rules = page.split("### The rules of the escrow contract").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows = rules.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |"));
+    let named: BTreeSet<&str> = rows.filter_map(|row| in_backticks(row).last()).collect();
+    let source = read("tests/settlement/escrow.rs");
+    let list = source.split("on_every_chain! {").nth(1).unwrap().split('}').next().unwrap();
+    let tests: BTreeSet<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let others: BTreeSet<&str> = ["payments_by_voucher_cost_a_fraction_of_a_transfer"].into();
+    assert_eq!(named, tests.difference(&others).copied().collect());
+}
+
 /// Each of the first columns of the table of versions.
 #[test]
 fn the_versions_on_the_page_are_the_pinned_ones() {

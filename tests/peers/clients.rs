@@ -16,6 +16,17 @@ async fn the_official_fetch_client_pays_the_evaluator_upfront_on_anvil() {
 }
 
 #[tokio::test]
+async fn the_client_of_mppx_pays_the_evaluator_on_anvil() {
+    pays_the_evaluator(Buyer::Mppx, "authorization").await;
+}
+
+/// The client knows no flows, and echoes the offer unchanged.
+#[tokio::test]
+async fn the_client_of_mppx_pays_the_evaluator_upfront_on_anvil() {
+    pays_the_evaluator(Buyer::Mppx, "upfront").await;
+}
+
+#[tokio::test]
 async fn the_python_client_pays_the_evaluator_over_httpx_on_anvil() {
     pays_the_evaluator(Buyer::Httpx, "authorization").await;
 }

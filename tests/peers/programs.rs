@@ -29,6 +29,8 @@ pub enum Buyer {
     Fetch,
     /// The legacy one, which knows v1 only.
     FetchV1,
+    /// The client of the Machine Payments Protocol, which pays x402 too.
+    Mppx,
     /// The official Python client, over httpx.
     Httpx,
     /// The same, over requests.
@@ -43,6 +45,7 @@ impl Buyer {
         match self {
             Self::Fetch => script(["node", "fetch_v2.mjs"]),
             Self::FetchV1 => script(["node", "fetch_v1.mjs"]),
+            Self::Mppx => script(["node", "mppx.mjs"]),
             Self::Httpx => script([PYTHON, "pay_httpx.py"]),
             Self::Requests => script([PYTHON, "pay_requests.py"]),
             Self::R402 => script([RUST, "r402-client"]),
@@ -65,6 +68,7 @@ impl Buyer {
         match self {
             Self::Fetch => ("@x402/fetch", 2),
             Self::FetchV1 => ("x402-fetch", 1),
+            Self::Mppx => ("mppx", 2),
             Self::Httpx => ("x402-httpx", 2),
             Self::Requests => ("x402-requests", 2),
             Self::R402 => ("r402-client", 2),

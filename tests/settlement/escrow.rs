@@ -51,6 +51,7 @@ on_every_chain! {
     signed_refund_is_for_one_nonce,
     refund_by_the_receiver_uses_up_the_nonce_of_a_signed_one,
     refund_of_an_empty_channel_moves_only_the_nonce,
+    transfer_that_the_token_refuses_reverts_settlement_and_refund_and_no_claim,
     calls_of_one_transaction_keep_their_sender_and_revert_together,
     collector_calls_back_in_vain,
     no_call_takes_ether,
@@ -665,6 +666,22 @@ async fn refund_of_an_empty_channel_moves_only_the_nonce(chain: &dyn Chain) {
     let receipt = send(chain, &chain.relayer().await, &refund_call(&channel, 5, 0)).await;
     assert!(receipt.status() && receipt.logs().is_empty());
     assert_eq!(refund_nonce(chain, &channel).await, U256::from(1));
+}
+
+async fn transfer_that_the_token_refuses_reverts_settlement_and_refund_and_no_claim(chain: &dyn Chain) {
+    let channel = channel(chain).await;
+    let relayer = chain.relayer().await;
+    channel.deposit(chain, &relayer, 10_000).await;
+    assert!(send(chain, &relayer, &claim_call(&[channel.row(4_000, 4_000).await], &channel.authorizer)).await.status());
+    for barred in [channel.config.receiver, channel.config.payer] {
+        chain.blacklist(barred).await;
+    }
+    let settle = escrow::settleCall { receiver: channel.config.receiver, token: channel.config.token };
+    assert!(!send(chain, &relayer, &settle).await.status());
+    assert!(!send(chain, &relayer, &refund_call(&channel, 1, 0)).await.status());
+    assert_eq!((refund_nonce(chain, &channel).await, channel.state(chain).await), (U256::ZERO, (10_000, 4_000)));
+    assert!(send(chain, &relayer, &claim_call(&[channel.row(5_000, 5_000).await], &channel.authorizer)).await.status());
+    assert_eq!(channel.state(chain).await, (10_000, 5_000));
 }
 
 async fn collector_calls_back_in_vain(chain: &dyn Chain) {

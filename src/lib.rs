@@ -155,6 +155,8 @@ pub mod server;
 mod settlement;
 #[cfg(feature = "facilitator")]
 mod telemetry;
+#[cfg(feature = "server")]
+mod upload;
 mod usdc;
 #[cfg(feature = "facilitator")]
 pub mod vouchers;

@@ -31,6 +31,7 @@ use super::{
 use crate::{
     channels::Channels,
     telemetry::{self, RequestOutcome},
+    upload::Upload,
 };
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -104,10 +105,14 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        let body = Upload::new(&parts.headers, body);
+        hide_payments(&mut parts.headers);
         if !self.config.settings.allow_upgrades {
-            decline_http2(request.headers_mut());
+            decline_http2(&mut parts.headers);
         }
+        let request = Request::from_parts(parts, body);
         let headers = request.headers();
         let is_preflight = request.method() == Method::OPTIONS
             && headers.contains_key(ORIGIN)
@@ -152,6 +157,16 @@ where
     }
 }
 
+/// Marks payments as sensitive. One that is not taken is still money until it expires: a handler that logs its headers must not log it. It
+/// stays where the request goes on, since it may be for a layer below.
+fn hide_payments(headers: &mut HeaderMap) {
+    for name in [&PAYMENT_SIGNATURE, &X_PAYMENT] {
+        if let Entry::Occupied(mut payments) = headers.entry(name) {
+            payments.iter_mut().for_each(|payment| payment.set_sensitive(true));
+        }
+    }
+}
+
 /// Removes an offer to go on in HTTP/2. Clients make it with any request, and expect an answer in HTTP/1.1 where it is not taken up
 /// (RFC 9110, section 7.8). Other protocols are asked for by clients that need them.
 fn decline_http2(headers: &mut HeaderMap) {
@@ -167,7 +182,7 @@ fn decline_http2(headers: &mut HeaderMap) {
 async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
     config: Arc<Config>,
     inner: S,
-    request: Request<B>,
+    request: Request<Upload<B>>,
     is_paid: bool,
 ) -> Result<Response<ResponseBody<R>>, S::Error> {
     let (mut parts, body) = request.into_parts();
@@ -185,13 +200,6 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
     };
     let Some(offers) = offers else {
         telemetry::request(RequestOutcome::Free);
-        // A payment that is not taken is still money until it expires; a handler that logs its headers must not log it. It stays, since
-        // it may be for a layer below.
-        for name in [&PAYMENT_SIGNATURE, &X_PAYMENT] {
-            if let Entry::Occupied(mut payments) = parts.headers.entry(name) {
-                payments.iter_mut().for_each(|payment| payment.set_sensitive(true));
-            }
-        }
         let request = Request::from_parts(parts, body.into_unhashed());
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };
@@ -203,13 +211,24 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
 }
 
 /// Reads the request's body whole if its price depends on it.
-async fn read_to_price<B: Body<Data = Bytes>>(config: &Config, body: B) -> Result<LazyBody<B>, Answer> {
+async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<LazyBody<B>, Answer> {
     if !config.catalogue.reads_body() {
         return Ok(LazyBody::Untouched(body));
     }
     let _permit = config.unpriced.try_acquire().map_err(|_| answer::overloaded())?;
     let bytes = read_whole(body, config.settings.limits.request_body, config.settings.limits.body_deadline).await;
     bytes.map(LazyBody::Whole).map_err(|error| answer::unread(&error))
+}
+
+/// Reads what is left of a request's body in the background, and drops it.
+///
+/// Use it where a service answers without having read the body. A server that closes the connection while its client is still sending
+/// makes that client lose the answer. [`RequirePayment`] does this itself, for what it refuses and for handlers that do not read their
+/// bodies. At most 32 MiB of a body are read, for 30 seconds at most, and for all requests of the process at once as many as fit into 64 MiB
+/// of buffers. A client that waits to be asked for its body (`Expect: 100-continue`) is not asked.
+pub fn drain<B: Body<Data = Bytes> + Send + 'static>(request: Request<B>) {
+    let (parts, body) = request.into_parts();
+    drop(Upload::new(&parts.headers, body));
 }
 
 type Boxed<R, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<R>>, E>> + Send>>;

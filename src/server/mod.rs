@@ -131,7 +131,7 @@ mod vouchers;
 mod work;
 
 pub use builder::{BuildError, DeferredPolicy, RequirePaymentLayerBuilder};
-pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture};
+pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture, drain};
 pub use offer::{PriceError, Quote};
 pub use page::{BrowserPage, is_navigation};
 pub use queue::{AdmissionQueue, QueuePermit};

@@ -18,12 +18,16 @@ use super::{
     answer::{self, Answer},
     builder::Limits,
 };
-use crate::ledger::{BodyDigest, Record};
+use crate::{
+    ledger::{BodyDigest, Record},
+    upload::Upload,
+};
 
 pin_project! {
     /// The body of a request that passed [`RequirePayment`](super::RequirePayment).
     ///
-    /// It streams like the one it wraps, hashed on its way where the request was paid for.
+    /// It streams like the one it wraps, hashed on its way where the request was paid for. If it is dropped before its end, what is left is
+    /// read in the background, within bounds, so that a client that is still sending it can read the answer.
     #[derive(Debug)]
     pub struct RequestBody<B> {
         #[pin]
@@ -36,16 +40,16 @@ pin_project! {
     #[derive(Debug)]
     enum Kind<B> {
         /// Untouched.
-        Inner { #[pin] body: B },
+        Inner { #[pin] body: Upload<B> },
         /// Hashed as it passes.
-        Hashed { #[pin] body: B, read: Progress },
+        Hashed { #[pin] body: Upload<B>, read: Progress },
         /// Read before.
         Whole { bytes: Option<Bytes> },
     }
 }
 
 impl<B> RequestBody<B> {
-    pub(super) const fn untouched(body: B) -> Self {
+    pub(super) const fn untouched(body: Upload<B>) -> Self {
         Self { kind: Kind::Inner { body } }
     }
 
@@ -93,7 +97,7 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
 
 /// The body of a request as far as it had to be read to know its price, or what its payment is for.
 pub(super) enum LazyBody<B> {
-    Untouched(B),
+    Untouched(Upload<B>),
     Whole(Bytes),
     /// More than is kept.
     Long(Box<LongBody<B>>),
@@ -120,9 +124,8 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     /// Reads as much as is kept. A body that says that it is longer is not touched.
     pub(super) async fn read(&mut self, limits: &Limits) -> Result<(), Answer> {
         *self = match self.take() {
-            Self::Untouched(body) if body.size_hint().lower() <= limits.request_body as u64 => {
-                let mut body = Box::pin(body);
-                let read = read_up_to(body.as_mut(), limits.request_body, limits.body_deadline).await;
+            Self::Untouched(mut body) if body.size_hint().lower() <= limits.request_body as u64 => {
+                let read = read_up_to(Pin::new(&mut body), limits.request_body, limits.body_deadline).await;
                 match read.map_err(|error| answer::unread(&error))? {
                     (all, true) => Self::Whole(all),
                     (ahead, false) => Self::Long(Box::new(LongBody::new(body, ahead))),
@@ -159,7 +162,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
         }
         self.read(limits).await?;
         *self = match self.take() {
-            Self::Untouched(body) => Self::Long(Box::new(LongBody::new(Box::pin(body), Bytes::new()))),
+            Self::Untouched(body) => Self::Long(Box::new(LongBody::new(body, Bytes::new()))),
             read => read,
         };
         let is_same = match self {
@@ -213,7 +216,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
 
 /// A body that is longer than what is kept: it is compared as it passes, and nothing of it is left.
 pub(super) struct LongBody<B> {
-    body: Pin<Box<B>>,
+    body: Upload<B>,
     is_over: bool,
     /// Read and not compared yet.
     ahead: Bytes,
@@ -223,7 +226,7 @@ pub(super) struct LongBody<B> {
 }
 
 impl<B: Body<Data = Bytes>> LongBody<B> {
-    fn new(body: Pin<Box<B>>, ahead: Bytes) -> Self {
+    fn new(body: Upload<B>, ahead: Bytes) -> Self {
         Self { body, is_over: false, ahead, hash: Sha256::new(), length: 0 }
     }
 
@@ -245,7 +248,7 @@ impl<B: Body<Data = Bytes>> LongBody<B> {
 
     async fn has_more(&mut self) -> Result<bool, ReadError> {
         while self.ahead.is_empty() && !self.is_over {
-            match poll_fn(|cx| self.body.as_mut().poll_frame(cx)).await {
+            match poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
                 Some(frame) => self.ahead = frame.map_err(|_| ReadError::Broken)?.into_data().unwrap_or_default(),
                 None => self.is_over = true,
             }
@@ -358,12 +361,13 @@ async fn read_up_to<B: Body<Data = Bytes>>(
 mod tests {
     use axum::body::Body as AnyBody;
     use futures_util::stream;
+    use http::HeaderMap;
 
     use super::*;
 
     fn long(pieces: &'static [&'static str], ahead: &'static str) -> LongBody<AnyBody> {
         let body = AnyBody::from_stream(stream::iter(pieces.iter().map(|piece| Ok::<_, std::io::Error>(*piece))));
-        LongBody::new(Box::pin(body), Bytes::from_static(ahead.as_bytes()))
+        LongBody::new(Upload::new(&HeaderMap::new(), body), Bytes::from_static(ahead.as_bytes()))
     }
 
     fn digest(text: &str, complete: bool) -> BodyDigest {

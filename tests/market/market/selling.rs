@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use http::Method;
 use serde_json::{Value, json};
 use tower_x402::{
     client::{PaymentMiddleware, PaymentOutcome, ReceiptExt as _, RetryPolicy},
@@ -108,6 +109,29 @@ async fn submissions_that_cannot_be_judged_are_refused_before_payment() {
         assert!(answer["detail"].as_str().unwrap().contains(said), "{answer}");
     }
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic(), booth.stats().await.asked), (0, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_uploads_get_their_answers() {
+    let stage = Stage::set().await;
+    let booth = stage.open(ArithmeticJudge).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for (method, path, status) in [
+        (Method::POST, "evaluate", 413),
+        (Method::PUT, "evaluate", 405),
+        (Method::POST, "stats", 405),
+        (Method::POST, "payments/status", 405),
+        (Method::PUT, ".well-known/agent-card.json", 405),
+        (Method::POST, "nowhere", 404),
+    ] {
+        for attempt in 0..3 {
+            let request = client.request(method.clone(), booth.url.join(path).unwrap()).body("1".repeat(20_000_000));
+            let response = request.send().await;
+            let response = response.unwrap_or_else(|error| panic!("{method} {path}, {attempt}: {error:?}"));
+            assert_eq!(response.status(), status, "{method} {path}");
+            response.bytes().await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]

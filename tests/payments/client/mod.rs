@@ -11,4 +11,5 @@ mod our_seller;
 mod reconcile;
 mod status;
 mod unclear;
+mod uploads;
 mod v1;

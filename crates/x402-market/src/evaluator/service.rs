@@ -22,7 +22,7 @@ use tower_service::Service;
 use tower_x402::{
     channels::Channels,
     facilitator::Facilitator,
-    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, is_navigation},
+    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain, is_navigation},
 };
 
 use super::{
@@ -137,12 +137,20 @@ impl EvaluatorService {
         B: Body<Data = Bytes> + Send + 'static,
     {
         let (method, path) = (request.method(), request.uri().path());
-        if path.ends_with(EVALUATE_PATH) {
-            // A browser is shown the offer.
-            if !matches!(*method, Method::POST | Method::OPTIONS) && !is_navigation(method, request.headers()) {
-                return ready(not_allowed("POST"));
-            }
+        let is_evaluation = path.ends_with(EVALUATE_PATH);
+        // A browser is shown the offer.
+        if is_evaluation
+            && (matches!(*method, Method::POST | Method::OPTIONS) || is_navigation(method, request.headers()))
+        {
             return Box::pin(self.paid.call(request));
+        }
+        // Nothing else has a body; a client that sends one gets its answer.
+        let (parts, body) = request.into_parts();
+        let request = Request::from_parts(parts.clone(), ());
+        drain(Request::from_parts(parts, body));
+        let (method, path) = (request.method(), request.uri().path());
+        if is_evaluation {
+            return ready(not_allowed("POST"));
         }
         if let Some((_, page)) = self.pages.iter().find(|(end, _)| path.ends_with(end)) {
             return ready(page.answer(method, request.headers()));

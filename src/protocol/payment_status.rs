@@ -3,8 +3,11 @@
 //! A server declares the URL in the `extensions` of its 402:
 //!
 //! ```json
-//! { "payment-status": { "info": { "url": "https://api.example/payments/status" } } }
+//! { "payment-status": { "info": { "url": "https://api.example/payments/status" },
+//!     "schema": { "type": "object", "properties": { "url": { "type": "string" } }, "required": ["url"] } } }
 //! ```
+//!
+//! `schema` describes `info` in JSON Schema: the protocol asks for it, and some clients ignore all extensions if one has none.
 //!
 //! `GET` with the query parameters `network` (CAIP-2), `asset`, `payer` and `nonce` returns a [`Status`], or 404 for an unknown payment.
 //! The URL may be a path on the paid resource's origin. Clients do not follow it to another origin.
@@ -31,7 +34,8 @@ pub const NAME: &str = "payment-status";
 
 /// Returns the extension that a server offers in a 402: it reports the status of payments at `url`.
 pub fn declaration(url: &str) -> Map<String, Value> {
-    Map::from_iter([(NAME.to_owned(), json!({ "info": { "url": url } }))])
+    let schema = json!({ "type": "object", "properties": { "url": { "type": "string" } }, "required": ["url"] });
+    Map::from_iter([(NAME.to_owned(), json!({ "info": { "url": url }, "schema": schema }))])
 }
 
 /// Returns the extension for a payment that the server will settle: the parameters to ask for its status with, and the URL if there is

@@ -26,8 +26,9 @@ pub mod pay {}
 #[doc = include_str!("../docs/guide/vouchers.md")]
 pub mod vouchers {}
 
-/// Ledger, keys, gas, batches, credit, several processes, shutdown, and what to watch.
+/// Proxies, ledger, keys, gas, batches, credit, several processes, shutdown, and what to watch.
 ///
+/// [cors]: charge#order-of-layers
 /// [pay]: pay
 /// [what-happens-when]: what_happens_when
 /// [vouchers]: vouchers

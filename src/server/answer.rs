@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use super::{
     builder::Config,
     offer::{Offer, PriceError, RenderedOffers},
-    payment_header::Refusal,
+    payment_header::{PAYMENT_SIGNATURE, Refusal, X_PAYMENT},
     request_body::ReadError,
     resource_url::Target,
     response::{ResponseBody, Unfinished},
@@ -38,7 +38,8 @@ use crate::{
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
 const PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::PAYMENT_RESPONSE);
 const X_PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::X_PAYMENT_RESPONSE);
-const EXPOSED: HeaderValue = HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE");
+const EXPOSED: HeaderValue =
+    HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE, Retry-After");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
@@ -560,6 +561,36 @@ fn speaks_to_caches(name: &HeaderName) -> bool {
     *name == CACHE_CONTROL
         || text.ends_with("cdn-cache-control")
         || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&text)
+}
+
+/// Returns the request headers that a CORS layer above a [`RequirePaymentLayer`](super::RequirePaymentLayer) must allow, so that scripts
+/// on other origins can pay.
+///
+/// They are `PAYMENT-SIGNATURE`, `X-PAYMENT` and, since the official clients send it, `Access-Control-Expose-Headers`. Allow what your
+/// handlers need beside them, such as `Content-Type` for JSON.
+///
+/// ```
+/// use axum::http::{HeaderName, Method, header::CONTENT_TYPE};
+/// use tower_http::cors::{Any, CorsLayer};
+/// use tower_x402::server::{cors_allow_headers, cors_expose_headers};
+///
+/// let cors = CorsLayer::new()
+///     .allow_origin(Any)
+///     .allow_methods([Method::GET, Method::POST])
+///     .allow_headers([cors_allow_headers(), vec![CONTENT_TYPE]].concat())
+///     .expose_headers([cors_expose_headers(), vec![HeaderName::from_static("x-request-id")]].concat());
+/// ```
+pub fn cors_allow_headers() -> Vec<HeaderName> {
+    vec![PAYMENT_SIGNATURE.clone(), X_PAYMENT.clone(), ACCESS_CONTROL_EXPOSE_HEADERS]
+}
+
+/// Returns the response headers that a CORS layer above a [`RequirePaymentLayer`](super::RequirePaymentLayer) must expose, so that scripts
+/// on other origins can read offers, receipts and when to try again.
+///
+/// The layer exposes them itself, but a CORS layer that exposes any headers replaces what layers below it say. See
+/// [`cors_allow_headers`] for an example.
+pub fn cors_expose_headers() -> Vec<HeaderName> {
+    vec![PAYMENT_REQUIRED, PAYMENT_RESPONSE, X_PAYMENT_RESPONSE, RETRY_AFTER]
 }
 
 /// The CORS headers that a script on another origin needs.

@@ -13,7 +13,7 @@ use super::{
     layer::RequirePaymentLayer,
     lease::PaymentsInProgress,
     offer::{Catalogue, Location, Offered, PaymentOption, Price, PriceError, Pricing, Quote},
-    page::BrowserPage,
+    page::{self, BrowserPage},
     payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
     queue::AdmissionQueue,
 };
@@ -27,6 +27,7 @@ use crate::{
     network::{Asset, Network},
     payment::{Terms, Window},
     protocol::{PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, Verbatim, payment_status},
+    upload::{EvictingSemaphore, permits_for},
     usdc::{ParseUsdcError, Usdc},
     vouchers::SCHEME,
 };
@@ -249,7 +250,9 @@ impl RequirePaymentLayerBuilder {
         if size > MAX_OFFERS {
             return Err(BuildError::OffersTooLarge { size });
         }
+        warn_of_proxies(size, self.settings.page.is_some());
         let concurrent = self.settings.limits.concurrent.min(Semaphore::MAX_PERMITS);
+        let unpriced = permits_for(Some(self.settings.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
             facilitators: self.facilitators,
@@ -257,7 +260,7 @@ impl RequirePaymentLayerBuilder {
             in_progress: PaymentsInProgress::default(),
             permits: Arc::new(Semaphore::new(concurrent)),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            unpriced: Semaphore::new(concurrent),
+            unpriced: EvictingSemaphore::new(unpriced),
         }))
     }
 }
@@ -288,10 +291,12 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Sets a price that depends on the request's body, which is read whole first: up to
-    /// [`max_request_body`](Self::max_request_body), within 30 s, and for as many requests at once as
-    /// [`max_concurrent`](Self::max_concurrent) allows. It is called for unpaid and paid requests alike, so keep it quick. A request that
-    /// cannot be priced is refused before anything is paid. Of the request's head it sees as much as
+    /// [`max_request_body`](Self::max_request_body), within 30 s. It is called for unpaid and paid requests alike, so keep it quick. A
+    /// request that cannot be priced is refused before anything is paid. Of the request's head it sees as much as
     /// [`price_with`](Self::price_with).
+    ///
+    /// Anybody may send a body. Those that are being read have 64 MiB in all, or twice the largest body if that is more. If another one
+    /// needs the room, the request that has been sending longest is answered 503.
     ///
     /// ```
     /// # use tower_x402::{Usdc, server::{Quote, RequirePaymentLayer}};
@@ -726,7 +731,7 @@ pub(super) struct Config {
     /// Permits for payments whose signature is not proven: these must not take those of the proven ones.
     pub(super) unproven: AdmissionQueue,
     /// Permits for requests that are read to be priced.
-    pub(super) unpriced: Semaphore,
+    pub(super) unpriced: Arc<EvictingSemaphore>,
 }
 
 debug_fields!(Config |this| {
@@ -739,10 +744,16 @@ debug_fields!(Config |this| {
 const UNPROVEN: usize = 64;
 /// How long others wait for that; about as long as the chain may take.
 const UNPROVEN_WAIT: Duration = Duration::from_secs(4);
+/// How many permits there are for bodies that are read to be priced: 64 MiB.
+const UNPRICED: u32 = 1024;
 /// How far a payer's clock may run ahead, in seconds.
 const CLOCK_SKEW: u64 = 30;
 /// Some clients stop reading headers near 8 KB in all.
 const MAX_OFFERS: usize = 6 * 1024;
+/// The largest head of a response that nginx passes on, unless `proxy_buffer_size` says otherwise.
+const NGINX_HEAD: usize = 4 * 1024;
+/// What a 402 has in its head besides the offers and the headers of a page, with room for those of layers above.
+const OTHER_HEADERS: usize = 512;
 /// The longest that anything can be told to take; a clock's end is far beyond.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
@@ -829,6 +840,19 @@ fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<
         }
     }
     Ok(offers)
+}
+
+/// Tells the operator of offers with which a proxy answers 502 in place of the 402.
+fn warn_of_proxies(size: usize, has_page: bool) {
+    let head = size + OTHER_HEADERS + if has_page { page::size_of_headers() } else { 0 };
+    if head > NGINX_HEAD {
+        tracing::warn!(
+            size,
+            head,
+            "the head of a 402 may have {head} bytes, {size} of them in PAYMENT-REQUIRED, and nginx answers 502 to more than 4096: say \
+             proxy_buffer_size 8k; there, or shorten the description or offer less"
+        );
+    }
 }
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {

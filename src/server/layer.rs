@@ -31,7 +31,7 @@ use super::{
 use crate::{
     channels::Channels,
     telemetry::{self, RequestOutcome},
-    upload::Upload,
+    upload::{Upload, permits_for},
 };
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -215,9 +215,12 @@ async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<L
     if !config.catalogue.reads_body() {
         return Ok(LazyBody::Untouched(body));
     }
-    let _permit = config.unpriced.try_acquire().map_err(|_| answer::overloaded())?;
-    let bytes = read_whole(body, config.settings.limits.request_body, config.settings.limits.body_deadline).await;
-    bytes.map(LazyBody::Whole).map_err(|error| answer::unread(&error))
+    let limits = &config.settings.limits;
+    let limit = limits.request_body as u64;
+    let longest = body.size_hint().upper().map_or(limit, |longest| longest.min(limit));
+    let permit = config.unpriced.acquire(permits_for(Some(longest)));
+    let read = permit.unless_evicted(read_whole(body, limits.request_body, limits.body_deadline)).await;
+    read.ok_or_else(answer::overloaded)?.map(LazyBody::Whole).map_err(|error| answer::unread(&error))
 }
 
 /// Reads what is left of a request's body in the background, and drops it.

@@ -108,8 +108,9 @@
 //!
 //! # Order of layers
 //!
-//! Put a `CorsLayer` above this one, so that its answers carry CORS headers too; or use
-//! [`answer_preflights`](RequirePaymentLayerBuilder::answer_preflights). Put limits on the work (`ConcurrencyLimit`,
+//! Put a `CorsLayer` above this one, so that its answers carry CORS headers too, with [`cors_allow_headers`] and
+//! [`cors_expose_headers`]; or use [`answer_preflights`](RequirePaymentLayerBuilder::answer_preflights). Put compression above it, too: what
+//! is below it is kept as it was sent, and given again to a client that may take another encoding. Put limits on the work (`ConcurrencyLimit`,
 //! `LoadShed`) below it, and a `Timeout` above it, if at all: the handler has a deadline here.
 
 mod answer;
@@ -130,6 +131,7 @@ mod status;
 mod vouchers;
 mod work;
 
+pub use answer::{cors_allow_headers, cors_expose_headers};
 pub use builder::{BuildError, DeferredPolicy, RequirePaymentLayerBuilder};
 pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture, drain};
 pub use offer::{PriceError, Quote};

@@ -320,7 +320,7 @@ impl Catalogue {
         match (&self.prebuilt, error) {
             (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
             (Some(Prebuilt::Template(template)), None) => template.fill(&self.url(target)),
-            _ => self.assemble(&self.url(target), offers, &self.voucher_offers(offers), error),
+            _ => self.assemble(&self.url(target), offers, &self.voucher_offers(offers), error, None),
         }
     }
 
@@ -338,7 +338,7 @@ impl Catalogue {
             requirements.extra.extend(more);
             *offer = VoucherOffer::new(requirements);
         }
-        self.assemble(&self.url(target), offers, &voucher_offers, Some(error))
+        self.assemble(&self.url(target), offers, &voucher_offers, Some(error), Some(index))
     }
 
     /// Returns the offers to pay the price of these offers with vouchers.
@@ -411,45 +411,81 @@ impl Catalogue {
         /// No URL, and in no description of a resource.
         const MARK: &str = "tower-x402: the URL of what was asked for";
         match &self.offered.location {
-            Location::Url(url) => self.assemble(url, offers, &self.voucher_offers(offers), None).map(Prebuilt::Whole),
+            Location::Url(url) => {
+                self.assemble(url, offers, &self.voucher_offers(offers), None, None).map(Prebuilt::Whole)
+            }
             Location::Origin(_) | Location::Request { .. } => {
-                let demand = self.assemble(MARK, offers, &self.voucher_offers(offers), None)?;
+                let demand = self.assemble(MARK, offers, &self.voucher_offers(offers), None, None)?;
                 OffersTemplate::of(&demand, MARK).map(Prebuilt::Template)
             }
         }
     }
 
-    /// Writes a 402.
+    /// Writes a 402. `corrected` is the index of the voucher offer that a refusal is about.
     fn assemble(
         &self,
         url: &str,
         offers: &[Offer],
         voucher_offers: &[VoucherOffer],
         error: Option<(&str, &str)>,
+        corrected: Option<usize>,
     ) -> Option<RenderedOffers> {
         let exact = offers.iter().filter(|_| self.offered.takes_exact);
         let mut accepts: Vec<_> = exact.map(|offer| offer.terms.text().clone()).collect();
+        let kept = corrected.map_or(0, |index| accepts.len() + index);
         accepts.extend(voucher_offers.iter().map(|offer| offer.text.clone()));
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),
         };
-        let mut required = PaymentRequired {
+        let required = PaymentRequired {
             x402_version: V2,
             error: Some(code.to_owned()),
             resource: ResourceInfo { url: url.to_owned(), ..self.offered.resource.clone() },
             accepts,
             extensions: self.offered.extensions.clone(),
         };
-        let header = encode_header(&required).ok()?.try_into().ok()?;
+        let mut header: HeaderValue = encode_header(&required).ok()?.try_into().ok()?;
         let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, url, &sentence)) {
             Some(body) => body,
             None => {
-                required.error = Some(sentence.into_owned());
+                let required = PaymentRequired { error: Some(sentence.into_owned()), ..required.clone() };
                 serde_json::to_vec(&required).ok()?.into()
             }
         };
+        if error.is_some() && header.len() > SHORT_REFUSAL {
+            let demand = self.assemble(url, offers, &self.voucher_offers(offers), None, None)?;
+            let longest = demand.header.len().saturating_sub(RECEIPT).max(SHORT_REFUSAL);
+            header = shortened(required, kept, longest)?;
+        }
         Some(RenderedOffers { header, body })
+    }
+}
+
+/// What may be added to the head of a refusal: `PAYMENT-RESPONSE`.
+const RECEIPT: usize = 512;
+/// A refusal of this size passes through any proxy, with a receipt.
+const SHORT_REFUSAL: usize = 2560;
+
+/// Writes the header of a refusal. What a client could read in the 402 before is left out as far as needed, so that a proxy that passed that
+/// on passes this on, too. The offer at `kept` stays.
+fn shortened(mut required: PaymentRequired, mut kept: usize, longest: usize) -> Option<HeaderValue> {
+    let mut step = 0;
+    loop {
+        let header: HeaderValue = encode_header(&required).ok()?.try_into().ok()?;
+        if header.len() <= longest || (step > 1 && required.accepts.len() < 2) {
+            return Some(header);
+        }
+        match step {
+            0 => required.resource = ResourceInfo { url: required.resource.url, ..ResourceInfo::default() },
+            1 => required.extensions = None,
+            _ if kept + 1 < required.accepts.len() => drop(required.accepts.pop()),
+            _ => {
+                required.accepts.remove(0);
+                kept = kept.saturating_sub(1);
+            }
+        }
+        step += 1;
     }
 }
 
@@ -587,6 +623,41 @@ mod tests {
             let offer = VoucherOffer::at(&template, amount);
             assert_eq!(offer.requirements.extra["minDeposit"], offered, "{deposit} {amount}");
             assert_eq!(offer.requirements.amount, amount);
+        }
+    }
+
+    #[test]
+    fn shortened_refusal_keeps_the_offer_that_it_is_about() {
+        let usdc = Network::BASE.usdc().unwrap();
+        let offer = |price: u64| {
+            Verbatim::of_requirements(
+                &ExactOffer::new(usdc.clone(), U256::from(price), Address::ZERO, 60).to_requirements(),
+            )
+        };
+        for kept in 0..4 {
+            let required = PaymentRequired {
+                x402_version: V2,
+                error: Some("a_code".to_owned()),
+                resource: ResourceInfo {
+                    url: "/a".to_owned(),
+                    description: Some("x".repeat(900)),
+                    ..Default::default()
+                },
+                accepts: (0..4).map(offer).collect(),
+                extensions: None,
+            };
+            let read = |header: &HeaderValue| {
+                let json = STANDARD.decode_to_vec(header.as_bytes()).unwrap();
+                serde_json::from_slice::<PaymentRequired>(&json).unwrap()
+            };
+            let header = shortened(required.clone(), kept, usize::MAX).unwrap();
+            assert_eq!(read(&header).resource.description.unwrap().len(), 900);
+            let header = shortened(required.clone(), kept, 1_000).unwrap();
+            assert!(header.len() <= 1_000 && read(&header).accepts.len() < 4, "{}", header.len());
+            assert!(read(&header).accepts.iter().any(|left| left.text() == required.accepts[kept].text()));
+            let least = read(&shortened(required.clone(), kept, 0).unwrap());
+            assert_eq!((least.accepts.len(), least.resource.url.as_str()), (1, "/a"));
+            assert_eq!(least.accepts[0].text(), required.accepts[kept].text());
         }
     }
 

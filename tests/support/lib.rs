@@ -19,6 +19,7 @@
 //! scripted.rs       a facilitator that does as it is told, and a service that charges through it
 //! programs.rs       the examples, compiled and run
 //! sqlite_file.rs    files of SQLite as other versions leave them behind
+//! uploads.rs        a seller over real connections, and our clients that pay it for long bodies
 //! numbers.rs        what was reported to the metrics recorder
 //! hot_path.rs       one request and nothing around it, for what counts and times it (thread_time.rs)
 //! ```
@@ -53,6 +54,7 @@ pub mod sqlite_file;
 pub mod student_stage;
 pub mod thread_time;
 pub mod token;
+pub mod uploads;
 
 /// Returns the value after this change.
 pub fn changed<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {

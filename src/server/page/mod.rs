@@ -125,6 +125,11 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 });
 
+/// Returns how many bytes these headers add to the head of a response.
+pub(super) fn size_of_headers() -> usize {
+    page_headers().iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len()).sum()
+}
+
 /// Returns the headers of the page that other 402s do not have.
 fn page_headers() -> HeaderMap {
     HeaderMap::from_iter([

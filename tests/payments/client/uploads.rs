@@ -5,115 +5,38 @@
 
 use std::sync::Arc;
 
-use alloy_signer_local::PrivateKeySigner;
-use axum::{Router, body::Body};
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use reqwest_middleware::ClientWithMiddleware;
 use support::{
     eventually::in_time,
     scripted::{Scripted, away, customer, layer},
     shop::{evaluate, paid},
+    uploads::{SIZES, paid_by_layer, paid_by_middleware, seller, serve},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
 };
-use tower::{Layer as _, Service as _, ServiceExt as _};
-use tower_x402::{
-    Usdc,
-    client::{AddPaymentLayer, Budget, Payer, PaymentMiddleware},
-    server::{RequestBody, RequirePaymentLayerBuilder},
-};
-
-const SIZES: [usize; 4] = [60_000, 300_000, 5_000_000, 20_000_000];
-
-/// Serves on a port of this machine, below the layer: `/length` reads its body, `/blind` does not.
-async fn open(layer: RequirePaymentLayerBuilder) -> String {
-    let length = async |request: Request<RequestBody<Body>>| {
-        let body = request.into_body().collect().await.map_err(|_| StatusCode::BAD_REQUEST)?;
-        Ok::<_, StatusCode>(body.to_bytes().len().to_string())
-    };
-    let service = tower::service_fn(move |request: Request<RequestBody<Body>>| async move {
-        let text = match request.uri().path() {
-            "/length" => length(request).await,
-            _ => Ok("well done".to_owned()),
-        };
-        let (status, text) = text.map_or_else(|status| (status, String::new()), |text| (StatusCode::OK, text));
-        let response = Response::builder().status(status).body(Body::from(text)).unwrap();
-        Ok::<_, std::convert::Infallible>(response)
-    });
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let app = Router::new().fallback_service(layer.build().unwrap().layer(service));
-    tokio::spawn(async { axum::serve(listener, app).await });
-    url
-}
-
-fn payer() -> Payer {
-    let budget = Budget::builder().total(Usdc::from_atomic(1_000_000_000)).build();
-    Payer::builder(PrivateKeySigner::random()).budget(budget).build()
-}
-
-fn reqwest_client() -> ClientWithMiddleware {
-    PaymentMiddleware::new(payer()).client(reqwest::Client::builder().no_proxy()).unwrap()
-}
-
-async fn by_middleware(times: usize) {
-    let url = open(layer(&Arc::new(Scripted::new()))).await;
-    let client = reqwest_client();
-    for size in SIZES {
-        let body = Bytes::from(vec![b'x'; size]);
-        for path in ["/length", "/blind"].into_iter().cycle().take(2 * times) {
-            let response = client.post(format!("{url}{path}")).body(body.clone()).send().await;
-            let response = response.unwrap_or_else(|error| panic!("{size} bytes to {path}: {error:?}"));
-            assert_eq!(response.status(), 200, "{size} bytes to {path}");
-            let answer = if path == "/length" { size.to_string() } else { "well done".to_owned() };
-            assert_eq!(response.text().await.unwrap(), answer);
-        }
-    }
-}
-
-async fn by_layer(times: usize) {
-    let url = open(layer(&Arc::new(Scripted::new()))).await;
-    let http: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let mut client = AddPaymentLayer::new(payer()).layer(http);
-    for size in SIZES {
-        let body = Bytes::from(vec![b'x'; size]);
-        for path in ["/length", "/blind"].into_iter().cycle().take(2 * times) {
-            let request = Request::post(format!("{url}{path}")).body(Full::from(body.clone())).unwrap();
-            let response = client.ready().await.unwrap().call(request).await;
-            let response = response.unwrap_or_else(|error| panic!("{size} bytes to {path}: {error:?}"));
-            assert_eq!(response.status(), 200, "{size} bytes to {path}");
-        }
-    }
-}
+use tower_x402::{Usdc, server::RequirePaymentLayerBuilder};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn middleware_pays_for_uploads_of_any_size() {
-    by_middleware(2).await;
+    paid_by_middleware(&seller().await, &SIZES, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tower_client_pays_for_uploads_of_any_size() {
-    by_layer(2).await;
+    paid_by_layer(&seller().await, &SIZES, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "fifty of each size"]
 async fn middleware_pays_for_uploads_of_any_size_fifty_times() {
-    by_middleware(50).await;
+    paid_by_middleware(&seller().await, &SIZES, 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "fifty of each size"]
 async fn tower_client_pays_for_uploads_of_any_size_fifty_times() {
-    by_layer(50).await;
+    paid_by_layer(&seller().await, &SIZES, 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,7 +45,7 @@ async fn refusals_arrive_while_the_body_is_sent() {
     let by_length = |layer: RequirePaymentLayerBuilder| {
         layer.max_request_body(1_000).price_with_body(|_, _| std::future::ready(Ok(Usdc::from_atomic(1_000).into())))
     };
-    let (fixed, read) = (open(layer(&facilitator)).await, open(by_length(layer(&facilitator))).await);
+    let (fixed, read) = (serve(layer(&facilitator)).await, serve(by_length(layer(&facilitator))).await);
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let offer = client.post(format!("{fixed}/length")).send().await.unwrap().headers()["payment-required"].clone();
     let offer = serde_json::from_slice(&base64::Engine::decode(&base64::prelude::BASE64_STANDARD, offer).unwrap());
@@ -163,7 +86,7 @@ async fn answer_to(url: &str, head: &str) -> String {
 
 #[tokio::test]
 async fn client_that_waits_to_be_asked_for_its_body_is_not_asked() {
-    let url = open(layer(&Arc::new(Scripted::new()))).await;
+    let url = seller().await;
     let head = "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 300000\r\nexpect: 100-continue\r\n\r\n";
     let answer = answer_to(&url, head).await;
     assert!(answer.starts_with("HTTP/1.1 402 "), "{answer}");
@@ -171,7 +94,7 @@ async fn client_that_waits_to_be_asked_for_its_body_is_not_asked() {
 
 #[tokio::test]
 async fn connection_serves_on_when_the_body_was_drained() {
-    let url = open(layer(&Arc::new(Scripted::new()))).await;
+    let url = seller().await;
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
     for _ in 0..3 {
         stream.write_all(b"POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 300000\r\n\r\n").await.unwrap();
@@ -188,7 +111,7 @@ async fn connection_serves_on_when_the_body_was_drained() {
 
 #[tokio::test]
 async fn body_that_says_that_it_is_endless_closes_the_connection() {
-    let url = open(layer(&Arc::new(Scripted::new()))).await;
+    let url = seller().await;
     let answer = answer_to(&url, "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 40000000\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 402 "), "{answer}");
 }

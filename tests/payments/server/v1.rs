@@ -297,7 +297,7 @@ async fn cors_exposes_the_settlement_header() {
     request.headers_mut().insert("origin", "https://app.example".parse().unwrap());
     let exposed = send(&shop.app(layer(&shop)), request).await.headers["access-control-expose-headers"].clone();
     let exposed: Value = exposed.to_str().unwrap().split(", ").collect();
-    assert_eq!(exposed, json!(["PAYMENT-REQUIRED", "PAYMENT-RESPONSE", "X-PAYMENT-RESPONSE"]));
+    assert_eq!(exposed, json!(["PAYMENT-REQUIRED", "PAYMENT-RESPONSE", "X-PAYMENT-RESPONSE", "Retry-After"]));
 }
 
 const SIGNATURE: &str = "invalid_exact_evm_payload_signature";

@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 22] = [
+const BLOCKS: [Block; 23] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -27,6 +27,7 @@ const BLOCKS: [Block; 22] = [
     Block { guide: "charge", name: "on_base", replaced: &[("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?")] },
     Block { guide: "charge", name: "who_paid", replaced: &[] },
     Block { guide: "charge", name: "prices", replaced: &[] },
+    Block { guide: "charge", name: "cors", replaced: &[] },
     Block {
         guide: "hire-evaluators",
         name: "hire_evaluators",

@@ -37,6 +37,7 @@ blocks!(
     channels_elsewhere,
     charge,
     checked,
+    cors,
     end_of_day,
     environment,
     facilitator,
@@ -150,7 +151,8 @@ async fn sell_at_the_prices_of_charge() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/evaluate", post(who_paid::evaluate).layer(paywall(RequirePaymentLayer::builder().price("$0.001"))?))
         .route("/by_path", get(async || "well done").layer(paywall(prices::by_path())?))
-        .route("/by_body", post(async || "well done").layer(paywall(prices::by_body())?));
+        .route("/by_body", post(async || "well done").layer(paywall(prices::by_body())?))
+        .nest("/browsers", cors::for_browsers(paywall(RequirePaymentLayer::builder().price("$0.001"))?));
     serve(app).await
 }
 

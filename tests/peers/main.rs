@@ -16,6 +16,9 @@
 //! fidelity.rs       the devnet's token answers as Circle's does
 //! identifiers.rs    the extension payment-identifier
 //! vouchers.rs       their clients pay our seller by vouchers
+//! uploads           long bodies, refused while they are sent; nginx.rs is the proxy before it
+//! cors              a script on another origin pays in Chromium
+//! proxies           a seller behind nginx
 //! recorder.rs       records the exchanges, with TOWER_X402_RECORD=1, for tests/exchanges
 //! ```
 
@@ -25,11 +28,15 @@ mod browser_wallet;
 mod channels;
 mod clients;
 mod comparison;
+mod cors;
 mod facilitators;
 mod fidelity;
 mod identifiers;
+mod nginx;
 mod programs;
+mod proxies;
 mod recorder;
 mod servers;
 mod stage;
+mod uploads;
 mod vouchers;

@@ -189,6 +189,14 @@ async fn parts_of_charge_name_the_payer_and_price_by_the_request() {
     let by_path = client.get(format!("{}/by_path", seller.url)).send().await.unwrap();
     assert_eq!(by_path.receipt().unwrap().amount, "$0.001".parse().unwrap());
     assert_eq!(seller.get("/by_path?preview").await.status(), StatusCode::OK);
+    let asked = Client::new().post(format!("{}/browsers/evaluate", seller.url)).header("origin", "https://app.example");
+    let unpaid = asked.send().await.unwrap();
+    assert_eq!(
+        (unpaid.status(), &unpaid.headers()["access-control-allow-origin"]),
+        (StatusCode::PAYMENT_REQUIRED, &"*".parse().unwrap())
+    );
+    let exposed = unpaid.headers()["access-control-expose-headers"].to_str().unwrap();
+    assert_eq!(exposed, "payment-required,payment-response,x-payment-response,retry-after,x-request-id");
 }
 
 #[tokio::test]

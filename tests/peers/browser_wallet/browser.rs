@@ -71,7 +71,7 @@ impl Browser {
         let profile = TempDir::new().unwrap();
         let mut command = Command::new("node");
         command.arg("browser.mjs").current_dir(support::repository().join("tests/peers"));
-        command.env("BROWSER", program()).env("PROFILE", profile.path()).env("RPC_URL", rpc_url);
+        command.env("BROWSER", chromium()).env("PROFILE", profile.path()).env("RPC_URL", rpc_url);
         command.env("PRIVATE_KEY", key.to_bytes().to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().expect("node starts");
@@ -138,7 +138,7 @@ impl Browser {
 }
 
 /// Finds Chromium; fails without it.
-fn program() -> PathBuf {
+pub fn chromium() -> PathBuf {
     if let Some(path) = env::var_os("TOWER_X402_CHROMIUM") {
         return path.into();
     }

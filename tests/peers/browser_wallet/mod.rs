@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use base64::{Engine, prelude::BASE64_STANDARD};
+pub use browser::chromium;
 use browser::{Browser, Seen};
 use http::{Method, Response};
 use serde_json::{Value, json};

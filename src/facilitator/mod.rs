@@ -81,6 +81,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
         0
     }
 
+    /// Returns the gas that transactions of this process have used since it was built. Default: 0, for one that somebody else sends
+    /// transactions for. A [`FacilitatorService`](service::FacilitatorService) bounds it by the hour.
+    fn gas_used(&self) -> u64 {
+        0
+    }
+
     /// Returns the outcome of a payment whose settlement was not followed to its end.
     ///
     /// # Errors

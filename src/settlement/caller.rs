@@ -6,7 +6,10 @@ use std::{
     collections::HashMap,
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Poll, ready},
     time::Duration,
 };
@@ -66,6 +69,7 @@ pub(crate) struct Caller {
     /// What becomes of the calls that are under way, by what they do.
     under_way: Mutex<HashMap<B256, watch::Receiver<Progress>>>,
     confirm_timeout: Duration,
+    gas_used: AtomicU64,
 }
 
 /// The right to have one more transaction in flight.
@@ -132,13 +136,18 @@ impl Caller {
     ) -> Arc<Self> {
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(signers, &node, window, &freed);
-        let (line, under_way) = Default::default();
-        Arc::new(Self { node, accounts, freed, line, under_way, confirm_timeout })
+        let (line, under_way, gas_used) = Default::default();
+        Arc::new(Self { node, accounts, freed, line, under_way, confirm_timeout, gas_used })
     }
 
     /// Returns the addresses of the accounts.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
         self.accounts.iter().map(Account::address)
+    }
+
+    /// Returns the gas that transactions of this process have used.
+    pub(crate) fn gas_used(&self) -> u64 {
+        self.gas_used.load(Ordering::Relaxed)
     }
 
     /// Returns why no call could be sent now, if that is so.
@@ -435,6 +444,7 @@ impl Caller {
     fn included(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> Receipt {
         self.node.observe_block(receipt.block());
         let gas = receipt.gas_used.saturating_to();
+        self.gas_used.fetch_add(gas, Ordering::Relaxed);
         telemetry::included(self.node.network(), receipt.succeeded(), gas, receipt.cost(), started.elapsed());
         lease.consumed();
         receipt

@@ -184,6 +184,10 @@ impl Facilitator for OnchainFacilitator {
         self.engine.journal().process_id()
     }
 
+    fn gas_used(&self) -> u64 {
+        self.stats().gas_used
+    }
+
     async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         self.engine.reconcile(record).await
     }

@@ -154,8 +154,8 @@ async fn bounds_of_time_money_and_gas_are_where_they_are_said_to_be() {
     // The payer signed for another time.
     assert_eq!(refused(block + 60, block).await, Some(reason::RECEIVE_AUTHORIZATION_SIGNATURE));
 
-    // With an eighth and 60,000 more than is estimated: 700,000 gas, and one more.
-    for (estimate, expected) in [("\"0x8ae39\"", None), ("\"0x8ae3a\"", Some(reason::DEPOSIT_SIMULATION_FAILED))] {
+    // 400,000 gas, and one more.
+    for (estimate, expected) in [("\"0x61a80\"", None), ("\"0x61a81\"", Some(reason::DEPOSIT_SIMULATION_FAILED))] {
         proxy.judge(move |methods| match methods {
             [method] if method == "eth_estimateGas" => Fate::Result(estimate),
             _ => Fate::Pass,

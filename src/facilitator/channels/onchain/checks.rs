@@ -26,7 +26,7 @@ const REVERT_WINDOW: Duration = Duration::from_secs(3_600);
 const REVERTS_OF_NEW_CODE: usize = 8;
 /// After how many none is sent for any payer of whom none was ever executed. Without code a revert costs the payer a transaction of its own.
 const REVERTS_OF_NEW: usize = 16;
-/// After how many none is sent for anybody. A deposit uses at most 700,000 gas, so that 23 million are lost in an hour, and what was in
+/// After how many none is sent for anybody. A deposit uses at most 400,000 gas, so that 13 million are lost in an hour, and what was in
 /// flight when the bound was reached.
 const MAX_REVERTS: usize = 32;
 /// How many payers are remembered of whom a deposit was executed.

@@ -6,7 +6,7 @@ use alloy_sol_types::SolCall;
 use super::{Attempts, Inner, Turn};
 use crate::{
     chain::escrow,
-    facilitator::channels::{ChannelError, Claimed, RefusedClaim},
+    facilitator::channels::{ChannelError, Claimed, RefusedClaim, gas},
     settlement::line::Urgency,
     vouchers::{AuthorizerKey, ChannelId, ChannelObservation, ChannelPayload, Claim, abi::BatchSettlement, reason},
 };
@@ -45,6 +45,9 @@ impl Inner {
         if rows.is_empty() {
             return Err(ChannelError::rejected(reason::CLAIM_PAYLOAD, "a batch of no claims"));
         }
+        for claim in claims {
+            self.asset(claim.voucher.channel.token)?;
+        }
         let mut claimed = Claimed::default();
         let (mut attempts, mut turn) = (Attempts::default(), None);
         loop {
@@ -56,7 +59,8 @@ impl Inner {
             if turn.is_none() {
                 attempts.next()?;
             }
-            let simulated = self.simulate_signed(&rows, signature.clone()).await?;
+            let most = attempts.gas_left(gas::claim(rows.len()));
+            let simulated = self.simulate_signed(&rows, signature.clone(), most).await?;
             let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
             if !self.enter(&mut turn, Urgency::claim_at_risk(at_risk(&rows, &before))).await? {
                 continue;
@@ -80,7 +84,7 @@ impl Inner {
             if !rows.is_empty() && turn.is_none() {
                 attempts.next()?;
             }
-            let (refused, batch) = self.prepare(rows, authorizer).await?;
+            let (refused, batch) = self.prepare(rows, authorizer, attempts.wasted).await?;
             let is_kept =
                 |(row, _): &(&Row<'_>, ChannelObservation)| refused.iter().all(|(bad, _)| bad.index != row.index);
             let (kept, before): (Vec<Row<'_>>, Vec<ChannelObservation>) =
@@ -108,23 +112,24 @@ impl Inner {
         }
     }
 
-    /// Returns the rows that the contract would refuse, and the batch that claims the others, if there are any.
+    /// Returns the rows that the contract would refuse, or that would use too much gas, and the batch that claims the others, if there are any.
     async fn prepare<'a>(
         &self,
         rows: Vec<Row<'a>>,
         authorizer: &AuthorizerKey,
+        wasted: u64,
     ) -> Result<(Vec<RefusedRow<'a>>, Option<Batch>), ChannelError> {
         if rows.is_empty() {
             return Ok((Vec::new(), None));
         }
-        if let Ok(batch) = self.simulate_claim(&rows, authorizer).await? {
+        if let Ok(batch) = self.simulate_claim(&rows, authorizer, wasted).await? {
             return Ok((Vec::new(), Some(batch)));
         }
         let (good, refused) = self.split(rows, authorizer.address()).await?;
         if good.is_empty() {
             return Ok((refused, None));
         }
-        let simulated = self.simulate_claim(&good, authorizer).await?;
+        let simulated = self.simulate_claim(&good, authorizer, wasted).await?;
         let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
         Ok((refused, Some(batch)))
     }
@@ -140,7 +145,8 @@ impl Inner {
     ) -> Result<bool, ChannelError> {
         let seen = before.first().map_or(0, |before| before.block);
         let sent = self.send(turn, keccak256(&input), (input, gas), payload, seen).await;
-        let Some(receipt) = attempts.succeeded(sent, reason::CLAIM_TRANSACTION_FAILED) else { return Ok(false) };
+        let (reverted, most) = (reason::CLAIM_TRANSACTION_FAILED, gas::claim(rows.len()));
+        let Some(receipt) = attempts.succeeded(sent, reverted, most) else { return Ok(false) };
         let transaction = receipt.transaction_hash;
         let events: Vec<BatchSettlement::Claimed> = escrow::events(&receipt).collect();
         let is_claimed = |row: &Row<'_>, before: &ChannelObservation| {
@@ -186,7 +192,7 @@ impl Inner {
                 continue;
             }
             // As the authorizer, which needs no signature: each part would need another one.
-            match self.simulate(authorizer, &without_signature(&part)).await? {
+            match self.simulate(authorizer, &without_signature(&part), gas::claim(part.len())).await? {
                 Ok(_) => good.append(&mut part),
                 Err(why) if part.len() == 1 => refused.extend(part.into_iter().map(|row| (row, why.clone()))),
                 Err(_) => {
@@ -203,19 +209,26 @@ impl Inner {
         &self,
         rows: &[Row<'_>],
         authorizer: &AuthorizerKey,
+        wasted: u64,
     ) -> Result<Result<Batch, String>, ChannelError> {
+        let most = gas::claim(rows.len()).saturating_sub(wasted);
         if self.sender.addresses() == [authorizer.address()] {
             let (input, payload) = (without_signature(rows), message(rows, None));
-            let gas = self.simulate(self.sender(), &input).await?;
+            let gas = self.simulate(self.sender(), &input, most).await?;
             return Ok(gas.map(|gas| Batch { input, gas, payload }));
         }
         let claims: Vec<Claim> = rows.iter().map(|row| row.claim.clone()).collect();
-        self.simulate_signed(rows, authorizer.sign_claims(&self.escrow, &claims).await?).await
+        self.simulate_signed(rows, authorizer.sign_claims(&self.escrow, &claims).await?, most).await
     }
 
-    async fn simulate_signed(&self, rows: &[Row<'_>], signature: Bytes) -> Result<Result<Batch, String>, ChannelError> {
+    async fn simulate_signed(
+        &self,
+        rows: &[Row<'_>],
+        signature: Bytes,
+        most: u64,
+    ) -> Result<Result<Batch, String>, ChannelError> {
         let (input, payload) = (with_signature(rows, signature.clone()), message(rows, Some(signature)));
-        let gas = self.simulate(self.sender(), &input).await?;
+        let gas = self.simulate(self.sender(), &input, most).await?;
         Ok(gas.map(|gas| Batch { input, gas, payload }))
     }
 

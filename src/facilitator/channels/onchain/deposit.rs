@@ -22,7 +22,7 @@ use crate::{
     eip3009::TokenDomain,
     facilitator::{
         FacilitatorError,
-        channels::{ChannelError, Executed},
+        channels::{ChannelError, Executed, gas},
         single_flight::NoResult,
     },
     settlement::line::Urgency,
@@ -34,8 +34,6 @@ use crate::{
 
 /// How long, in seconds, a deposit must still be executable: time to be in a block.
 const MIN_TIME_LEFT: u64 = 6;
-/// Gas that a deposit may use: a transfer with the check of a contract wallet's signature leaves much of it.
-const MAX_DEPOSIT_GAS: u64 = 700_000;
 /// How often the node is asked again if it does not answer when a deposit has its place.
 const READS_IN_TURN: usize = 4;
 
@@ -99,7 +97,7 @@ impl Inner {
                 "the deposit's authorization is used or cancelled",
             ));
         }
-        match self.check_deposit(config, deposit, &state).await {
+        match self.check_deposit(config, deposit, &state, gas::DEPOSIT).await {
             Err(ChannelError::Rejected { .. }) if self.is_pending(config, nonce).await => {
                 Err(ChannelError::Pending { transaction: None })
             }
@@ -140,7 +138,8 @@ impl Inner {
                 // An earlier request of the same left it under way.
                 Some(sent) => self.later_than(state.channel.block, sent?),
                 None => {
-                    let gas = match self.check_deposit(config, deposit, &state).await {
+                    let most = attempts.gas_left(gas::DEPOSIT);
+                    let limit = match self.check_deposit(config, deposit, &state, most).await {
                         // The deposit may have been made a moment ago, by another process.
                         Err(refused @ ChannelError::Rejected { .. }) => {
                             let now = self.deposit_state(channel, config, nonce).await?;
@@ -168,10 +167,11 @@ impl Inner {
                     if !self.enter(turn, Urgency::deposit(deposit.amount)).await? {
                         continue;
                     }
-                    self.send(turn, nonce, (call(config, deposit), gas), payload.clone(), state.channel.block).await
+                    self.send(turn, nonce, (call(config, deposit), limit), payload.clone(), state.channel.block).await
                 }
             };
-            let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
+            let reverted = reason::DEPOSIT_TRANSACTION_FAILED;
+            let Some(receipt) = attempts.succeeded(sent, reverted, gas::DEPOSIT) else { continue };
             self.reverts.note_executed(config.payer);
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {
@@ -223,6 +223,7 @@ impl Inner {
         config: &ChannelConfig,
         deposit: &Deposit,
         state: &DepositState,
+        most_gas: u64,
     ) -> Result<u64, ChannelError> {
         let DepositAuthorization::Erc3009 { valid_after, valid_before, signature, .. } = &deposit.authorization;
         let now = self.clock.now();
@@ -244,8 +245,8 @@ impl Inner {
                 format!("the payer holds {} of the {} to deposit", state.payer_balance, deposit.amount),
             ));
         }
-        let gas = match self.simulate(self.sender(), &call(config, deposit)).await? {
-            Ok(gas) => gas,
+        match self.simulate(self.sender(), &call(config, deposit), most_gas).await? {
+            Ok(limit) => Ok(limit),
             Err(why) => {
                 let domain = TokenDomain::of(self.asset(config.token)?);
                 let digest = deposit.digest(config.payer, state.channel.state.channel_id, &domain);
@@ -254,14 +255,9 @@ impl Inner {
                     true => reason::DEPOSIT_SIMULATION_FAILED,
                     false => reason::RECEIVE_AUTHORIZATION_SIGNATURE,
                 };
-                return Err(ChannelError::rejected(reason, why));
+                Err(ChannelError::rejected(reason, why))
             }
-        };
-        if gas > MAX_DEPOSIT_GAS {
-            let why = format!("the deposit needs {gas} gas, more than {MAX_DEPOSIT_GAS}");
-            return Err(ChannelError::rejected(reason::DEPOSIT_SIMULATION_FAILED, why));
         }
-        Ok(gas)
     }
 
     /// Fails if no deposit is sent for this payer, since so many of others reverted.

@@ -17,10 +17,9 @@ use tokio::time::{Instant, sleep};
 pub use self::builder::OnchainChannelsBuilder;
 use self::checks::{Checks, Promises, Reverts};
 pub(in crate::facilitator) use self::sender::{Sender, Turn};
-use super::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund};
+use super::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund, gas};
 use crate::{
     chain::{
-        batch::MAX_TRANSACTION_GAS,
         escrow,
         node::Node,
         rpc::{Receipt, RpcFailure},
@@ -61,6 +60,8 @@ const READS_AFTER: usize = 8;
 ///   which it does not on Arbitrum.
 /// - **Acting** takes a read, a simulation (`eth_estimateGas`), the transaction, and a read of the channel after it. A transaction that hangs
 ///   is replaced at a higher fee.
+/// - **Gas** is bounded, whatever code payers and authorizers have: 400,000 for a deposit, 150,000 and 60,000 for each of its rows for a claim,
+///   300,000 for a refund, 200,000 for a transfer to the receiver. What is simulated with more is refused.
 /// - **Results** come from the contract's events. Repeated actions are found on the chain.
 ///
 /// ```
@@ -187,6 +188,8 @@ impl OnchainChannels {
 #[derive(Default)]
 struct Attempts {
     made: usize,
+    /// Gas of transactions that reverted.
+    wasted: u64,
     /// Whether the last transaction reverted.
     has_reverted: bool,
     failure: Option<ChannelError>,
@@ -217,16 +220,27 @@ impl Attempts {
         self.next()
     }
 
-    /// Returns the receipt if the transaction succeeded. `reverted` is the code if it reverted for the last time.
-    fn succeeded(&mut self, sent: Result<Receipt, ChannelError>, reverted: &'static str) -> Option<Receipt> {
+    /// Returns how much of the `most` gas that the action may cost is left for its next transaction.
+    fn gas_left(&self, most: u64) -> u64 {
+        most.saturating_sub(self.wasted)
+    }
+
+    /// Returns the receipt if the transaction succeeded. `reverted` is the code if it reverted for the last time, which it also did if there
+    /// may not be `most` gas left for another one.
+    fn succeeded(&mut self, sent: Result<Receipt, ChannelError>, reverted: &'static str, most: u64) -> Option<Receipt> {
         self.has_reverted = sent.as_ref().is_ok_and(|receipt| !receipt.succeeded());
         match sent {
             Ok(receipt) if receipt.succeeded() => return Some(receipt),
-            Ok(_) if self.made < ATTEMPTS => {}
+            Ok(receipt) if self.made < ATTEMPTS && self.count_wasted(&receipt) <= most / 2 => {}
             Ok(_) => self.failure = Some(ChannelError::rejected(reverted, "the transaction reverted")),
             Err(error) => self.failure = Some(error),
         }
         None
+    }
+
+    fn count_wasted(&mut self, reverted: &Receipt) -> u64 {
+        self.wasted = self.wasted.saturating_add(reverted.gas_used.saturating_to());
+        self.wasted
     }
 }
 
@@ -243,12 +257,15 @@ impl Inner {
         self.sender.addresses().first().copied().unwrap_or_default()
     }
 
-    /// Simulates a call of the contract. Returns the gas limit for it, or why it reverts.
-    async fn simulate(&self, from: Address, input: &Bytes) -> Result<Result<u64, String>, ChannelError> {
+    /// Simulates a call of the contract. Returns the gas limit for it, or why it would not be executed: it reverts, or needs more gas than
+    /// `most`. Accounts with code take part in most calls, and could have it use any amount.
+    async fn simulate(&self, from: Address, input: &Bytes, most: u64) -> Result<Result<u64, String>, ChannelError> {
         let estimate = self.node.rpc().estimate_gas(from, Escrow::ADDRESS, input).await.map_err(unavailable)?;
-        Ok(estimate
-            .map(|gas| gas.saturating_add(gas / 8).saturating_add(GAS_MARGIN).min(MAX_TRANSACTION_GAS))
-            .map_err(|revert| escrow::describe(&revert)))
+        Ok(match estimate {
+            Ok(gas) if gas > most => Err(format!("it needs {gas} gas, and may use {most}")),
+            Ok(gas) => Ok(gas.saturating_add(gas / 8).saturating_add(GAS_MARGIN).min(most)),
+            Err(revert) => Err(escrow::describe(&revert)),
+        })
     }
 
     /// Waits for the turn of a call that was checked, unless it has one. Returns `false` if that took so long that it must be checked again.
@@ -340,14 +357,15 @@ impl Inner {
             if turn.is_none() {
                 attempts.next()?;
             }
-            let simulated = self.simulate(self.sender(), &input).await?;
-            let gas = simulated.map_err(|why| ChannelError::rejected(reason::SETTLE_SIMULATION_FAILED, why))?;
+            let simulated = self.simulate(self.sender(), &input, attempts.gas_left(gas::SETTLE)).await?;
+            let limit = simulated.map_err(|why| ChannelError::rejected(reason::SETTLE_SIMULATION_FAILED, why))?;
             if !self.enter(&mut turn, Urgency::claim()).await? {
                 continue;
             }
             let (what, payload) = (keccak256(&input), ChannelPayload::Settle { receiver, token });
-            let sent = self.send(&mut turn, what, (input.clone(), gas), payload, seen).await;
-            let Some(receipt) = attempts.succeeded(sent, reason::SETTLE_TRANSACTION_FAILED) else { continue };
+            let sent = self.send(&mut turn, what, (input.clone(), limit), payload, seen).await;
+            let reverted = reason::SETTLE_TRANSACTION_FAILED;
+            let Some(receipt) = attempts.succeeded(sent, reverted, gas::SETTLE) else { continue };
             let moved = escrow::events::<BatchSettlement::Settled>(&receipt)
                 .find(|event| event.receiver == receiver && event.token == token && event.amount > 0);
             return match moved {
@@ -402,6 +420,10 @@ impl ChannelFacilitator for OnchainChannels {
 
     fn senders(&self) -> Vec<Address> {
         self.0.sender.addresses()
+    }
+
+    fn gas_used(&self) -> u64 {
+        self.0.sender.gas_used()
     }
 
     async fn readiness(&self) -> Readiness {

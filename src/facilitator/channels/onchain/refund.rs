@@ -10,7 +10,7 @@ use crate::{
     chain::escrow,
     facilitator::{
         FacilitatorError,
-        channels::{ChannelError, Executed, SignedRefund},
+        channels::{ChannelError, Executed, SignedRefund, gas},
     },
     settlement::line::Urgency,
     vouchers::{ChannelId, ChannelObservation, ChannelPayload, Claim, RefundRequest, abi::BatchSettlement, reason},
@@ -50,8 +50,8 @@ impl Inner {
                     }
                     let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
                     let input = call(refund, claim)?;
-                    let gas = match self.simulate(self.sender(), &input).await? {
-                        Ok(gas) => gas,
+                    let limit = match self.simulate(self.sender(), &input, attempts.gas_left(gas::REFUND)).await? {
+                        Ok(limit) => limit,
                         Err(why) => {
                             // The refund may have been made a moment ago, by another process.
                             let now = self.observe_one(channel).await?;
@@ -68,10 +68,11 @@ impl Inner {
                     if !self.enter(&mut turn, Urgency::refund(order.amount)).await? {
                         continue;
                     }
-                    self.send(&mut turn, what, (input, gas), payload(refund, claim), before.block).await
+                    self.send(&mut turn, what, (input, limit), payload(refund, claim), before.block).await
                 }
             };
-            let Some(receipt) = attempts.succeeded(sent, reason::REFUND_TRANSACTION_FAILED) else { continue };
+            let reverted = reason::REFUND_TRANSACTION_FAILED;
+            let Some(receipt) = attempts.succeeded(sent, reverted, gas::REFUND) else { continue };
             let transaction = receipt.transaction_hash;
             let after = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());
             let is_claimed = to_claim <= before.state.total_claimed

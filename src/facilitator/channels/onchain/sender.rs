@@ -32,6 +32,9 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns how many claims go into one transaction.
     fn claims(&self) -> usize;
 
+    /// Returns the gas that its transactions have used.
+    fn gas_used(&self) -> u64;
+
     /// Returns why no call could be sent now, if that is so.
     async fn cannot_send(&self) -> Option<NotReady>;
 
@@ -67,6 +70,10 @@ impl Sender for Arc<Caller> {
 
     fn claims(&self) -> usize {
         CLAIMS
+    }
+
+    fn gas_used(&self) -> u64 {
+        Caller::gas_used(self)
     }
 
     async fn cannot_send(&self) -> Option<NotReady> {

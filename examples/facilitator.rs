@@ -92,6 +92,12 @@ struct Flags {
     /// How many requests each caller may make per minute
     #[arg(long, value_name = "N", default_value_t = 600)]
     rate: u32,
+    /// The most gas for one request [default: 400000, or 16777216 if callers need a key]
+    #[arg(long, value_name = "GAS")]
+    max_gas: Option<u64>,
+    /// The most gas in an hour, for all callers together
+    #[arg(long, value_name = "GAS", default_value_t = 100_000_000)]
+    gas_per_hour: u64,
     /// List up to N resources that were paid for at GET /discovery/resources, each for 30 days [default: none]
     #[arg(long, value_name = "N")]
     catalogue: Option<usize>,
@@ -203,6 +209,10 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     let (facilitator, rpc_url, _port) = flags.facilitator().await?;
     let mut service =
         FacilitatorService::builder(facilitator.clone()).asset(asset.clone()).rate(flags.rate, Duration::from_secs(60));
+    service = service.gas_per_hour(flags.gas_per_hour);
+    if let Some(gas) = flags.max_gas {
+        service = service.max_gas(gas);
+    }
     for payee in &flags.payee {
         service = service.payee(*payee);
     }

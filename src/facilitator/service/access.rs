@@ -42,20 +42,20 @@ impl Access {
         Self { keys, rate }
     }
 
-    /// Counts the request and checks its key.
+    /// Counts the request and checks its key. Returns who called.
     pub(super) fn admit(
         &self,
         headers: &HeaderMap,
         extensions: &Extensions,
         needs_key: bool,
-    ) -> Result<(), AccessDenied> {
+    ) -> Result<Caller, AccessDenied> {
         let key = self.find_key(headers);
+        let caller = key.map_or_else(|| Caller::of_peer(extensions), Caller::Key);
         // Requests with a wrong key are counted too, so that guessing is limited.
         if let Some(rate) = &self.rate {
-            let caller = key.map_or_else(|| Caller::of_peer(extensions), Caller::Key);
             rate.count(caller, Instant::now()).map_err(AccessDenied::TooManyRequests)?;
         }
-        if needs_key && !self.keys.is_empty() && key.is_none() { Err(AccessDenied::UnknownKey) } else { Ok(()) }
+        if needs_key && !self.keys.is_empty() && key.is_none() { Err(AccessDenied::UnknownKey) } else { Ok(caller) }
     }
 
     /// Returns the index of the request's key. Compares it with all keys, so that the time does not depend on which one it is.
@@ -109,8 +109,9 @@ pub struct TooManyRequests {
     pub retry_after: Duration,
 }
 
+/// Who made a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Caller {
+pub(super) enum Caller {
     Key(usize),
     /// The first 64 bits of an IPv6 address: one customer has the whole network.
     Peer(u128),
@@ -150,7 +151,15 @@ impl RateLimit {
         self.count(Caller::Account(account), Instant::now())
     }
 
-    fn count(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
+    /// Fails if a request of this caller would be refused. Does not count it.
+    pub(super) fn check(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
+        let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = || buckets.get(&Caller::Others).filter(|_| buckets.len() >= MAX_CALLERS);
+        let tokens = buckets.get(&caller).or_else(others).map_or(self.burst, |bucket| self.filled(bucket, now));
+        if tokens >= 1.0 { Ok(()) } else { Err(self.refusal(tokens)) }
+    }
+
+    pub(super) fn count(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut caller = caller;
         if buckets.len() >= MAX_CALLERS && !buckets.contains_key(&caller) {
@@ -166,8 +175,12 @@ impl RateLimit {
             bucket.tokens -= 1.0;
             return Ok(());
         }
-        let wait = (1.0 - bucket.tokens) / self.per_second;
-        Err(TooManyRequests { retry_after: Duration::try_from_secs_f64(wait).unwrap_or(Duration::from_secs(60)) })
+        Err(self.refusal(bucket.tokens))
+    }
+
+    fn refusal(&self, tokens: f64) -> TooManyRequests {
+        let wait = (1.0 - tokens) / self.per_second;
+        TooManyRequests { retry_after: Duration::try_from_secs_f64(wait).unwrap_or(Duration::from_secs(60)) }
     }
 
     fn filled(&self, bucket: &Bucket, now: Instant) -> f64 {

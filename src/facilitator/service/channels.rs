@@ -4,17 +4,24 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::{Address, Bytes};
+use alloy_primitives::{Address, B256, Bytes, U256};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
+use tokio::time::Instant;
 
 use super::{
     FacilitatorServiceBuilder, Shared,
+    access::Caller,
+    gas::ReservedGas,
     messages::{Answer, InvalidRequest, Operation},
 };
 use crate::{
-    facilitator::channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder, SignedRefund},
+    eip3009::PaymentSignature,
+    facilitator::{
+        FacilitatorError,
+        channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder, SignedRefund, gas},
+    },
     network::Network,
     protocol::{PaymentRequirements, Reason, SupportedKind, SupportedResponse},
     vouchers::{
@@ -23,7 +30,7 @@ use crate::{
     },
 };
 
-/// The largest request body, in bytes: a batch of a hundred claims has 64 KiB or more.
+/// The largest request body where claims may have many rows, in bytes: a batch of a hundred has 64 KiB or more.
 pub(super) const MAX_BODY: usize = 256 * 1024;
 
 /// The chains whose channels are served, and the key that may claim and refund for callers.
@@ -38,11 +45,13 @@ pub(super) struct Channels {
 
 impl FacilitatorServiceBuilder {
     /// Serves payment channels on one network: `/verify` and `/settle` for deposits, claims, settlements and refunds, with the rules of
-    /// version 1.1 of the scheme and vouchers kept by the seller. Default: none. Bodies may then have 256 KiB, so that a hundred claims fit.
+    /// version 1.1 of the scheme and vouchers kept by the seller. Default: none.
     ///
-    /// Vouchers must be signed by a key; those that only a payer's contract could check (ERC-1271) are refused.
+    /// Vouchers, claims and refunds must be signed by keys; signatures that only a contract could check (ERC-1271) are refused. Only
+    /// channels of the [served tokens](Self::asset) are served.
     ///
-    /// A caller that asks for a claim or refund sends the receiver authorizer's signature over it.
+    /// A caller that asks for a claim or refund sends the receiver authorizer's signature over it. `/supported` says in `extra.maxClaims` how
+    /// many rows a claim may have; see [`max_gas`](Self::max_gas).
     pub fn channels(mut self, facilitator: impl ChannelFacilitator) -> Self {
         self.channels.facilitators.push(Arc::new(facilitator));
         self
@@ -74,6 +83,14 @@ struct Payment {
     accepted: PaymentRequirements,
     payload: Box<RawValue>,
 }
+
+/// The codes of actions whose transaction reverted.
+const REVERTED: [&str; 4] = [
+    reason::DEPOSIT_TRANSACTION_FAILED,
+    reason::CLAIM_TRANSACTION_FAILED,
+    reason::SETTLE_TRANSACTION_FAILED,
+    reason::REFUND_TRANSACTION_FAILED,
+];
 
 fn refuse<T>(reason: &'static str, detail: impl Into<String>) -> Result<T, ChannelError> {
     Err(ChannelError::rejected(reason, detail))
@@ -199,12 +216,14 @@ impl Channels {
     }
 
     /// Adds what is served to the answer of `/supported`.
-    pub(super) fn add_to(&self, supported: &mut SupportedResponse) {
+    pub(super) fn add_to(&self, supported: &mut SupportedResponse, max_claims: usize) {
         let kinds = self.facilitators.iter().map(|facilitator| {
             let mut kind = SupportedKind::new(2, SCHEME, facilitator.network().to_string());
-            kind.extra = self
-                .authorizer()
-                .map(|key| Map::from_iter([("receiverAuthorizer".to_owned(), key.address().to_string().into())]));
+            let mut extra = Map::from_iter([("maxClaims".to_owned(), max_claims.into())]);
+            if let Some(key) = self.authorizer() {
+                extra.insert("receiverAuthorizer".to_owned(), key.address().to_string().into());
+            }
+            kind.extra = Some(extra);
             kind
         });
         supported.kinds.extend(kinds);
@@ -215,6 +234,11 @@ impl Channels {
                 known.push(sender);
             }
         }
+    }
+
+    /// Returns the gas that each chain's transactions have used.
+    pub(super) fn gas_used(&self) -> impl Iterator<Item = u64> {
+        self.facilitators.iter().map(|facilitator| facilitator.gas_used())
     }
 
     /// The authorizer's key, if it may sign for callers.
@@ -237,7 +261,12 @@ impl Channels {
 
 impl Shared {
     /// Answers a request of the scheme.
-    pub(super) async fn answer_channels(&self, operation: Operation, request: &ChannelRequest) -> Answer {
+    pub(super) async fn answer_channels(
+        &self,
+        operation: Operation,
+        request: &ChannelRequest,
+        caller: Caller,
+    ) -> Answer {
         let channels = &self.channels;
         match operation {
             Operation::Verify => {
@@ -270,6 +299,9 @@ impl Shared {
                     }
                     Err(error) => {
                         let (reason, detail, transaction) = parts(error);
+                        if REVERTED.contains(&reason) {
+                            self.gas.note_revert(caller);
+                        }
                         Answer::json(
                             StatusCode::OK,
                             &json!({
@@ -323,18 +355,70 @@ impl Shared {
     ) -> Result<(), ChannelError> {
         request.check_config(config, voucher, escrow)?;
         request.check_terms(config)?;
-        self.check_payee(config.receiver)?;
+        self.check_served(escrow, config.receiver, config.token)?;
         match voucher.is_of(config, escrow) {
             true => Ok(()),
             false => refuse(reason::VOUCHER_SIGNATURE, "the voucher is not signed by the channel's voucher key"),
         }
     }
 
-    fn check_payee(&self, payee: Address) -> Result<(), ChannelError> {
-        match self.payees.is_empty() || self.payees.contains(&payee) {
-            true => Ok(()),
-            false => refuse(reason::RECEIVER_MISMATCH, "this payee is not served here"),
+    /// Fails if the payee or the token is not served.
+    fn check_served(&self, escrow: &Escrow, payee: Address, token: Address) -> Result<(), ChannelError> {
+        if !self.payees.is_empty() && !self.payees.contains(&payee) {
+            return refuse(reason::RECEIVER_MISMATCH, "this payee is not served here");
         }
+        match self.serves_token(escrow.network(), token) {
+            true => Ok(()),
+            false => refuse(reason::TOKEN_MISMATCH, "this token is not served here"),
+        }
+    }
+
+    /// Checks claims without the chain: whose they are, and that keys signed them and each of their vouchers.
+    fn check_claims(&self, escrow: &Escrow, claims: &[Claim], signature: &Bytes) -> Result<(), ChannelError> {
+        let entries: Vec<_> = claims.iter().map(|claim| claim.entry(escrow)).collect();
+        let signer = signer_of(signature, escrow.claim_batch_digest(&entries));
+        for (claim, entry) in claims.iter().zip(&entries) {
+            let config = &claim.voucher.channel;
+            self.check_served(escrow, config.receiver, config.token)?;
+            let max_claimable_amount = claim.voucher.max_claimable_amount;
+            let voucher = Voucher { channel_id: entry.channel, max_claimable_amount, signature: claim.signature };
+            if voucher.signer(escrow) != Some(config.voucher_signer()) {
+                return refuse(reason::VOUCHER_SIGNATURE, "a voucher is not signed by its channel's voucher key");
+            }
+            if signer != Some(config.receiver_authorizer) {
+                return refuse(
+                    reason::CLAIM_SIMULATION_FAILED,
+                    "the claim is not signed by the receiverAuthorizer's key",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks without the chain that a key signed the refund, and the claim that goes before it.
+    fn check_refund(&self, escrow: &Escrow, refund: &SignedRefund) -> Result<(), ChannelError> {
+        let RefundOrder { config, amount, nonce, claim, .. } = &refund.order;
+        if let (Some(claim), Some(signature)) = (claim, &refund.claim_signature) {
+            self.check_claims(escrow, std::slice::from_ref(claim), signature)?;
+        }
+        let digest = escrow.refund_digest(escrow.channel_id(config), U256::from(*nonce), *amount);
+        if *amount > 0 && signer_of(&refund.refund_signature, digest) != Some(config.receiver_authorizer) {
+            return refuse(
+                reason::REFUND_SIMULATION_FAILED,
+                "the refund is not signed by the receiverAuthorizer's key",
+            );
+        }
+        Ok(())
+    }
+
+    /// Reserves gas for the settlement of a request that may use so much.
+    fn reserve_gas(&self, gas: u64, code: &'static str) -> Result<ReservedGas<'_>, ChannelError> {
+        let most = self.gas.most();
+        if gas > most {
+            return refuse(code, format!("this may use {gas} gas, and at most {most} is paid for here"));
+        }
+        let busy = |retry_after| FacilitatorError::Busy { what: "the gas of this hour", retry_after }.into();
+        self.gas.reserve(gas, self.gas_used(), Instant::now()).map_err(busy)
     }
 
     async fn settle_channel(&self, channels: &Channels, request: &ChannelRequest) -> Result<Done, ChannelError> {
@@ -347,23 +431,24 @@ impl Shared {
                 // The amount may be what is charged by now, which can be nothing.
                 let price = request.price(reason::DEPOSIT_PAYLOAD)?;
                 check_amounts(&voucher, &before.state, deposit.amount, price)?;
+                let _gas = self.reserve_gas(gas::DEPOSIT, reason::DEPOSIT_PAYLOAD)?;
                 let executed = facilitator.deposit(&config, &voucher, &deposit).await?;
                 Ok(Done::of(&executed, config.payer))
             }
             ChannelPayload::Claim { claims, claim_authorizer_signature } => {
-                for claim in &claims {
-                    self.check_payee(claim.voucher.channel.receiver)?;
-                }
+                let _gas = self.reserve_gas(gas::claim(claims.len()), reason::CLAIM_PAYLOAD)?;
                 let signature = match claim_authorizer_signature {
                     Some(signature) => signature,
                     None => sign_claims(channels, &escrow, &claims).await?,
                 };
+                self.check_claims(&escrow, &claims, &signature)?;
                 let claimed = facilitator.claim_signed(&claims, &signature).await?;
                 let transaction = claimed.transactions.first().map(ToString::to_string).unwrap_or_default();
                 Ok(Done { transaction, ..Done::default() })
             }
             ChannelPayload::Settle { receiver, token } => {
-                self.check_payee(receiver)?;
+                self.check_served(&escrow, receiver, token)?;
+                let _gas = self.reserve_gas(gas::SETTLE, reason::SETTLE_PAYLOAD)?;
                 match facilitator.settle(receiver, token).await? {
                     Some(settled) => Ok(Done {
                         transaction: settled.transaction.to_string(),
@@ -376,13 +461,20 @@ impl Shared {
             ChannelPayload::Refund(refund) => {
                 let config = refund.channel_config;
                 request.check_config(&config, &refund.voucher, &escrow)?;
-                self.check_payee(config.receiver)?;
+                self.check_served(&escrow, config.receiver, config.token)?;
+                let _gas = self.reserve_gas(gas::REFUND, reason::REFUND_PAYLOAD)?;
                 let refund = sign_refund(channels, &escrow, *refund).await?;
+                self.check_refund(&escrow, &refund)?;
                 Ok(Done::of(&facilitator.refund_signed(&refund).await?, config.payer))
             }
             _ => refuse(reason::PAYLOAD_TYPE, "vouchers are kept and claimed by the seller"),
         }
     }
+}
+
+/// Returns the account whose key made a signature, if one did.
+fn signer_of(signature: &Bytes, digest: B256) -> Option<Address> {
+    PaymentSignature::from(signature.to_vec()).recover(digest).ok()
 }
 
 async fn observe(

@@ -201,6 +201,11 @@ impl Answer {
             .retry_after(retry_after)
     }
 
+    /// The service is busy with others.
+    pub(super) fn too_many_requests() -> Self {
+        Self::unavailable("too many requests are being processed", Duration::from_secs(1))
+    }
+
     pub(super) fn unavailable(detail: &str, retry_after: Duration) -> Self {
         Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(retry_after)
     }

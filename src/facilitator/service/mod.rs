@@ -4,9 +4,11 @@
 //! trusted with it. Everything else is checked.
 
 mod access;
+mod arrivals;
 #[cfg(feature = "bazaar")]
 mod catalogue;
 mod channels;
+mod gas;
 mod messages;
 mod settle;
 
@@ -23,28 +25,30 @@ use alloy_primitives::{Address, B256};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower_service::Service;
 
 pub use access::{PeerAddress, RateLimit, TooManyRequests};
 
-use access::{Access, AccessDenied};
+use access::{Access, AccessDenied, Caller};
+use arrivals::{Arrivals, NoBody};
+use gas::GasBudget;
 use messages::{Answer, Operation, ParsedRequest, SettlementResult};
 
-use super::{Facilitator, FacilitatorError, VerifyError, single_flight::SingleFlight};
+use super::{Facilitator, FacilitatorError, VerifyError, channels::gas as channel_gas, single_flight::SingleFlight};
 use crate::{
     clock::{Clock, SystemClock},
     network::{Asset, Network},
-    payment::{PaymentKey, Prechecked, Window, precheck},
+    payment::{PaymentKey, Prechecked, Rejection, Verified, Window, precheck},
     protocol::{Reason, SupportedKind, SupportedResponse},
     telemetry,
 };
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 64 * 1024;
-/// How long a request body may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// A batch of so many claims may be larger than that.
+const MANY_CLAIMS: usize = 50;
 /// How long a settlement waits for the payer's other payments.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -60,9 +64,11 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 ///   before is found on the chain.
 /// - **A catalogue** (`catalogue`, feature `bazaar`), if enabled, lists paid resources that declare the extension `bazaar` at
 ///   `GET /discovery/resources`.
-/// - **Everything is bounded**: bodies (64 KiB; 256 KiB with channels), requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests,
-///   tokens and payees. Bearer keys are compared in constant time. A caller is a key, or the address in the request's
-///   [`PeerAddress`] extension; all others share one allowance.
+/// - **Everything is bounded**: gas per request ([`max_gas`](FacilitatorServiceBuilder::max_gas)) and in an hour
+///   ([`gas_per_hour`](FacilitatorServiceBuilder::gas_per_hour)), bodies (64 KiB, or 256 KiB for claims of many rows) and how many of them are
+///   arriving, requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests, tokens and payees. A caller without a key whose
+///   settlements revert has to wait after ten, a minute for each further one. Bearer keys are compared in constant time. A caller is a key, or the address in the
+///   request's [`PeerAddress`] extension; all others share one allowance.
 ///
 /// | status | when |
 /// |---|---|
@@ -71,8 +77,8 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 /// | 401 | the bearer key is missing or unknown |
 /// | 404, 405 | there is no such path, or not with this method |
 /// | 408, 413 | the body arrived too slowly, or is too large |
-/// | 429 | the caller exceeded its rate |
-/// | 503 | the payment could not be checked now; nothing was sent |
+/// | 429 | the caller exceeded its rate, or too many of its settlements reverted |
+/// | 503 | the payment could not be checked now, or too much gas was used in the last hour; nothing was sent |
 ///
 /// ```
 /// # #[cfg(feature = "onchain")]
@@ -98,7 +104,9 @@ struct Shared {
     /// Payees that are served. Empty for all.
     payees: Vec<Address>,
     settlements: Arc<SingleFlight<B256, SettlementResult>>,
-    slots: Semaphore,
+    arrivals: Arrivals,
+    slots: Arc<Semaphore>,
+    gas: GasBudget,
     admission_timeout: Duration,
     #[cfg(feature = "bazaar")]
     catalogue: Option<catalogue::Catalogue>,
@@ -117,6 +125,8 @@ impl FacilitatorService {
             clock: Arc::new(SystemClock),
             window: Window::default().remaining(6).skew(30),
             max_concurrent: 1_024,
+            max_gas: None,
+            gas_per_hour: None,
             #[cfg(feature = "bazaar")]
             catalogue: catalogue::Limits::default(),
             channels: channels::Channels::default(),
@@ -137,6 +147,8 @@ pub struct FacilitatorServiceBuilder {
     clock: Arc<dyn Clock>,
     window: Window,
     max_concurrent: usize,
+    max_gas: Option<u64>,
+    gas_per_hour: Option<u64>,
     #[cfg(feature = "bazaar")]
     catalogue: catalogue::Limits,
     channels: channels::Channels,
@@ -197,6 +209,7 @@ impl FacilitatorServiceBuilder {
 
     /// Builds the service.
     pub fn build(self) -> FacilitatorService {
+        let are_callers_known = !self.keys.is_empty();
         FacilitatorService {
             shared: Arc::new(Shared {
                 facilitators: self.facilitators,
@@ -206,11 +219,13 @@ impl FacilitatorServiceBuilder {
                 assets: self.assets.into_iter().map(|asset| (asset.network, asset.address)).collect(),
                 payees: self.payees,
                 settlements: Arc::default(),
-                slots: Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS)),
+                arrivals: Arrivals::default(),
+                slots: Arc::new(Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS))),
+                gas: GasBudget::new(self.max_gas, self.gas_per_hour, are_callers_known),
                 admission_timeout: ADMISSION_TIMEOUT,
                 #[cfg(feature = "bazaar")]
                 catalogue: catalogue::Catalogue::new(self.catalogue),
-                channels: channels::Channels { are_callers_known: !self.keys.is_empty(), ..self.channels },
+                channels: channels::Channels { are_callers_known, ..self.channels },
             }),
         }
     }
@@ -277,9 +292,10 @@ impl Shared {
                 );
             }
         };
-        if let Err(denied) = self.check_access(&parts, operation.is_some()) {
-            return denied;
-        }
+        let caller = match self.check_access(&parts, operation.is_some()) {
+            Ok(caller) => caller,
+            Err(denied) => return denied,
+        };
         let Some(operation) = operation else {
             #[cfg(feature = "bazaar")]
             if let (Some(catalogue), "/discovery/resources") = (&self.catalogue, parts.uri.path()) {
@@ -287,45 +303,81 @@ impl Shared {
             }
             return self.supported().await;
         };
-        let Ok(_slot) = self.slots.try_acquire() else {
-            return Answer::unavailable("too many requests are being processed", Duration::from_secs(1));
-        };
-        let max_body = self.max_body();
-        let body = match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, max_body).collect()).await {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                let detail = format!("at most {} KiB are accepted", max_body / 1024);
+        if let (Operation::Settle, Err(refused)) = (operation, self.gas.check_caller(caller)) {
+            return Answer::too_many(refused.retry_after);
+        }
+        let limit = self.max_body();
+        let body = match self.arrivals.read(body, limit).await {
+            Ok(body) => body,
+            Err(NoBody::TooLarge) => {
+                let detail = format!("at most {} KiB are accepted", limit / 1024);
                 return Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &detail);
             }
-            Ok(Err(_)) => return Answer::problem(StatusCode::BAD_REQUEST, "body_broken", "the body is incomplete"),
-            Err(_) => return Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long"),
+            Err(NoBody::Broken) => {
+                return Answer::problem(StatusCode::BAD_REQUEST, "body_broken", "the body is incomplete");
+            }
+            Err(NoBody::TooSlow) => {
+                return Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long");
+            }
+            Err(NoBody::Crowded) => return Answer::too_many_requests(),
         };
+        let Ok(slot) = self.slots.clone().try_acquire_owned() else { return Answer::too_many_requests() };
         if !self.channels.is_empty()
             && let Some(request) = channels::ChannelRequest::read(&body)
         {
-            return match request {
-                Ok(request) => self.answer_channels(operation, &request).await,
-                Err(invalid) => invalid.into_answer(operation),
+            drop(body);
+            let request = match request {
+                Ok(request) => request,
+                Err(invalid) => return invalid.into_answer(operation),
             };
+            // Continues if the caller disconnects, and keeps its place until then.
+            let shared = self.clone();
+            let answering = tokio::spawn(async move {
+                let answer = shared.answer_channels(operation, &request, caller).await;
+                drop(slot);
+                answer
+            });
+            let lost = |_| Answer::unavailable("the answer was lost", Duration::from_secs(1));
+            return answering.await.unwrap_or_else(lost);
         }
         let request = match ParsedRequest::read(&body) {
             Ok(request) => request,
             Err(invalid) => return invalid.into_answer(operation),
         };
+        drop(body);
         match operation {
             Operation::Verify => self.verify(&request).await,
-            Operation::Settle => self.settle(&request).await,
+            Operation::Settle => self.settle(&request, caller).await,
         }
     }
 
     /// Returns the largest body that is accepted, in bytes.
     fn max_body(&self) -> usize {
-        if self.channels.is_empty() { MAX_BODY } else { channels::MAX_BODY }
+        if self.channels.is_empty() || self.max_claims() < MANY_CLAIMS { MAX_BODY } else { channels::MAX_BODY }
     }
 
-    fn check_access(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
+    /// Returns how many rows of a claim one request may ask for.
+    fn max_claims(&self) -> usize {
+        channel_gas::claims_within(self.gas.most())
+    }
+
+    /// Returns the gas that was used for all callers since the start.
+    fn gas_used(&self) -> u64 {
+        let transfers = self.facilitators.iter().map(|facilitator| facilitator.gas_used());
+        transfers.chain(self.channels.gas_used()).fold(0, u64::saturating_add)
+    }
+
+    /// Returns `true` if the token is served.
+    fn serves_token(&self, network: Network, token: Address) -> bool {
+        match self.assets.as_slice() {
+            [] => network.usdc().is_some_and(|usdc| usdc.address == token),
+            assets => assets.contains(&(network, token)),
+        }
+    }
+
+    fn check_access(&self, parts: &Parts, needs_key: bool) -> Result<Caller, Answer> {
         match self.access.admit(&parts.headers, &parts.extensions, needs_key) {
-            Ok(()) => Ok(()),
+            Ok(caller) => Ok(caller),
             Err(AccessDenied::UnknownKey) => Err(Answer::unauthorized()),
             Err(AccessDenied::TooManyRequests(error)) => Err(Answer::too_many(error.retry_after)),
         }
@@ -354,7 +406,7 @@ impl Shared {
                 known.extend(addresses);
             }
         }
-        self.channels.add_to(&mut all);
+        self.channels.add_to(&mut all, self.max_claims());
         Answer::json(StatusCode::OK, &all)
     }
 
@@ -364,7 +416,10 @@ impl Shared {
             Err(rejection) => return request.invalid(rejection.reason, &rejection.detail),
         };
         match facilitator.verify(&payment).await {
-            Ok(_) => request.valid(),
+            Ok(verified) => match self.check_gas(&payment, &verified) {
+                Ok(_) => request.valid(),
+                Err(rejection) => request.invalid(rejection.reason, &rejection.detail),
+            },
             Err(VerifyError::Invalid(rejection)) => request.invalid(rejection.reason, &rejection.detail),
             Err(VerifyError::Unavailable(error)) => {
                 tracing::warn!(%error, "a payment cannot be verified now");
@@ -373,9 +428,20 @@ impl Shared {
         }
     }
 
+    /// Returns the most gas that settling a payment may use. Fails if that is more than one request may cost.
+    fn check_gas(&self, payment: &Prechecked, verified: &Verified) -> Result<u64, Rejection> {
+        let most = self.gas.most();
+        let gas = gas::of_transfer(payment, verified).unwrap_or(most);
+        if gas <= most {
+            return Ok(gas);
+        }
+        let detail = format!("settling it may use {gas} gas, and at most {most} is paid for here");
+        Err(Rejection::new(Reason::SimulationFailed, detail))
+    }
+
     /// Checks a payment without I/O, and returns the facilitator that settles it.
-    fn precheck(&self, request: &ParsedRequest) -> Result<(Arc<dyn Facilitator>, Prechecked), super::Rejection> {
-        let reject = |reason, detail: &str| Err(super::Rejection::new(reason, detail));
+    fn precheck(&self, request: &ParsedRequest) -> Result<(Arc<dyn Facilitator>, Prechecked), Rejection> {
+        let reject = |reason, detail: &str| Err(Rejection::new(reason, detail));
         let offer = request.terms.offer();
         if !request.is_accepted {
             return reject(Reason::InvalidPaymentRequirements, "the payment accepted other requirements than these");
@@ -383,12 +449,7 @@ impl Shared {
         let Some(facilitator) = self.facilitators.iter().find(|facilitator| facilitator.serves(&request.terms)) else {
             return reject(Reason::InvalidNetwork, "this network is not supported here");
         };
-        let is_usdc = || offer.network().usdc().is_some_and(|usdc| usdc.address == offer.asset.address);
-        let is_allowed = match self.assets.as_slice() {
-            [] => is_usdc(),
-            assets => assets.contains(&(offer.network(), offer.asset.address)),
-        };
-        if !is_allowed {
+        if !self.serves_token(offer.network(), offer.asset.address) {
             return reject(Reason::InvalidPaymentRequirements, "this asset is not supported here");
         }
         if !self.payees.is_empty() && !self.payees.contains(&offer.pay_to) {

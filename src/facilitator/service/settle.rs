@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Shared,
+    access::Caller,
     messages::{Answer, ParsedRequest, SettlementResult},
 };
 use crate::{
@@ -30,7 +31,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 impl Shared {
     /// Answers `/settle` with the result of the settlement under way, or of a new one. It continues if the caller disconnects.
-    pub(super) async fn settle(self: &Arc<Self>, request: &ParsedRequest) -> Answer {
+    pub(super) async fn settle(self: &Arc<Self>, request: &ParsedRequest, caller: Caller) -> Answer {
         let checked = match self.precheck(request) {
             Ok(checked) => Ok(checked),
             Err(rejection) => match self.find_recorded(request).await {
@@ -51,6 +52,9 @@ impl Shared {
             NoResult::Full => SettlementResult::Unavailable(RETRY_AFTER),
             NoResult::Lost => SettlementResult::Pending(None),
         });
+        if let SettlementResult::Failed { transaction: Some(_), .. } = result {
+            self.gas.note_revert(caller);
+        }
         Answer::settlement(request, &result)
     }
 
@@ -173,6 +177,14 @@ impl Shared {
             }
         } else {
             Verified::default()
+        };
+        let gas = match self.check_gas(payment, &verified) {
+            Ok(gas) => gas,
+            Err(rejection) => return Ok(failed(rejection)),
+        };
+        let _reserved = match self.gas.reserve(gas, self.gas_used(), Instant::now()) {
+            Ok(reserved) => reserved,
+            Err(wait) => return Ok(SettlementResult::Unavailable(wait)),
         };
         // The caller knows of earlier failures, since it asks again.
         let outcome = facilitator.settle(&payment.clone().again(record.failures), &verified).await?;

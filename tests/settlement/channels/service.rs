@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::{B256, address};
+use alloy_primitives::{Address, B256, U256, address};
+use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::{SolCall as _, sol};
 use axum::body::Body;
 use http::{Request, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
@@ -18,15 +20,20 @@ use support::{
 use tower::ServiceExt as _;
 use tower_x402::{
     ManualClock, Network,
+    devnet::Fault,
     facilitator::{
         OnchainFacilitator,
-        channels::{OnchainChannels, SignedRefund},
+        channels::{ChannelFacilitator as _, OnchainChannels, SignedRefund},
         service::{FacilitatorService, FacilitatorServiceBuilder},
     },
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
 };
 
-use super::{builder, gas_key};
+use super::{
+    builder,
+    faults::{SEND, SEND_SYNC},
+    gas_key,
+};
 
 /// When the exchange was recorded, more or less: its deposits are valid.
 const RECORDED_AT: u64 = 1_795_445_400;
@@ -34,6 +41,7 @@ const PRICE: u128 = 1_000;
 
 struct Stage {
     chain: DevnetChain,
+    channels: OnchainChannels,
     service: FacilitatorService,
     channel: Channel,
 }
@@ -42,9 +50,9 @@ impl Stage {
     async fn open(settings: impl FnOnce(FacilitatorServiceBuilder) -> FacilitatorServiceBuilder) -> Self {
         let chain = DevnetChain::start(None).await;
         let channels = builder(&chain).signer(gas_key(&chain).await).build().await.unwrap();
-        let service = settings(service(&chain, channels).await).build();
+        let service = settings(service(&chain, channels.clone()).await).build();
         let channel = Channel::funded(&chain, random_address(), &PrivateKeySigner::random(), 100_000).await;
-        Self { chain, service, channel }
+        Self { chain, channels, service, channel }
     }
 
     async fn with_money() -> Self {
@@ -87,6 +95,42 @@ impl Stage {
         let until = self.chain.timestamp().await + 3_600;
         let deposit = self.channel.sign_deposit(&self.chain, units, until).await;
         ChannelPayload::Deposit { channel_config: self.channel.config, voucher: self.voucher(max).await, deposit }
+    }
+
+    /// A claim of 3,000 units, in so many rows of these channels.
+    async fn claims(&self, channels: &[&Channel], rows: usize) -> Value {
+        let mut claims = Vec::new();
+        for channel in channels {
+            claims.push(channel.row(3_000, 3_000).await);
+        }
+        let claims: Vec<Claim> = claims.iter().cycle().take(rows).cloned().collect();
+        let key = AuthorizerKey::new(self.channel.authorizer.clone());
+        let signature = Some(key.sign_claims(&Channel::escrow(), &claims).await.unwrap());
+        self.request(&ChannelPayload::Claim { claims, claim_authorizer_signature: signature })
+    }
+
+    /// A refund of so many units, signed by the authorizer's key.
+    async fn signed_refund(&self, units: u128) -> Value {
+        let key = AuthorizerKey::new(self.channel.authorizer.clone());
+        let order = super::order(&self.channel, units, 0, None);
+        let signed = SignedRefund::sign(order, Network::BASE_SEPOLIA, &key).await.unwrap();
+        let mut refund = self.refund(units, 0, None).await;
+        refund.refund_authorizer_signature = Some(signed.refund_signature);
+        self.request(&ChannelPayload::Refund(Box::new(refund)))
+    }
+
+    /// Has each check of a signature by this wallet burn so much gas.
+    async fn burn(&self, wallet: Address, gas: u64) {
+        self.chain.devnet.execute(Address::repeat_byte(9), wallet, burn_call(gas)).unwrap();
+    }
+
+    /// How many transactions the service has sent for channels.
+    async fn sent(&self) -> u64 {
+        self.chain.provider().get_transaction_count(self.channels.senders()[0]).await.unwrap()
+    }
+
+    fn gas_used(&self) -> u64 {
+        self.channels.gas_used()
     }
 
     async fn refund(&self, amount: u128, nonce: u128, claim: Option<Claim>) -> RefundRequest {
@@ -372,13 +416,166 @@ async fn a_refund_that_the_seller_signed_needs_no_key_of_the_service() {
 }
 
 #[tokio::test]
-async fn a_large_batch_of_claims_fits_into_one_request() {
-    let stage = Stage::with_money().await;
-    let claims: Vec<Claim> = vec![stage.channel.row(3_000, 3_000).await; 150];
-    let key = AuthorizerKey::new(stage.channel.authorizer.clone());
-    let signature = Some(key.sign_claims(&Channel::escrow(), &claims).await.unwrap());
-    let request = stage.request(&ChannelPayload::Claim { claims, claim_authorizer_signature: signature });
+async fn a_large_batch_of_claims_fits_into_one_request_of_a_known_caller() {
+    let stage = Stage::open(|service| service.bearer_key("secret")).await;
+    stage.channel.deposit(&stage.chain, &stage.chain.relayer().await, 10_000).await;
+    let request = stage.claims(&[&stage.channel], 150).await;
     assert!(request.to_string().len() > 64 * 1024);
-    assert_eq!(stage.post("/settle", &request).await["success"], true);
+    let (status, answer) = post(&stage.service, "/settle", &request, Some("secret")).await;
+    assert_eq!((status, &answer["success"]), (200, &json!(true)), "{answer}");
     assert_eq!(stage.channel.state(&stage.chain).await, (10_000, 3_000));
+    assert_eq!(max_claims(&stage.service).await, 277);
+}
+
+#[tokio::test]
+async fn a_stranger_may_claim_four_rows_at_once() {
+    let stage = Stage::with_money().await;
+    assert_eq!(max_claims(&stage.service).await, 4);
+    let five = stage.post("/settle", &stage.claims(&[&stage.channel], 5).await).await;
+    assert_eq!((&five["success"], &five["errorReason"]), (&json!(false), &json!(reason::CLAIM_PAYLOAD)), "{five}");
+    assert!(five["errorMessage"].as_str().unwrap().contains("400000"), "{five}");
+    let four = stage.post("/settle", &stage.claims(&[&stage.channel], 4).await).await;
+    assert_eq!(four["success"], true, "{four}");
+    assert_eq!(stage.channel.state(&stage.chain).await, (10_000, 3_000));
+    // A larger body is not even read.
+    let (status, answer) = post(&stage.service, "/settle", &stage.claims(&[&stage.channel], 150).await, None).await;
+    assert_eq!((status, &answer["error"]), (413, &json!("body_too_large")));
+}
+
+/// Calls of a token cost the service gas, so nobody but the operator chooses it.
+#[tokio::test]
+async fn a_token_that_is_not_served_is_refused_in_every_message() {
+    let mut stage = Stage::open(|service| service).await;
+    stage.channel.config.token = random_address();
+    let key = AuthorizerKey::new(stage.channel.authorizer.clone());
+    let voucher = ChannelPayload::Voucher { channel_config: stage.channel.config, voucher: stage.voucher(2_000).await };
+    let deposit = stage.deposit(10_000, PRICE).await;
+    let signed =
+        SignedRefund::sign(super::order(&stage.channel, 1, 0, None), Network::BASE_SEPOLIA, &key).await.unwrap();
+    let mut refund = stage.refund(1, 0, None).await;
+    refund.refund_authorizer_signature = Some(signed.refund_signature);
+    let refund = ChannelPayload::Refund(Box::new(refund));
+    let settle = ChannelPayload::Settle { receiver: stage.channel.config.receiver, token: stage.channel.config.token };
+    let [voucher, deposit, refund, settle] = [voucher, deposit, refund, settle].map(|payload| stage.request(&payload));
+    for request in [&voucher, &deposit] {
+        assert_eq!(stage.post("/verify", request).await["invalidReason"], reason::TOKEN_MISMATCH);
+    }
+    for request in [&deposit, &refund, &settle, &stage.claims(&[&stage.channel], 1).await] {
+        assert_eq!(stage.post("/settle", request).await["errorReason"], reason::TOKEN_MISMATCH);
+    }
+}
+
+/// A contract accepts any signature at any length of time, at the cost of whoever sends the transaction.
+#[tokio::test]
+async fn authorizers_that_are_contracts_cost_nothing() {
+    let mut stage = Stage::open(|service| service).await;
+    let wallet = stage.chain.deploy_wallet(stage.channel.authorizer.address()).await;
+    stage.burn(wallet, 10_000_000).await;
+    stage.channel.config.receiver_authorizer = wallet;
+    stage.channel.deposit(&stage.chain, &stage.chain.relayer().await, 10_000).await;
+    let claim = stage.post("/settle", &stage.claims(&[&stage.channel], 1).await).await;
+    assert_eq!(claim["errorReason"], reason::CLAIM_SIMULATION_FAILED, "{claim}");
+    let refund = stage.post("/settle", &stage.signed_refund(1).await).await;
+    assert_eq!(refund["errorReason"], reason::REFUND_SIMULATION_FAILED, "{refund}");
+    assert_eq!(stage.channel.state(&stage.chain).await, (10_000, 0));
+    assert_eq!(stage.sent().await, 0);
+}
+
+/// An account with delegated code (EIP-7702) signs with its key, and the contract asks its code.
+#[tokio::test]
+async fn claims_and_refunds_cost_no_more_than_their_bounds() {
+    // Beside what the code burns a claim takes some 80,000 gas, and a refund a little less.
+    for (burnt, is_claimed, is_refunded) in [(80_000, true, true), (200_000, false, true), (300_000, false, false)] {
+        let stage = Stage::open(|service| service).await;
+        let wallet = stage.chain.deploy_wallet(random_address()).await;
+        let authorizer = stage.channel.config.receiver_authorizer;
+        stage.chain.delegate(authorizer, wallet).await;
+        stage.burn(authorizer, burnt).await;
+        stage.channel.deposit(&stage.chain, &stage.chain.relayer().await, 10_000).await;
+        let claim = stage.post("/settle", &stage.claims(&[&stage.channel], 1).await).await;
+        assert_eq!(claim["success"], is_claimed, "{burnt}: {claim}");
+        let refund = stage.post("/settle", &stage.signed_refund(1).await).await;
+        assert_eq!(refund["success"], is_refunded, "{burnt}: {refund}");
+        for (answer, most, code) in
+            [(claim, 210_000, reason::CLAIM_SIMULATION_FAILED), (refund, 300_000, reason::REFUND_SIMULATION_FAILED)]
+        {
+            if answer["success"] == true {
+                let gas = stage.chain.gas_used(answer["transaction"].as_str().unwrap().parse().unwrap()).await;
+                assert!(gas > burnt && gas <= most, "{gas}");
+            } else {
+                assert_eq!(answer["errorReason"], code);
+            }
+        }
+    }
+}
+
+/// The payer's code lets the simulation pass, and burns all gas in the transaction.
+#[tokio::test]
+async fn a_deposit_that_reverts_costs_400_000_gas() {
+    let mut stage = Stage::open(|service| service).await;
+    let wallet = stage.chain.deploy_wallet(random_address()).await;
+    let devnet = stage.chain.devnet.clone();
+    // Each payer is new: the first two reverts of a payer are not held against it.
+    for _ in 0..2 {
+        stage.channel = Channel::funded(&stage.chain, random_address(), &stage.channel.authorizer, 100_000).await;
+        let payer = stage.channel.config.payer;
+        stage.chain.delegate(payer, wallet).await;
+        let devnet = devnet.clone();
+        stage.chain.devnet.faults().set(move |call| {
+            let burnt = match call.method {
+                SEND | SEND_SYNC => 10_000_000,
+                "eth_estimateGas" => 200_000,
+                _ => return Fault::None,
+            };
+            devnet.execute(Address::repeat_byte(9), payer, burn_call(burnt)).unwrap();
+            Fault::None
+        });
+        let used = stage.gas_used();
+        let request = stage.request(&stage.deposit(10_000, PRICE).await);
+        assert_eq!(stage.post("/settle", &request).await["errorReason"], reason::DEPOSIT_TRANSACTION_FAILED);
+        let gas = stage.gas_used() - used;
+        assert!((300_000..=400_000).contains(&gas), "{gas}");
+    }
+}
+
+#[tokio::test]
+async fn the_gas_of_an_hour_is_bounded_over_all_callers() {
+    let stage = Stage::open(|service| service.gas_per_hour(1_600_000)).await;
+    let refused = json!({ "error": "unavailable", "detail": "nothing was sent" });
+    let deposits = [stage.deposit(1_000, PRICE).await, stage.deposit(1_000, PRICE).await];
+    let [first, second] = deposits.map(|deposit| stage.request(&deposit));
+    assert_eq!(stage.post("/settle", &first).await["success"], true);
+    let used = stage.gas_used();
+    // A quarter of it may be used at once.
+    let (status, answer) = post(&stage.service, "/settle", &second, None).await;
+    assert_eq!((status, answer), (503, refused));
+    // What needs less is done.
+    assert_eq!(
+        stage.post("/settle", &stage.claims(&[&stage.channel], 1).await).await["errorReason"],
+        "invalid_batch_settlement_evm_claim_simulation_failed"
+    );
+    assert_eq!(stage.gas_used(), used);
+    // Looking costs no gas.
+    assert_eq!(stage.post("/verify", &second).await["isValid"], true);
+}
+
+/// Returns how many rows of a claim the service says that it takes.
+async fn max_claims(service: &FacilitatorService) -> u64 {
+    let supported = service.clone().oneshot(Request::get("/supported").body(Body::empty()).unwrap()).await;
+    let supported = supported.unwrap().into_body().collect().await.unwrap().to_bytes();
+    let supported: Value = serde_json::from_slice(&supported).unwrap();
+    let kinds = supported["kinds"].as_array().unwrap();
+    let kind = kinds.iter().find(|kind| kind["scheme"] == "batch-settlement").expect("it is listed");
+    kind["extra"]["maxClaims"].as_u64().unwrap()
+}
+
+/// The call that has a wallet's checks of signatures burn so much gas.
+fn burn_call(gas: u64) -> Vec<u8> {
+    TestWallet::setGasBurnCall { amount: U256::from(gas) }.abi_encode()
+}
+
+sol! {
+    interface TestWallet {
+        function setGasBurn(uint256 amount) external;
+    }
 }

@@ -3,15 +3,23 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
-use axum::body::Body;
+use alloy_sol_types::{SolCall as _, sol};
+use axum::{Router, body::Body};
 use futures_util::future::join_all;
 use reqwest::Client;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
 use tower::ServiceExt as _;
 use tower_x402::{
     Network,
-    facilitator::{Facilitator as _, service::FacilitatorService},
+    facilitator::{
+        Facilitator as _,
+        service::{FacilitatorService, PeerAddress},
+    },
     ledger::{FulfilmentStep, Ledger, LedgerError, Listing, MemoryLedger, SettlementStep, Settling},
     payment::{Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified, Window},
     protocol::Reason,
@@ -454,4 +462,108 @@ async fn oversized_body_is_not_read() {
 pub(crate) async fn get(stage: &Stage, path: &str) -> (u16, Value) {
     let response = reqwest::get(format!("http://{}/{path}", stage.address)).await.unwrap();
     (response.status().as_u16(), serde_json::from_slice(&response.bytes().await.unwrap()).unwrap())
+}
+
+/// A stranger needs nothing to open connections that send half of a body.
+#[tokio::test]
+async fn honest_callers_are_served_while_strangers_bodies_stand_still() {
+    const STALLED: usize = 400;
+    let service = FacilitatorService::builder(Scripted::new()).max_concurrent(64).build();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback_service(service)).await });
+    let before = resident();
+    let mut stalled = Vec::new();
+    for _ in 0..STALLED {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = "POST /settle HTTP/1.1\r\nhost: a.example\r\ncontent-length: 60000\r\n\r\n";
+        stream.write_all([head, &" ".repeat(50_000)].concat().as_bytes()).await.unwrap();
+        stalled.push(stream);
+    }
+    for _ in 0..5 {
+        let body = request(&purchase(&customer(), authorization::random_address())).to_string();
+        let asked = Client::new().post(format!("http://{address}/settle")).body(body).send();
+        let answer = in_time("an honest caller is answered", asked).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert!(is_paid(&serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()));
+    }
+    // 4 MiB of bodies, and what the server keeps for each connection.
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 48 << 20, "{grown} bytes");
+}
+
+/// Each cost the service gas. Payers can do this to an honest seller, so it waits and is not banned.
+#[tokio::test(start_paused = true)]
+async fn stranger_whose_settlements_revert_has_to_wait() {
+    let bank = || Scripted::new().settle(|_, _| async { Ok(failed_in(Some(B256::repeat_byte(1)))) });
+    let open = FacilitatorService::builder(bank()).build();
+    let keyed = FacilitatorService::builder(bank()).bearer_key("secret").build();
+    let payer = customer();
+    let ask = async |service: &FacilitatorService, peer: u8| {
+        let body = request(&purchase(&payer, authorization::random_address())).to_string();
+        let mut request = http::Request::post("/settle").body(Body::from(body)).unwrap();
+        request.extensions_mut().insert(PeerAddress([192, 0, 2, peer].into()));
+        request.headers_mut().insert("authorization", "Bearer secret".parse().unwrap());
+        let response = service.clone().oneshot(request).await.unwrap();
+        let wait = response.headers().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
+        (response.status().as_u16(), wait)
+    };
+    for _ in 0..10 {
+        assert_eq!(ask(&open, 1).await, (200, None));
+    }
+    assert_eq!(ask(&open, 1).await, (429, Some("60".to_owned())));
+    assert_eq!(ask(&open, 2).await, (200, None), "others do not wait for it");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(ask(&open, 1).await, (200, None));
+    assert_eq!(ask(&open, 1).await.0, 429);
+    for _ in 0..20 {
+        assert_eq!(ask(&keyed, 1).await, (200, None));
+    }
+}
+
+/// Returns the memory of this process, in bytes.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4_096
+}
+
+/// A wallet decides how much gas its check takes, and how long its signature is.
+#[tokio::test]
+async fn payment_of_a_wallet_costs_a_stranger_at_most_400_000_gas() {
+    let stage = Stage::open().await;
+    let payer = stage.customer().await;
+    let wallet = stage.chain.deploy_wallet(payer.from).await;
+    stage.chain.mint(wallet, 100 * PRICE).await;
+    let payer = Customer { from: wallet, ..payer };
+    let burn = |gas: u64| {
+        let call = TestWallet::setGasBurnCall { amount: U256::from(gas) };
+        stage.chain.devnet.execute(Address::repeat_byte(9), wallet, call.abi_encode()).unwrap();
+    };
+    let mut used = 0;
+    for (burnt, padding, is_paid) in
+        [(0, 0, true), (150_000, 0, true), (300_000, 0, false), (0, 2_000, true), (0, 20_000, false)]
+    {
+        burn(burnt);
+        let mut purchase = purchase(&payer, authorization::random_address());
+        purchase.signature = [purchase.signature.to_vec(), vec![1; padding]].concat().into();
+        let (_, verified) = post(&stage, "verify", &request(&purchase)).await;
+        let (_, settled) = post(&stage, "settle", &request(&purchase)).await;
+        assert_eq!(
+            (&verified["isValid"], &settled["success"]),
+            (&json!(is_paid), &json!(is_paid)),
+            "{burnt} {settled}"
+        );
+        if !is_paid {
+            assert_eq!(settled["errorReason"], "invalid_exact_evm_transaction_simulation_failed", "{settled}");
+        }
+        let gas = stage.bank.stats().gas_used - used;
+        assert!(gas <= 400_000 && (gas > 0) == is_paid, "{gas}");
+        used += gas;
+    }
+}
+
+sol! {
+    interface TestWallet {
+        function setGasBurn(uint256 amount) external;
+    }
 }

@@ -1,4 +1,4 @@
-//! One exchange with a facilitator over HTTP, bounded in time and bytes, without redirects.
+//! One exchange with a facilitator over HTTP, bounded in time and bytes. Redirects are not followed, but for one when it is built.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{
     HeaderMap, Method, StatusCode,
-    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
+    header::{ACCEPT, CONTENT_TYPE, LOCATION, RETRY_AFTER},
 };
 use url::Url;
 
@@ -20,6 +20,8 @@ const MAX_ANSWER: usize = 64 * 1024;
 const IDLE: Duration = Duration::from_secs(4);
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
+/// The most characters that are shown of an address.
+const MAX_SHOWN: usize = 200;
 /// The longest pause that an answer may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
@@ -84,7 +86,18 @@ pub(super) struct Api {
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) retry_after: Option<Duration>,
+    /// Where a redirect leads.
+    pub(super) location: Option<String>,
     pub(super) body: Vec<u8>,
+}
+
+/// Where a facilitator has moved to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// The new base URL, which may be used.
+    To(Url),
+    /// The new address, for people.
+    Elsewhere(String),
 }
 
 /// Why there is no answer.
@@ -122,9 +135,37 @@ impl Api {
         self.exchange(Method::POST, path, body).await
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, NoAnswer> {
+    /// Uses another base URL from now on.
+    pub(super) fn move_to(&mut self, base: Url) {
+        self.base = base;
+    }
+
+    /// Returns where the answer to a request for `path` says that the facilitator has moved to, if it is a redirect.
+    ///
+    /// It may be used if the redirect keeps method and body, does not give up TLS, and leads to the host that credentials are for.
+    pub(super) fn moved(&self, answer: &Answer, path: &str) -> Option<Moved> {
+        let location = answer.location.as_ref().filter(|_| answer.status.is_redirection())?;
+        let mut to = self.url_of(path).join(location).ok()?;
+        to.set_fragment(None);
+        let base = to.path().strip_suffix(path).and_then(|base| base.strip_suffix('/')).map(ToOwned::to_owned);
+        let is_safe = matches!(answer.status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
+            && (to.scheme() == "https" || to.scheme() == self.base.scheme())
+            && (self.authenticate.is_none() || to.host() == self.base.host());
+        match base {
+            Some(base) => to.set_path(&base),
+            None => return Some(Moved::Elsewhere(shown(&to))),
+        }
+        Some(if is_safe { Moved::To(to) } else { Moved::Elsewhere(shown(&to)) })
+    }
+
+    fn url_of(&self, path: &str) -> Url {
         let mut url = self.base.clone();
         url.set_path(&format!("{}/{path}", self.base.path().trim_end_matches('/')));
+        url
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, NoAnswer> {
+        let url = self.url_of(path);
         let mut headers = HeaderMap::new();
         if let Some(authenticate) = &self.authenticate {
             let host = url.host_str().unwrap_or_default();
@@ -158,6 +199,13 @@ impl Api {
 // The host alone: a path or a query may hold a key.
 debug_fields!(Api |this| { host: this.base.host_str() });
 
+/// Returns a URL without what may be a secret, and not at length.
+pub(super) fn shown(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map_or_else(String::new, |port| format!(":{port}"));
+    format!("{}://{host}{port}{}", url.scheme(), url.path()).chars().take(MAX_SHOWN).collect()
+}
+
 async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
     let answer = request.send().await.map_err(|error| {
         let no_answer = if error.is_connect() || error.is_builder() { NoAnswer::NotSent } else { NoAnswer::Lost };
@@ -167,11 +215,53 @@ async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
     let status = answer.status();
     let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let retry_after = retry_after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE));
+    let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok().map(ToOwned::to_owned));
     match read_body(answer, MAX_ANSWER).await {
-        Ok(body) => Ok(Answer { status, retry_after, body }),
+        Ok(body) => Ok(Answer { status, retry_after, location, body }),
         Err(error) => {
             tracing::warn!(%status, %error, "the facilitator's answer cannot be read");
             Err(NoAnswer::Lost)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirect_is_followed_if_it_keeps_the_request_tls_and_the_host_of_credentials() {
+        let to = |url: &str| Some(Moved::To(url.parse().unwrap()));
+        let elsewhere = |url: &str| Some(Moved::Elsewhere(url.to_owned()));
+        let secure = "https://x.example/facilitator";
+        for (base, status, location, has_credentials, expected) in [
+            (
+                secure,
+                308,
+                "https://www.x.example/facilitator/supported",
+                false,
+                to("https://www.x.example/facilitator"),
+            ),
+            (secure, 307, "/v2/supported", true, to("https://x.example/v2")),
+            ("http://x.example", 308, "https://x.example/supported", true, to("https://x.example/")),
+            (secure, 308, "http://x.example/supported", false, elsewhere("http://x.example/")),
+            (secure, 301, "https://y.example/supported", false, elsewhere("https://y.example/")),
+            (secure, 308, "https://y.example:8/supported", true, elsewhere("https://y.example:8/")),
+            (secure, 308, "https://u:p@y.example/login?s=1", false, elsewhere("https://y.example/login")),
+            (secure, 308, "ftp://x.example/supported", false, elsewhere("ftp://x.example/")),
+            (secure, 200, "https://y.example/supported", false, None),
+            (secure, 308, "https://", false, None),
+        ] {
+            let authenticate = || {
+                let made = |_: Outgoing| async { Ok(HeaderMap::new()) };
+                Arc::new(made) as Arc<dyn Authenticate>
+            };
+            let authenticate = has_credentials.then(authenticate);
+            let api = Api::new(Client::builder(), base.parse().unwrap(), authenticate, CONNECT).unwrap();
+            let status = StatusCode::from_u16(status).unwrap();
+            let location = Some(location.to_owned());
+            let answer = Answer { status, retry_after: None, location, body: Vec::new() };
+            assert_eq!(api.moved(&answer, "supported"), expected, "{base} {answer:?}", answer = answer.location);
         }
     }
 }

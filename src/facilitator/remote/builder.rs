@@ -8,7 +8,7 @@ use url::Url;
 
 use super::{
     Remote, RemoteFacilitator,
-    api::{Api, Authenticate},
+    api::{Api, Authenticate, Moved, shown},
     echo_cache::EchoCache,
     observer::ChainObserver,
     supported::Supported,
@@ -99,8 +99,8 @@ impl RemoteFacilitatorBuilder {
         self
     }
 
-    /// Adds a network on which the facilitator settles `exact` payments. Then [`build`](Self::build) does not ask the facilitator which
-    /// networks it supports. Default: all that it supports.
+    /// Adds a network on which the facilitator settles `exact` payments. Then [`build`](Self::build) succeeds although the facilitator
+    /// does not answer or does not say which networks it supports. Default: all that it supports.
     pub fn network(mut self, network: Network) -> Self {
         self.networks.push(network);
         self
@@ -134,7 +134,10 @@ impl RemoteFacilitatorBuilder {
         self
     }
 
-    /// Asks the facilitator what it supports, unless [networks](Self::network) are set, checks the nodes, and builds the facilitator.
+    /// Asks the facilitator what it supports, checks the nodes, and builds the facilitator.
+    ///
+    /// One redirect (307 or 308) is followed: to `https` or without a change of scheme, and to another host only without credentials. Later
+    /// requests go to the new address at once. Other redirects are errors that name it.
     ///
     /// # Errors
     /// [`RemoteBuildError`] names the setting to change.
@@ -143,7 +146,8 @@ impl RemoteFacilitatorBuilder {
             return Err(RemoteBuildError::Token);
         }
         let base = http_url(&self.url).ok_or(RemoteBuildError::Url("the facilitator's URL"))?;
-        let api = Api::new(self.client, base, self.authenticate, self.request_timeout).ok_or(RemoteBuildError::Tls)?;
+        let mut api =
+            Api::new(self.client, base, self.authenticate, self.request_timeout).ok_or(RemoteBuildError::Tls)?;
         let journal = Journal::new(self.ledger, self.clock).ok_or(RemoteBuildError::Randomness)?;
         #[cfg_attr(not(feature = "onchain"), allow(unused_mut))]
         let mut observers: Vec<ChainObserver> = Vec::new();
@@ -152,8 +156,12 @@ impl RemoteFacilitatorBuilder {
             observers.push(ChainObserver::connect(network, &url, self.request_timeout, &journal).await?);
         }
         let supported = Supported::default();
-        if self.networks.is_empty() {
-            supported.get(&api).await.map_err(|_| RemoteBuildError::Unreachable)?;
+        match ask(&mut api, &supported).await {
+            Err(error) if self.networks.is_empty() || matches!(error, RemoteBuildError::Moved { .. }) => {
+                return Err(error);
+            }
+            Err(error) => tracing::warn!(%error, "payments are taken as soon as the facilitator answers"),
+            Ok(()) => {}
         }
         let remote = Arc::new(Remote {
             api,
@@ -169,6 +177,42 @@ impl RemoteFacilitatorBuilder {
         });
         reconciler::spawn(&remote, self.reconcile_interval, remote.wake.clone());
         Ok(RemoteFacilitator { remote })
+    }
+}
+
+/// Asks the facilitator what it supports, at the address that it has moved to if it has.
+async fn ask(api: &mut Api, supported: &Supported) -> Result<(), RemoteBuildError> {
+    const PATH: &str = "supported";
+    let no_answer = |_| RemoteBuildError::Unreachable;
+    let mut answer = api.get(PATH).await.map_err(no_answer)?;
+    match api.moved(&answer, PATH) {
+        Some(Moved::To(base)) => {
+            api.move_to(base);
+            tracing::info!(?api, "the facilitator redirects to this host");
+            answer = api.get(PATH).await.map_err(no_answer)?;
+            if let Some(Moved::To(again)) = api.moved(&answer, PATH) {
+                return Err(RemoteBuildError::Moved { to: shown(&again) });
+            }
+        }
+        Some(Moved::Elsewhere(_)) | None => {}
+    }
+    if let Some(Moved::Elsewhere(to)) = api.moved(&answer, PATH) {
+        return Err(RemoteBuildError::Moved { to });
+    }
+    match supported.learn(&answer) {
+        Some(_) => Ok(()),
+        None if answer.status.is_success() => Err(RemoteBuildError::NotAFacilitator),
+        None => Err(RemoteBuildError::Status { status: answer.status.as_u16() }),
+    }
+}
+
+fn hint(status: u16) -> &'static str {
+    match status {
+        401 | 403 => "check the credentials",
+        404 | 405 | 501 => "check its URL, or set its network if it does not say what it supports",
+        429 => "it wants fewer requests; try again later",
+        500.. => "it is out of order; try again later, or set its network",
+        _ => "check its URL",
     }
 }
 
@@ -191,9 +235,25 @@ pub enum RemoteBuildError {
     /// The machine's TLS configuration, or the HTTP client's settings, cannot be used.
     #[error("the machine's TLS configuration, or the HTTP client's settings, cannot be used")]
     Tls,
-    /// The facilitator did not answer what it supports.
-    #[error("the facilitator does not answer what it supports: check its URL and credentials, or set its network")]
+    /// The facilitator did not answer.
+    #[error("the facilitator does not answer: check its URL, or set its network to build without it")]
     Unreachable,
+    /// The facilitator redirects, and the redirect was not followed: it gives up TLS, is not a 307 or 308, leads to another host while
+    /// credentials are set, or to another redirect. Set the new address.
+    #[error("the facilitator redirects to {to}: use that URL if you trust it")]
+    Moved {
+        /// The new address, without user information and query.
+        to: String,
+    },
+    /// The facilitator answered the question what it supports with an error.
+    #[error("the facilitator answers /supported with status {status}: {}", hint(*status))]
+    Status {
+        /// The HTTP status.
+        status: u16,
+    },
+    /// The answer is none of a facilitator.
+    #[error("the answer to /supported is none of a facilitator: check its URL")]
+    NotAFacilitator,
     /// The node did not answer, or its answer cannot be used.
     #[error("the confirming node of {0} does not answer")]
     Node(Network),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
-use serde_json::Map;
+use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -25,20 +25,19 @@ use crate::{
     },
     network::Asset,
     protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
-    settlement::{line::Urgency, submitter::Call},
+    settlement::{costs::PayerBackoff, line::Urgency, submitter::Call},
     vouchers::{ChannelPayload, SCHEME, reason},
 };
 
 /// Reasons that leave it open whether something was sent, or that pass.
-const MAY_BE_SENT: [&str; 8] = [
-    reason::SETTLEMENT_PENDING,
+const MAY_BE_SENT: [&str; 4] =
+    [reason::SETTLEMENT_PENDING, reason::RPC_READ_FAILED, reason::CHANNEL_BUSY, reason::VERIFICATION_STATE_UNAVAILABLE];
+/// Reasons that say that a transaction was sent and reverted.
+const REVERTED: [&str; 4] = [
     reason::DEPOSIT_TRANSACTION_FAILED,
     reason::CLAIM_TRANSACTION_FAILED,
     reason::SETTLE_TRANSACTION_FAILED,
     reason::REFUND_TRANSACTION_FAILED,
-    reason::RPC_READ_FAILED,
-    reason::CHANNEL_BUSY,
-    reason::VERIFICATION_STATE_UNAVAILABLE,
 ];
 /// `maxTimeoutSeconds` of the offer: the official packages' default.
 const MAX_TIMEOUT: u64 = 300;
@@ -62,7 +61,7 @@ impl RemoteFacilitator {
     /// use std::sync::Arc;
     /// use tower_x402::{Network, channels::Channels, facilitator::RemoteFacilitator, ledger::SqliteLedger};
     ///
-    /// let facilitator = RemoteFacilitator::builder("https://x402.org/facilitator")
+    /// let facilitator = RemoteFacilitator::builder("https://www.x402.org/facilitator")
     ///     .confirm(Network::BASE_SEPOLIA, "https://sepolia.base.org")
     ///     .build()
     ///     .await?;
@@ -86,11 +85,14 @@ impl RemoteFacilitator {
             let is_network = kind.network == "eip155:*" || kind.network.parse() == Ok(network);
             kind.x402_version == 2 && kind.scheme == SCHEME && is_network
         };
-        if !supported.kinds.iter().any(is_channels) {
+        let Some(kind) = supported.kinds.iter().find(|kind| is_channels(kind)) else {
             return Err(RemoteBuildError::NoChannels(network));
-        }
+        };
+        let max_claims = kind.extra.as_ref().and_then(|extra| extra.get("maxClaims")).and_then(Value::as_u64);
+        let claims = max_claims.map_or(CLAIMS, |most| most.clamp(1, CLAIMS as u64) as usize);
         let clock = remote.journal.clock().clone();
-        let asking = Asking { remote: remote.clone(), node: node.clone(), asset: asset.clone() };
+        let reverts = PayerBackoff::default();
+        let asking = Asking { remote: remote.clone(), node: node.clone(), asset: asset.clone(), claims, reverts };
         let rules = BlockRules::within(remote.settle_timeout);
         Ok(OnchainChannels::new(node.clone(), vec![asset], clock, Arc::new(asking), rules))
     }
@@ -101,6 +103,10 @@ struct Asking {
     remote: Arc<Remote>,
     node: Arc<Node>,
     asset: Asset,
+    /// How many claims go into one transaction.
+    claims: usize,
+    /// The payers whose deposits and refunds reverted in transactions that the facilitator did not name.
+    reverts: PayerBackoff,
 }
 
 /// The meaning of an answer to `/settle`.
@@ -112,6 +118,8 @@ enum Reply {
     Done,
     /// Nothing was sent, it says, for a reason that leaves no doubt.
     Refused(&'static str, String),
+    /// A transaction was sent and reverted, it says, and does not name it.
+    Reverted,
     /// The answer cannot be used, or says that the outcome is not known yet.
     Unclear,
 }
@@ -123,7 +131,11 @@ impl Sender for Asking {
     }
 
     fn claims(&self) -> usize {
-        CLAIMS
+        self.claims
+    }
+
+    fn gas_used(&self) -> u64 {
+        0
     }
 
     async fn cannot_send(&self) -> Option<NotReady> {
@@ -140,6 +152,16 @@ impl Sender for Asking {
     }
 
     async fn send(&self, _: Turn, _: B256, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
+        let payer = match &payload {
+            ChannelPayload::Deposit { channel_config: config, .. } => Some(config.payer),
+            ChannelPayload::Refund(refund) => Some(refund.channel_config.payer),
+            _ => None,
+        };
+        // Each request may cost the facilitator a transaction.
+        if payer.is_some_and(|payer| self.reverts.rejection(payer).is_some()) {
+            let what = "deposits and refunds of a payer whose last ones reverted";
+            return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
+        }
         let body = self.body(&payload)?;
         let deadline = Instant::now() + self.remote.settle_timeout;
         let (mut pause, mut is_unsent, mut transaction) = (FIRST_PAUSE, true, None);
@@ -160,6 +182,10 @@ impl Sender for Asking {
                 Reply::Refused(reason, detail) if is_first => return Err(ChannelError::rejected(reason, detail)),
                 // An earlier request may be the reason why it fails now.
                 Reply::Refused(..) | Reply::Done => break,
+                Reply::Reverted => {
+                    payer.into_iter().for_each(|payer| self.reverts.note_revert(payer));
+                    break;
+                }
                 Reply::Unclear => {}
             }
             let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pause);
@@ -229,6 +255,7 @@ fn read(answer: &Answer) -> Reply {
     match (said.hash(), code) {
         (Some(transaction), _) => Reply::Sent(transaction),
         (None, _) if said.success => Reply::Done,
+        (None, Some(code)) if REVERTED.contains(&code) => Reply::Reverted,
         (None, Some(code)) if !MAY_BE_SENT.contains(&code) => {
             Reply::Refused(code, detail(said.error_message.as_deref()))
         }

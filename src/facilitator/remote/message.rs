@@ -104,6 +104,15 @@ impl Settlement {
     }
 }
 
+/// Returns `true` if a facilitator may have answered so that it cannot read a message.
+pub(super) fn is_refusal(answer: &Answer) -> bool {
+    let can_be = match answer.status.as_u16() {
+        401 | 403 | 404 | 405 => false,
+        status => (200..300).contains(&status) || (400..500).contains(&status),
+    };
+    can_be && read_object::<serde_json::Map<String, serde_json::Value>>(&answer.body).is_some()
+}
+
 pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     if answer.status.is_server_error() {
         return Reply::Unusable;

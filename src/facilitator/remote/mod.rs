@@ -13,6 +13,8 @@ mod supported;
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use http::StatusCode;
 use tokio::{sync::Notify, time::Instant};
 
 pub use api::{Authenticate, Outgoing};
@@ -20,7 +22,7 @@ pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
 
 use api::{Answer, Api, NoAnswer};
 use echo_cache::EchoCache;
-use message::{Verification, body_for, read_verification};
+use message::{Verification, body_for, is_refusal, read_verification};
 use observer::{ChainObserver, Observation};
 use settle::Repeat;
 use supported::Supported;
@@ -71,7 +73,7 @@ const VERIFY_TRIES: u32 = 2;
 /// # async fn example() -> Result<(), tower_x402::facilitator::RemoteBuildError> {
 /// use tower_x402::{Network, facilitator::RemoteFacilitator};
 ///
-/// let facilitator = RemoteFacilitator::builder("https://x402.org/facilitator")
+/// let facilitator = RemoteFacilitator::builder("https://www.x402.org/facilitator")
 ///     .confirm(Network::BASE_SEPOLIA, "https://sepolia.base.org")
 ///     .build()
 ///     .await?;
@@ -235,10 +237,17 @@ impl Remote {
         self.readiness.get_or_check(check).await
     }
 
-    /// Returns `true` if the facilitator answers. Any answer will do: not every facilitator says what it supports.
+    /// Returns `true` if the facilitator answers as one. Those that do not say what they support refuse an empty message, in JSON.
     async fn answers(&self) -> bool {
-        let answer = self.api.get("supported").await;
-        answer.is_ok_and(|answer| !answer.status.is_server_error())
+        let Ok(answer) = self.api.get("supported").await else { return false };
+        match answer.status {
+            StatusCode::TOO_MANY_REQUESTS => true,
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
+                let refusal = self.api.post("verify", Bytes::from_static(b"{}")).await;
+                refusal.is_ok_and(|refusal| is_refusal(&refusal))
+            }
+            _ => supported::read(&answer).is_some(),
+        }
     }
 
     async fn check_readiness(&self) -> Readiness {

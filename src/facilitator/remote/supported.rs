@@ -1,13 +1,16 @@
 //! The answer of a facilitator's `/supported`, cached.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::{api::Api, message::read_object};
+use super::{
+    api::{Answer, Api},
+    message::read_object,
+};
 use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
 
 /// How long an answer is used.
@@ -17,6 +20,11 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// How many networks have metrics of their own.
 const MAX_NETWORKS: usize = 16;
+
+/// Returns what an answer to `/supported` says, if it is one of a facilitator.
+pub(super) fn read(answer: &Answer) -> Option<SupportedResponse> {
+    read_object(&answer.body).filter(|_| answer.status.is_success())
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Supported {
@@ -35,23 +43,26 @@ impl Supported {
         if let Some(fresh) = self.fresh() {
             return Ok(fresh);
         }
-        let answer = api.get("supported").await.ok().filter(|answer| answer.status.is_success());
-        let said = answer.and_then(|answer| read_object::<SupportedResponse>(&answer.body));
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match (said, known.as_ref()) {
-            (Some(said), _) => {
-                let said = Arc::new(said);
-                *known = Some((Instant::now(), said.clone()));
-                Ok(said)
-            }
-            (None, Some((_, stale))) => Ok(stale.clone()),
-            (None, None) => Err(FacilitatorError::Unreachable { what: "the facilitator", retry_after: RETRY }),
-        }
+        let said = api.get("supported").await.ok().and_then(|answer| self.learn(&answer));
+        let stale = || self.lock().as_ref().map(|(_, stale)| stale.clone());
+        let unreachable = FacilitatorError::Unreachable { what: "the facilitator", retry_after: RETRY };
+        said.or_else(stale).ok_or(unreachable)
+    }
+
+    /// Keeps an answer, if it is one of a facilitator.
+    pub(super) fn learn(&self, answer: &Answer) -> Option<Arc<SupportedResponse>> {
+        let said = Arc::new(read(answer)?);
+        *self.lock() = Some((Instant::now(), said.clone()));
+        Some(said)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Instant, Arc<SupportedResponse>)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns `true` if its last answer includes `exact` payments of v2 on this network. Does not ask.
     pub(super) fn serves(&self, network: Network) -> bool {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock();
         let named = network.to_string();
         known.as_ref().is_some_and(|(_, said)| {
             said.kinds.iter().any(|kind| {
@@ -64,14 +75,14 @@ impl Supported {
 
     /// Returns the networks that its last answer names for `exact` payments of v2.
     pub(super) fn networks(&self) -> Vec<Network> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock();
         let kinds = known.iter().flat_map(|(_, said)| &said.kinds);
         let exact = kinds.filter(|kind| kind.x402_version == 2 && kind.scheme == "exact");
         exact.filter_map(|kind| kind.network.parse().ok()).take(MAX_NETWORKS).collect()
     }
 
     fn fresh(&self) -> Option<Arc<SupportedResponse>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock();
         known.as_ref().filter(|(at, _)| at.elapsed() < FRESH).map(|(_, said)| said.clone())
     }
 }

@@ -354,6 +354,47 @@ async fn a_claim_that_comes_before_a_refund_is_taken_into_account() {
     assert!(matches!(nothing, Err(ChannelError::Rejected { reason: reason::REFUND_NO_BALANCE, .. })), "{nothing:?}");
 }
 
+/// It simulates well at the seller's node, and reverts at the facilitator's cost, which does not name the transaction.
+#[tokio::test]
+async fn a_refund_that_reverts_without_a_hash_is_asked_for_more_and_more_rarely() {
+    let bank = Bank::open().await;
+    let Bank { stage, channels, .. } = &bank;
+    bank.deposit(&bank.sign(10_000).await).await.unwrap();
+    stage.script([], Turn::Without(refusal(reason::REFUND_TRANSACTION_FAILED)));
+    let before = stage.settles().len();
+    let ask = async || channels.refund(&order(&bank, 100, 0, None), &bank.key()).await;
+    for asked in 1..=2 {
+        let refund = ask().await;
+        assert!(matches!(refund, Err(ChannelError::Pending { transaction: None })), "{refund:?}");
+        assert_eq!(stage.settles().len() - before, asked, "once each");
+    }
+    for _ in 0..3 {
+        let refund = ask().await;
+        assert!(matches!(refund, Err(ChannelError::Unavailable(_))), "{refund:?}");
+    }
+    assert_eq!(stage.settles().len() - before, 2, "then it has to wait");
+    // Other payers do not.
+    let other = Channel::funded(&stage.chain, random_address(), &bank.channel.authorizer, 100_000).await;
+    other.deposit(&stage.chain, &stage.chain.relayer().await, 10_000).await;
+    stage.script([], Turn::Honest);
+    let theirs = RefundOrder { config: other.config, voucher: other.voucher(1), amount: 100, nonce: 0, claim: None };
+    assert_eq!(channels.refund(&theirs, &bank.key()).await.unwrap().amount, 100);
+}
+
+/// A facilitator pays for few rows of callers that it does not know, and says so.
+#[tokio::test]
+async fn claims_have_as_many_rows_as_the_facilitator_takes() {
+    let bank = Bank::open().await;
+    let mut rows = Vec::new();
+    for _ in 0..6 {
+        let channel = Channel::funded(&bank.stage.chain, random_address(), &bank.channel.authorizer, 10_000).await;
+        channel.deposit(&bank.stage.chain, &bank.stage.chain.relayer().await, 10_000).await;
+        rows.push(channel.row(1_000, 1_000).await);
+    }
+    let claimed = bank.channels.claim(&rows, &bank.key()).await.unwrap();
+    assert_eq!((claimed.amount, claimed.transactions.len(), claimed.refused.len()), (6_000, 2, 0));
+}
+
 fn order(bank: &Bank, amount: u128, nonce: u128, claim: Option<Claim>) -> RefundOrder {
     RefundOrder { config: bank.channel.config, voucher: bank.channel.voucher(1_000), amount, nonce, claim }
 }

@@ -7,6 +7,7 @@ mod discovery;
 mod echo;
 mod honest;
 mod lies;
+mod moved;
 mod numbers;
 mod reorg;
 mod service;

@@ -32,7 +32,7 @@ const BLOCKS: [Block; 23] = [
         guide: "hire-evaluators",
         name: "hire_evaluators",
         replaced: &[
-            ("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
+            ("\"https://www.x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
             (".private_hosts(false)", ".private_hosts(true)"),
         ],
     },
@@ -48,7 +48,7 @@ const BLOCKS: [Block; 23] = [
     Block {
         guide: "pay",
         name: "catalogue",
-        replaced: &[("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?")],
+        replaced: &[("\"https://www.x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?")],
     },
     Block { guide: "production", name: "production", replaced: &[("\"0.0.0.0:4021\"", "var(\"LISTEN\")?")] },
     Block { guide: "production", name: "batches", replaced: &[] },
@@ -57,7 +57,7 @@ const BLOCKS: [Block; 23] = [
         guide: "remote",
         name: "remote",
         replaced: &[
-            ("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
+            ("\"https://www.x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
             ("\"127.0.0.1:4021\"", "var(\"LISTEN\")?"),
         ],
     },
@@ -98,7 +98,7 @@ const BLOCKS: [Block; 23] = [
         guide: "vouchers",
         name: "channels_elsewhere",
         replaced: &[
-            ("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
+            ("\"https://www.x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
             ("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?"),
         ],
     },

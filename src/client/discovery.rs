@@ -31,7 +31,7 @@ const MAX_OFFERS: usize = 64;
 /// # async fn example() -> Result<(), tower_x402::client::DiscoveryError> {
 /// use tower_x402::client::{DiscoveryClient, DiscoveryFilter};
 ///
-/// let facilitator = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
+/// let facilitator = DiscoveryClient::builder("https://www.x402.org/facilitator").build()?;
 /// let found = facilitator.list(&DiscoveryFilter::default().kind("http")).await?;
 /// for resource in &found.resources {
 ///     println!("{} {:?}", resource.url, resource.description);

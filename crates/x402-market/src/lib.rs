@@ -40,7 +40,7 @@
 //! # use tower_x402::client::{Budget, DiscoveryClient, Payer};
 //! # use x402_market::{Student, Submission, Task};
 //! let payer = Payer::builder(key).budget(Budget::builder().total("$1.00".parse()?).build()).build();
-//! let bazaar = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
+//! let bazaar = DiscoveryClient::builder("https://www.x402.org/facilitator").build()?;
 //! let student = Student::builder(payer).source(bazaar).tasks(500).panel_size(3).build()?;
 //! student.discover().await;
 //! let task = Task::new("reasoning", "Why is the sky blue?")?;

@@ -12,7 +12,7 @@ fn named(page: &str) -> Vec<(&str, &str)> {
 fn every_test_that_a_document_names_exists() {
     let root = support::repository();
     let read = |page: &str| fs::read_to_string(root.join(page)).unwrap();
-    let page = ["docs/bad-peers.md", "README.md", "COMPARE.md"].map(read).concat();
+    let page = ["docs/bad-peers.md", "README.md", "COMPARE.md", "SECURITY.md"].map(read).concat();
     let tests = named(&page);
     for (file, test) in &tests {
         let source = fs::read_to_string(root.join(format!("tests/{file}.rs")))

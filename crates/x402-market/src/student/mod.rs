@@ -56,7 +56,7 @@ use super::{
 ///     .good("Because the Earth's axis is tilted.")?
 ///     .bad("Because the Earth is nearer to the Sun in summer.")?;
 /// let student = Student::builder(Payer::builder(key).budget(budget).build())
-///     .source(DiscoveryClient::builder("https://x402.org/facilitator").build()?)
+///     .source(DiscoveryClient::builder("https://www.x402.org/facilitator").build()?)
 ///     .gold(gold)
 ///     .tasks(500)
 ///     .panel_size(3)

@@ -110,7 +110,7 @@ impl Default for Settings {
             success: None,
             allow_upgrades: false,
             answer_preflights: false,
-            payment_identifier: false,
+            payment_identifier: true,
             page: Some(BrowserPage::new()),
             channels: None,
             takes_exact: true,
@@ -386,7 +386,8 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Offers the extension `payment-identifier` in the 402: payers may then name their payments; see
-    /// [what an id does](super#payment-identifiers). Default: off. Adds about 0.6 KB to the 402's header.
+    /// [what an id does](super#payment-identifiers). Default: on. Adds about 0.6 KB to the 402's header; without it, a payer can ask for a
+    /// lost answer to a request that holds no secret only [a few times](Self::anonymous_replays).
     pub fn payment_identifier(mut self, ask: bool) -> Self {
         self.settings.payment_identifier = ask;
         self

@@ -67,7 +67,7 @@
 //! # Payment identifiers
 //!
 //! An authorization and its signature are public once they are settled, so anybody who reads the chain can present the payment
-//! again. With [`payment_identifier`](RequirePaymentLayerBuilder::payment_identifier) a payer of x402 v2 may add an id to its payment
+//! again. Unless [`payment_identifier`](RequirePaymentLayerBuilder::payment_identifier) is off, a payer of x402 v2 may add an id to its payment
 //! (the extension `payment-identifier`), which is not published; it proves as much as it is hard to guess. Its digest is bound to the
 //! payment when that is reserved:
 //!

@@ -40,7 +40,7 @@ const ID: &str = "pay_7d5d747be160e280504c099d984bcfe0";
 const OTHER_ID: &str = "an-entirely-different-id";
 
 fn layer(shop: &Shop) -> RequirePaymentLayerBuilder {
-    shop.layer().payment_identifier(true)
+    shop.layer()
 }
 
 async fn open(chain: &dyn Chain) -> (Shop, App, Customer) {
@@ -209,13 +209,13 @@ async fn malformed_id_is_a_bad_request() {
 }
 
 #[tokio::test]
-async fn the_402_offers_it_where_it_is_turned_on() {
+async fn the_402_offers_it_unless_it_is_turned_off() {
     let chain = DevnetChain::start(None).await;
     let (shop, app, customer) = open(&chain).await;
     let offered = demand(&send(&app, evaluate("a")).await)["extensions"]["payment-identifier"].clone();
     assert_eq!(offered["info"], json!({ "required": false }));
     assert_eq!(offered["schema"]["properties"]["id"]["minLength"], 16);
-    let elsewhere = shop.app(shop.layer());
+    let elsewhere = shop.app(shop.layer().payment_identifier(false));
     assert_eq!(demand(&send(&elsewhere, evaluate("a")).await).get("extensions"), None);
 
     // A client that does not know the extension echoes it unchanged.
@@ -231,7 +231,7 @@ async fn the_402_offers_it_where_it_is_turned_on() {
 async fn ids_bind_nothing_where_they_are_not_offered() {
     let chain = DevnetChain::start(None).await;
     let (shop, asks, customer) = open(&chain).await;
-    let silent = shop.app(shop.layer());
+    let silent = shop.app(shop.layer().payment_identifier(false));
     for body in ["a", "b"] {
         let purchase = customer.pay(&silent, evaluate(body)).await;
         for id in [json!(ID), json!(OTHER_ID), json!("short")] {

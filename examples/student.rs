@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tower_x402::{
     Asset, Network, Usdc,
     client::{
-        Budget, ChannelPolicy, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt,
-        ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_channels, reconcile_with_servers,
+        Budget, ChannelPolicy, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Purchase,
+        Receipt, ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_channels, reconcile_with_servers,
         refund_channels,
     },
     vouchers::ChannelId,
@@ -61,6 +61,7 @@ EXAMPLES
   student --url http://127.0.0.1:4021
   student --url http://127.0.0.1:4021 --count 100 --concurrency 10 --budget '$0.50' --max-payment '$0.002'
   student --url https://judge.example/evaluate --network base --journal ~/.student.jsonl
+  student --url https://judge.example/evaluate --network base --journal ~/.student.jsonl --purchase monday --count 20
   student --url https://judge.example/evaluate --network base --journal ~/.student.jsonl --count 0 --close
   student --url http://127.0.0.1:4021 --network eip155:31337 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\
       --asset-name 'USD Coin' --asset-version 2"
@@ -89,6 +90,10 @@ struct Arguments {
     /// payment channels with the chain, too
     #[arg(long)]
     journal: Option<PathBuf>,
+    /// A name for these purchases, unique in the journal. A run with the same name is the same purchases: what was paid for is asked for
+    /// again and not paid again, whatever became of the earlier run
+    #[arg(long, requires = "journal")]
+    purchase: Option<String>,
     /// Read the key from this encrypted keystore file (version 3), with the password in STUDENT_KEYSTORE_PASSWORD
     #[arg(long)]
     keystore: Option<PathBuf>,
@@ -237,7 +242,11 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let endpoint = arguments.endpoint();
     let started = Instant::now();
     let mut purchases = stream::iter(0..arguments.count)
-        .map(|number| buy(&client, &endpoint, number, payer))
+        .map(|number| {
+            let name = arguments.purchase.as_ref();
+            let purchase = name.map_or_else(Purchase::new, |name| Purchase::named(format!("{name}/{number}")));
+            buy(&client, &endpoint, number, payer, purchase)
+        })
         .buffer_unordered(arguments.concurrency.into());
     let mut counts = BTreeMap::from(
         [
@@ -359,9 +368,18 @@ struct Line {
     error: Option<String>,
 }
 
-async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer: Address) -> (Line, Option<Receipt>) {
+async fn buy(
+    client: &ClientWithMiddleware,
+    endpoint: &Url,
+    number: usize,
+    payer: Address,
+    purchase: Purchase,
+) -> (Line, Option<Receipt>) {
     let started = Instant::now();
-    let request = client.post(endpoint.clone()).header(CONTENT_TYPE, "application/json").body(submission(number));
+    let ask = || {
+        let request = client.post(endpoint.clone()).header(CONTENT_TYPE, "application/json");
+        request.body(submission(number)).with_extension(purchase.clone()).send()
+    };
     let mut line = Line {
         status: None,
         outcome: PaymentOutcome::Failed,
@@ -372,7 +390,7 @@ async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer
         body: Value::Null,
         error: None,
     };
-    let receipt = match request.send().await {
+    let receipt = match ask().await {
         Ok(response) => {
             let status = response.status();
             line.status = Some(status.as_u16());
@@ -380,12 +398,20 @@ async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer
             if receipt.is_none() {
                 line.error = Some(format!("the server answered {status} without an offer that this client can pay"));
             }
-            match response.bytes().await {
+            let body = match response.bytes().await {
+                // The answer is paid for, and is given again.
+                Err(_) if receipt.is_some() => match ask().await {
+                    Ok(again) => again.bytes().await.map_err(|error| sentence(&error)),
+                    Err(error) => Err(sentence(&error)),
+                },
+                first => first.map_err(|error| sentence(&error)),
+            };
+            match body {
                 Ok(body) => {
                     line.body = serde_json::from_slice(&body)
                         .unwrap_or_else(|_| Value::from(String::from_utf8_lossy(&body).into_owned()));
                 }
-                Err(error) => line.error = Some(sentence(&error)),
+                Err(error) => line.error = Some(error),
             }
             receipt
         }

@@ -10,6 +10,7 @@ use std::{
 
 use alloy_primitives::{Address, U256};
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::Extensions;
 use reqwest::{
     Client, Request, Response, StatusCode,
@@ -20,7 +21,7 @@ use reqwest_middleware::{ClientWithMiddleware, Middleware, Next};
 use serde::Deserialize;
 use tower_x402::{
     Network, Usdc,
-    client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
+    client::{Payer, PaymentError, PaymentMiddleware, Purchase, Receipt, ReceiptExt as _},
     protocol::{
         ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, PaymentRequirements, Verbatim, decode_header, header_name,
     },
@@ -167,7 +168,10 @@ impl EvaluateError {
         match self {
             Self::NotOffered(_) => false,
             Self::Answered { status, .. } => !matches!(status, 400..=499),
-            Self::Payment(error) => matches!(error, PaymentError::Unanswered { .. } | PaymentError::Unreadable(_)),
+            Self::Payment(error) => matches!(
+                error,
+                PaymentError::Unanswered { .. } | PaymentError::NotSent { .. } | PaymentError::Unreadable(_)
+            ),
             _ => true,
         }
     }
@@ -233,14 +237,29 @@ impl EvaluationClient {
         card: &VerifiedCard,
         submission: &Submission,
     ) -> Result<PaidEvaluation, EvaluateError> {
-        self.evaluate_while(card, submission, &Arc::new(AtomicBool::new(true))).await
+        self.evaluate_as(card, submission, &Purchase::new()).await
     }
 
-    /// Evaluates as [`evaluate`](Self::evaluate) does, but signs nothing once `is_wanted` is `false`.
+    /// Evaluates as [`evaluate`](Self::evaluate) does, as a part of a purchase: however often the same is asked for, the evaluator is paid
+    /// once and gives its answer again. With a [named](Purchase::named) purchase this holds after a restart, too.
+    ///
+    /// # Errors
+    /// [`EvaluateError`]. Its [`receipt`](EvaluateError::receipt) is what was signed all the same.
+    pub async fn evaluate_as(
+        &self,
+        card: &VerifiedCard,
+        submission: &Submission,
+        purchase: &Purchase,
+    ) -> Result<PaidEvaluation, EvaluateError> {
+        self.evaluate_while(card, submission, purchase, &Arc::new(AtomicBool::new(true))).await
+    }
+
+    /// Evaluates as [`evaluate_as`](Self::evaluate_as) does, but signs nothing once `is_wanted` is `false`.
     pub(super) async fn evaluate_while(
         &self,
         card: &VerifiedCard,
         submission: &Submission,
+        purchase: &Purchase,
         is_wanted: &Arc<AtomicBool>,
     ) -> Result<PaidEvaluation, EvaluateError> {
         let price = price(card, submission)?;
@@ -249,6 +268,7 @@ impl EvaluationClient {
         }
         let body = serde_json::to_vec(submission)
             .map_err(|error| EvaluateError::NotOffered(format!("a submission that cannot be encoded: {error}")))?;
+        let body = Bytes::from(body);
         let terms = CardTerms {
             price,
             pay_to: card.pay_to(),
@@ -256,22 +276,30 @@ impl EvaluationClient {
             ask_timeout: self.ask_timeout,
             is_wanted: is_wanted.clone(),
         };
-        let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
-        let request = request.header(ACCEPT, "application/json").body(body).with_extension(terms);
-        let response = request.send().await.map_err(send_error)?;
-        let receipt = response.receipt().cloned();
-        let status = response.status();
-        let reading = tokio::time::timeout(self.answer_timeout, read_body(response, MAX_EVALUATION));
-        let signed = || receipt.clone().map(Box::new);
-        let json = match reading.await {
-            Ok(Ok(json)) => json,
-            Ok(Err(BodyError::TooLarge)) => {
-                let problem = MessageError::invalid(".", format!("it has more than {MAX_EVALUATION} bytes"));
-                return Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() });
-            }
-            Ok(Err(BodyError::Broken(error))) => return Err(unreachable(signed(), error)),
-            Err(_elapsed) => return Err(unreachable(signed(), "the answer did not arrive in time")),
+        let ask = || {
+            let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
+            let request = request.header(ACCEPT, "application/json").body(body.clone());
+            request.with_extension(terms.clone()).with_extension(purchase.clone()).send()
         };
+        let mut is_repeated = false;
+        let (status, receipt, json) = loop {
+            let response = ask().await.map_err(send_error)?;
+            let (status, receipt) = (response.status(), response.receipt().cloned());
+            let reading = tokio::time::timeout(self.answer_timeout, read_body(response, MAX_EVALUATION));
+            let signed = || receipt.clone().map(Box::new);
+            match reading.await {
+                Ok(Ok(json)) => break (status, receipt, json),
+                Ok(Err(BodyError::TooLarge)) => {
+                    let problem = MessageError::invalid(".", format!("it has more than {MAX_EVALUATION} bytes"));
+                    return Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() });
+                }
+                // The answer is paid for, and can be asked for again.
+                Ok(Err(BodyError::Broken(_))) if receipt.is_some() && !is_repeated => is_repeated = true,
+                Ok(Err(BodyError::Broken(error))) => return Err(unreachable(signed(), error)),
+                Err(_elapsed) => return Err(unreachable(signed(), "the answer did not arrive in time")),
+            }
+        };
+        let signed = || receipt.clone().map(Box::new);
         if status != StatusCode::OK {
             return Err(EvaluateError::Answered { status: status.as_u16(), detail: detail(&json), receipt: signed() });
         }

@@ -191,6 +191,7 @@ mod tests {
         check::<crate::client::Payer>();
         check::<crate::client::PaymentError>();
         check::<crate::client::PaymentMiddleware>();
+        check::<crate::client::Purchase>();
         check::<crate::client::SignedPayment>();
         check::<crate::devnet::Devnet>();
         check::<crate::facilitator::FacilitatorError>();

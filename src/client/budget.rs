@@ -9,7 +9,11 @@ use std::{
 use alloy_primitives::Address;
 use url::Url;
 
-use super::{ChannelEntry, Journal, Refusal, channels::Change, journal::PaidTotals};
+use super::{
+    ChannelEntry, Journal, JournalEntry, Refusal,
+    channels::Change,
+    journal::{PaidTotals, Record},
+};
 use crate::usdc::Usdc;
 
 /// Spending limits, shared by every payer that is built with a clone of this budget.
@@ -120,7 +124,7 @@ impl Budget {
     pub(super) fn reserve(&self, charge: Charge, now: u64) -> Result<Reservation, Refusal> {
         self.release_expired(now);
         self.totals().reserve(&self.0.limits, &charge, now)?;
-        Ok(Reservation { budget: self.clone(), charge, on_drop: OnDrop::Release })
+        Ok(Reservation { budget: self.clone(), charge, is_held: false })
     }
 
     /// Reserves a deposit of `least` to `most` into a payment channel, as large as the limits allow. `charge` has the price of the request.
@@ -138,7 +142,7 @@ impl Budget {
         let deposit = Charge { amount, ..charge };
         totals.reserve(&limits, &deposit, now)?;
         drop(totals);
-        Ok((Reservation { budget: self.clone(), charge: deposit, on_drop: OnDrop::Release }, amount))
+        Ok((Reservation { budget: self.clone(), charge: deposit, is_held: false }, amount))
     }
 
     /// Checks a price against the limit per payment.
@@ -184,9 +188,9 @@ impl Budget {
 
     /// Records a proven outcome. Returns `false` if the payment was closed before.
     #[cfg(any(feature = "onchain", feature = "reqwest"))]
-    pub(super) async fn resolve(&self, outcome: super::journal::Record) -> bool {
+    pub(super) async fn resolve(&self, outcome: Record) -> bool {
         let Some(entry) = self.0.journal.close(&outcome) else { return false };
-        let is_void = matches!(outcome, super::journal::Record::Void { .. });
+        let is_void = matches!(outcome, Record::Void { .. });
         self.0.journal.remember_resolved(entry.nonce, !is_void);
         match is_void {
             true => self.totals().release(&entry.charge()),
@@ -196,6 +200,11 @@ impl Budget {
             tracing::warn!(%error, nonce = %entry.nonce, "the outcome of a payment could not be written to the journal");
         }
         true
+    }
+
+    /// Counts an amount as spent whose payment was closed.
+    pub(super) fn spend(&self, payment: &JournalEntry) {
+        self.totals().spend(&payment.charge());
     }
 
     fn totals(&self) -> MutexGuard<'_, Totals> {
@@ -314,34 +323,56 @@ pub(super) fn host_of(url: &Url) -> String {
 pub(super) struct Reservation {
     budget: Budget,
     charge: Charge,
-    on_drop: OnDrop,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum OnDrop {
-    Release,
-    Keep,
-    Spend,
+    is_held: bool,
 }
 
 impl Reservation {
-    /// Keeps the amount reserved even if this is dropped: from here on a signature exists.
-    pub(super) fn hold(&mut self) {
-        self.on_drop = OnDrop::Keep;
+    /// Keeps the amount reserved even if this is dropped: from here on a signature exists. Returns the budget.
+    pub(super) fn hold(&mut self) -> Budget {
+        self.is_held = true;
+        self.budget.clone()
     }
 
-    /// Counts the amount as spent.
-    pub(super) fn spend(mut self) {
-        self.on_drop = OnDrop::Spend;
+    #[cfg(test)]
+    fn spend(mut self) {
+        self.hold().totals().spend(&self.charge);
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        match self.on_drop {
-            OnDrop::Keep => {}
-            OnDrop::Release => self.budget.totals().release(&self.charge),
-            OnDrop::Spend => self.budget.totals().spend(&self.charge),
+        if !self.is_held {
+            self.budget.totals().release(&self.charge);
+        }
+    }
+}
+
+/// A payment that the journal has, and that was not sent yet. If this is dropped before [`set_sent`](Self::set_sent), the payment is closed
+/// and its amount released: nobody but this process has the signature.
+#[derive(Debug)]
+pub(super) struct Unsent {
+    budget: Budget,
+    entry: JournalEntry,
+    is_sent: bool,
+}
+
+impl Unsent {
+    pub(super) const fn new(budget: Budget, entry: JournalEntry) -> Self {
+        Self { budget, entry, is_sent: false }
+    }
+
+    /// Notes that the payment may have been sent, or that it certainly was not.
+    pub(super) const fn set_sent(&mut self, sent: bool) {
+        self.is_sent = sent;
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        let void = Record::Void { nonce: self.entry.nonce };
+        if !self.is_sent && self.budget.journal().close(&void).is_some() {
+            self.budget.totals().release(&self.entry.charge());
+            self.budget.journal().write_soon(void);
         }
     }
 }
@@ -661,7 +692,7 @@ mod tests {
                             reservation.spend();
                         }
                         2 => live.push(reservation),
-                        _ => reservation.hold(),
+                        _ => drop(reservation.hold()),
                     }
                     if fate > 0 {
                         kept.push((amount, payee, host, now));

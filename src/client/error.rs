@@ -118,12 +118,31 @@ pub enum Refusal {
         /// One reason per offer, in the server's order.
         reasons: Vec<OfferRefusal>,
     },
-    /// The request's body is a stream, which cannot be sent a second time with the payment. Give it as bytes.
-    #[error("the request's body is a stream and cannot be sent again with a payment; give it as bytes")]
+    /// The request's body is a stream that is longer than what the client reads into memory, so that it cannot be sent a second time with the
+    /// payment. Give it as bytes, or raise `PaymentMiddleware::max_buffered_body`.
+    #[error(
+        "the request's body is a stream that is too long to be sent again with a payment; give it as bytes, or raise \
+         PaymentMiddleware::max_buffered_body"
+    )]
     BodyNotReplayable,
     /// The request's URI is relative, so that limits per host cannot be checked. Give requests absolute URIs.
     #[error("the request's URI names no host; give requests absolute URIs")]
     NoHost,
+    /// This machine's clock is ahead of the seller's, by which an authorization would be valid for too long. Set the clock.
+    #[error("this machine's clock is {} s ahead of the seller's; set it", by.as_secs())]
+    ClockAhead {
+        /// The difference between this clock and the `Date` of the 402.
+        by: Duration,
+    },
+    /// This machine's clock is behind the seller's, by which an authorization would soon expire. Set the clock.
+    #[error("this machine's clock is {} s behind the seller's; set it", by.as_secs())]
+    ClockBehind {
+        /// The difference between the `Date` of the 402 and this clock.
+        by: Duration,
+    },
+    /// The [`Purchase`](super::Purchase) was paid for another request: another method, URL or body. Use one purchase for one request.
+    #[error("the purchase is for another request; use one purchase for one request")]
+    OtherRequest,
     /// The 402 came from another URL than that of the request. Send the request to that URL if you want to pay there.
     #[error("the request was redirected to {to}; a payment is made only where the caller asked")]
     Redirected {
@@ -213,7 +232,8 @@ impl fmt::Display for Reasons<'_> {
 
 /// An error of a request that had to be paid for.
 ///
-/// After all errors but [`Unanswered`](Self::Unanswered), no payment was sent, or the only one was a voucher that the seller refused.
+/// After all errors but [`Unanswered`](Self::Unanswered), no payment was sent, or the only one was a voucher that the seller refused. After
+/// that one, repeat the same request, or use a [`Purchase`](super::Purchase): the same payment is presented again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PaymentError {
@@ -229,6 +249,24 @@ pub enum PaymentError {
     /// The signer refused or failed.
     #[error(transparent)]
     Sign(#[from] SignError),
+    /// The signer was so slow, each time differently, that what it signed was not valid for the time that the server asks for. Nothing was
+    /// sent.
+    #[error("the signer took {took:?} for an authorization of {window:?}; it was not sent")]
+    SlowSigner {
+        /// How long the signer took the last time.
+        took: Duration,
+        /// How long the authorization should be valid.
+        window: Duration,
+    },
+    /// The server could not be reached with the payment, which was never sent. Its amount is free again. Try again.
+    #[error("the server could not be reached in {attempts} attempts; the payment was not sent")]
+    NotSent {
+        /// The number of attempts.
+        attempts: u32,
+        /// The error of the last attempt.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The payment could not be written as a header of at most [`MAX_PAYMENT_HEADER`](crate::protocol::MAX_PAYMENT_HEADER) bytes. The
     /// server's 402 is too long, or has values that a header cannot have.
     #[error("the payment could not be encoded; it was not sent")]

@@ -8,21 +8,30 @@ use tokio::time::{sleep, timeout};
 use url::Url;
 
 use super::{
-    AddPaymentError, NextStep, Payer, PaymentError, Refusal, SignedPayment,
+    AddPaymentError, NextStep, Payer, PaymentError, Purchase, Refusal, SignedPayment,
     offer::{Challenge, OfferLocation},
+    payer::{Asked, date_of},
+    purchase::{HeldPayment, Identity},
 };
-use crate::protocol::{
-    Version,
-    header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
+use crate::{
+    protocol::{
+        Version,
+        header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
+    },
+    usdc::Usdc,
 };
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A policy for sending one payment again while its outcome is unclear.
 ///
-/// The outcome is unclear if no answer comes, or if the server is not done (5xx; 408, 409, 425 or 429 with `Retry-After`). Every
-/// attempt sends the same payment, which can move money only once, and none is made after it has expired. A voucher of a payment channel
-/// may be signed again after a refusal: that is an attempt, too, and all of them together cost no more than the limit per payment.
+/// The outcome is unclear if no answer comes, or if the server is not done: 502, 503 and 504; 408, 409, 425, 429 and any 5xx with
+/// `Retry-After`; and any other 5xx if the request may be repeated, because its method is idempotent (GET, PUT, DELETE) or because the seller
+/// took a payment identifier, as the sellers of this crate do. Every attempt sends the same payment, which can move money only once, and none
+/// is made after it has expired. A voucher of a payment channel may be signed again after a refusal: that is an attempt, too, and all of them
+/// together cost no more than the limit per payment.
+///
+/// What is still unclear then can be asked for again, as often as needed: see [`Purchase`](super::Purchase).
 ///
 /// ```
 /// use std::time::Duration;
@@ -110,6 +119,15 @@ pub(super) trait Exchange: Send {
     fn head(response: &Self::Response) -> (StatusCode, &HeaderMap);
 
     fn extensions_mut(response: &mut Self::Response) -> &mut Extensions;
+
+    /// Returns the purchase that the caller put into the request's extensions.
+    fn purchase(&self) -> Option<Purchase>;
+
+    /// Returns what another request must have in common with this one to be a repetition of it.
+    fn identity(&self) -> Identity;
+
+    /// Returns `true` if the error shows that nothing was sent.
+    fn is_unsent(error: &Self::Error) -> bool;
 }
 
 /// Returns `true` for requests that are passed on without paying: the caller pays itself, or the method is `HEAD`, for which no
@@ -118,7 +136,8 @@ pub(super) fn is_passed_on(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::HEAD || [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| headers.contains_key(*name))
 }
 
-/// Sends a request and, if the answer is a 402 of x402, pays for it once and sends it again.
+/// Sends a request and, if the answer is a 402 of x402, pays for it once and sends it again. A request whose purchase has a payment is sent
+/// with that at once.
 ///
 /// The response gets the receipt as an extension.
 pub(super) async fn send_and_pay<X: Exchange>(
@@ -126,38 +145,55 @@ pub(super) async fn send_and_pay<X: Exchange>(
     retry: &RetryPolicy,
     mut exchange: X,
 ) -> Result<X::Response, AddPaymentError<X::Error>> {
-    let response = exchange.send().await.map_err(AddPaymentError::Inner)?;
-    let (status, headers) = X::head(&response);
-    let (body, response) = match OfferLocation::of(status, headers) {
-        OfferLocation::None => return Ok(response),
-        OfferLocation::Header => (None, response),
-        OfferLocation::Body => X::read_body(response, retry.body_timeout()).await,
+    let mut held = match exchange.purchase() {
+        Some(purchase) => Box::pin(HeldPayment::of(payer, purchase, exchange.identity())).await?,
+        None => HeldPayment::none(payer),
     };
-    let challenge = Challenge::read(X::head(&response).1, body.as_deref()).map_err(PaymentError::Unreadable)?;
-    let Some(challenge) = challenge else { return Ok(response) };
-    let (method, url) = exchange.target(&response)?;
-    drop(response);
-    let payment = payer.sign(challenge, &method, &url).await?;
-    exchange.add_header(payment.header_name(), payment.header().clone());
-    Ok(send_paid(payer, retry, payment, exchange).await?)
+    if held.payment().is_none() {
+        let response = exchange.send().await.map_err(AddPaymentError::Inner)?;
+        let (status, headers) = X::head(&response);
+        let (body, response) = match OfferLocation::of(status, headers) {
+            OfferLocation::None => return Ok(response),
+            OfferLocation::Header => (None, response),
+            OfferLocation::Body => X::read_body(response, retry.body_timeout()).await,
+        };
+        let headers = X::head(&response).1;
+        let challenge = Challenge::read(headers, body.as_deref()).map_err(PaymentError::Unreadable)?;
+        let Some(challenge) = challenge else { return Ok(response) };
+        let date = date_of(headers);
+        let (method, url) = exchange.target(&response)?;
+        drop(response);
+        let asked = Asked { method: &method, url: &url, date, purchase: None };
+        held.find_or_sign(challenge, asked, exchange.identity()).await?;
+    }
+    Ok(send_paid(payer, retry, held, exchange).await?)
 }
 
 /// Sends the paid request until the outcome is clear or another attempt makes no sense.
 async fn send_paid<X: Exchange>(
     payer: &Payer,
     retry: &RetryPolicy,
-    mut payment: SignedPayment,
+    mut held: HeldPayment<'_>,
     mut exchange: X,
 ) -> Result<X::Response, PaymentError> {
+    // It is there: it was just found or signed.
+    let Some(payment) = held.payment() else { return Err(Refusal::NoPayableOffer { reasons: Vec::new() }.into()) };
+    exchange.add_header(payment.header_name(), payment.header().clone());
     let mut attempts = 0;
     loop {
         attempts += 1;
+        let was_sent = payment.was_sent();
+        payment.set_sent(true);
         let (response, next) = match timeout(retry.attempt_timeout, exchange.send()).await {
             Ok(Ok(response)) => {
                 let (body, response) = read_rejection::<X>(response, payment.version(), retry).await;
                 let (status, headers) = X::head(&response);
                 let next = payment.answered(status, headers, body.as_deref());
                 (Ok(response), next)
+            }
+            Ok(Err(error)) if !was_sent && X::is_unsent(&error) => {
+                payment.set_sent(false);
+                (Err(error.into()), NextStep::Retry { after: None })
             }
             Ok(Err(error)) => (Err(error.into()), payment.unanswered()),
             Err(elapsed) => (Err(elapsed.into()), payment.unanswered()),
@@ -168,20 +204,42 @@ async fn send_paid<X: Exchange>(
             exchange.add_header(payment.header_name(), payment.header().clone());
             continue;
         }
-        if let Some(pause) = retry.pause(next, attempts, payer.now(), &payment) {
+        if let Some(pause) = retry.pause(next, attempts, payer.now(), payment) {
             drop(response);
             sleep(pause).await;
             continue;
         }
-        let receipt = payment.conclude().await;
+        let response = match response {
+            Err(source) if !payment.was_sent() && !payment.is_by_voucher() => {
+                held.discard();
+                return Err(PaymentError::NotSent { attempts, source });
+            }
+            response => response,
+        };
+        let receipt = payment.finish().await;
         return match response {
             Ok(mut response) => {
+                let status = X::head(&response).0;
+                // The work failed and the voucher was not charged, so that the next one is for the same sum.
+                let is_unused = receipt.is_by_voucher() && receipt.outcome.is_paid() && receipt.amount == Usdc::ZERO;
+                if is_unused && !status.is_success() {
+                    held.discard();
+                }
+                held.set_answered(!matches!(next, NextStep::Retry { .. }) && !may_be_repeated(status));
                 X::extensions_mut(&mut response).insert(receipt);
                 Ok(response)
             }
-            Err(source) => Err(PaymentError::Unanswered { receipt: Box::new(receipt), attempts, source }),
+            Err(source) => {
+                held.set_answered(false);
+                Err(PaymentError::Unanswered { receipt: Box::new(receipt), attempts, source })
+            }
         };
     }
+}
+
+/// Returns `true` for answers after which retry layers repeat a request.
+fn may_be_repeated(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429)
 }
 
 /// Reads the body of another 402 of v1, which has the reason for it.

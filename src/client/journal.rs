@@ -4,17 +4,17 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use url::Url;
 
 use super::{
     JournalFile, PaymentOutcome, Receipt,
-    budget::{Charge, Reservation, add_to, host_of},
+    budget::{Charge, Reservation, Unsent, add_to, host_of},
     channels::{Books, ChannelEntry},
     journal_queue::{Write, WriteQueue},
 };
@@ -24,6 +24,8 @@ use crate::{network::Network, protocol::Version, usdc::Usdc, vouchers::ChannelId
 const COMPACT_AT: u64 = 1 << 20;
 /// How many resolved payments are remembered for [`Journal::was_paid`].
 const MAX_RESOLVED: usize = 1 << 12;
+/// How many named purchases that were paid are kept.
+const MAX_PURCHASES: usize = 1 << 14;
 /// How long after `validBefore` an authorization is taken to be void, in seconds: the clocks of client and chain may differ by this.
 const EXPIRY_MARGIN: u64 = 60;
 
@@ -41,7 +43,8 @@ const EXPIRY_MARGIN: u64 = 60;
 /// shows no payment.
 ///
 /// Paid entries are summed up when the file is opened and when it has grown, so that it holds what is open and one more line. The
-/// sums are by payee, by host and by time: to the second for the last day, by the hour before that.
+/// sums are by payee, by host and by time: to the second for the last day, by the hour before that. The payments of
+/// [named purchases](super::Purchase::named) are kept after they were paid, so that their answers can be asked for again.
 #[derive(Clone)]
 pub struct Journal(Arc<Inner>);
 
@@ -54,6 +57,8 @@ struct Inner {
     state: Mutex<State>,
     /// Told when a channel is free again.
     freed: Arc<tokio::sync::Notify>,
+    /// Held while a request of a named purchase is under way.
+    purchase_locks: Mutex<BTreeMap<B256, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 struct OpenFile {
@@ -91,7 +96,7 @@ impl Journal {
         if is_compactable {
             file.compact(&state);
         }
-        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), queue: Arc::default(), state, freed: Arc::default() })))
+        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state, ..Inner::default() })))
     }
 
     /// Returns the payments without a proven outcome, ordered by nonce. Payments under way are among them.
@@ -119,8 +124,34 @@ impl Journal {
         let valid = state.failed.split_off(&(now.saturating_add(1), B256::ZERO));
         let expired = std::mem::replace(&mut state.failed, valid);
         let entries: Vec<_> = expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect();
-        entries.iter().for_each(|entry| state.remember_resolved(entry.nonce, false));
+        for entry in &entries {
+            state.remember_resolved(entry.nonce, false);
+            state.forget_purchase(entry);
+        }
         entries
+    }
+
+    /// Waits until no other request of a named purchase is under way.
+    pub(super) async fn lock_purchase(&self, key: B256) -> OwnedMutexGuard<()> {
+        let purchase = {
+            let mut locks = lock(&self.0.purchase_locks);
+            let known = locks.get(&key).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                locks.retain(|_, lock| lock.strong_count() > 0);
+                let new = Arc::default();
+                locks.insert(key, Arc::downgrade(&new));
+                new
+            })
+        };
+        purchase.lock_owned().await
+    }
+
+    /// Returns the payment of a named purchase, and whether it was paid.
+    pub(super) fn purchase(&self, key: B256) -> Option<(JournalEntry, bool)> {
+        let state = self.state();
+        let entry = state.purchases.get(&key)?.clone();
+        let is_paid = !state.open.contains_key(&entry.nonce);
+        Some((entry, is_paid))
     }
 
     /// Remembers the outcome of a payment that its answer did not close.
@@ -129,21 +160,29 @@ impl Journal {
         self.state().remember_resolved(nonce, paid);
     }
 
-    /// Records a payment; when this returns, it may be sent. The reservation is held from then on. If the payment is not recorded, its
-    /// amount is released, even if the caller was cancelled in the meantime.
-    pub(super) async fn record_signed(
-        &self,
-        entry: JournalEntry,
-        mut reservation: Reservation,
-    ) -> io::Result<Reservation> {
-        let finish = |journal: &Self, record, written: io::Result<()>| {
+    /// Records a payment; when this returns, it may be sent. If the payment is not recorded, or is not sent because the caller was
+    /// cancelled in the meantime, its amount is released.
+    pub(super) async fn record_signed(&self, entry: JournalEntry, mut reservation: Reservation) -> io::Result<Unsent> {
+        let recorded = entry.clone();
+        let finish = move |journal: &Self, record, written: io::Result<()>| {
             written?;
             // From here on the signature may survive this process: dropping the reservation must not free the amount.
-            reservation.hold();
+            let budget = reservation.hold();
             journal.state().apply(record);
-            Ok(reservation)
+            Ok(Unsent::new(budget, recorded))
         };
         self.append(Record::Signed(entry), true, finish).await
+    }
+
+    /// Writes an outcome that [`close`](Self::close) applied, as soon as possible. A later process that does not find it takes the payment
+    /// for open, which is the safe side.
+    pub(super) fn write_soon(&self, outcome: Record) {
+        if self.0.file.is_some()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let journal = self.clone();
+            runtime.spawn(async move { journal.write_outcome(outcome).await });
+        }
     }
 
     /// Applies an outcome in memory, and returns the payment if this closed it.
@@ -291,6 +330,12 @@ pub struct JournalEntry {
     /// The URL where the server reports the status of the payment. Always on the origin that is paid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_url: Option<String>,
+    /// The hash of the purchase's key, if the caller [named](super::Purchase::named) it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purchase: Option<B256>,
+    /// The hash of the request (method, URL and body) that a named purchase is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<B256>,
     /// The value of the payment header. It is money until the payment is settled or expired.
     pub payment: String,
 }
@@ -357,6 +402,8 @@ pub(super) enum Record {
     Void {
         nonce: B256,
     },
+    /// The payment of a named purchase that was paid, which [`Self::Paid`] has the sum of.
+    Purchase(JournalEntry),
     /// A channel as it is now. The last record of a channel counts.
     Channel(Box<ChannelEntry>),
 }
@@ -441,11 +488,34 @@ struct State {
     failed: BTreeSet<(u64, B256)>,
     /// The last payments that were not closed by their answer, and whether they were paid.
     resolved: VecDeque<(B256, bool)>,
+    /// The payments of named purchases, open or paid, by the hash of the key.
+    purchases: BTreeMap<B256, JournalEntry>,
+    /// The purchases that were paid, the oldest first.
+    paid_purchases: VecDeque<B256>,
     paid: PaidTotals,
     books: Books,
 }
 
 impl State {
+    fn forget_purchase(&mut self, entry: &JournalEntry) {
+        if let Some(key) = entry.purchase
+            && self.purchases.get(&key).is_some_and(|known| known.nonce == entry.nonce)
+        {
+            self.purchases.remove(&key);
+        }
+    }
+
+    fn keep_paid_purchase(&mut self, entry: JournalEntry) {
+        let Some(key) = entry.purchase else { return };
+        self.purchases.insert(key, entry);
+        self.paid_purchases.push_back(key);
+        if self.paid_purchases.len() > MAX_PURCHASES
+            && let Some(oldest) = self.paid_purchases.pop_front()
+        {
+            self.purchases.remove(&oldest);
+        }
+    }
+
     fn remember_resolved(&mut self, nonce: B256, paid: bool) {
         if self.resolved.len() == MAX_RESOLVED {
             self.resolved.pop_front();
@@ -461,7 +531,14 @@ impl State {
                 return None;
             }
             Record::Signed(entry) => {
+                if let Some(key) = entry.purchase {
+                    self.purchases.insert(key, entry.clone());
+                }
                 self.open.insert(entry.nonce, entry);
+                return None;
+            }
+            Record::Purchase(entry) => {
+                self.keep_paid_purchase(entry);
                 return None;
             }
             Record::Outcome { outcome: PaymentOutcome::Unknown | PaymentOutcome::Refused, .. } => return None,
@@ -481,13 +558,22 @@ impl State {
         self.failed.remove(&(entry.void_at(), nonce));
         if paid {
             self.paid.add(&entry.charge());
+            if entry.purchase.is_some() {
+                self.keep_paid_purchase(entry.clone());
+            }
+        } else {
+            self.forget_purchase(&entry);
         }
         Some(entry)
     }
 
     /// Returns the number of records that [`compacted`](Self::compacted) has.
     fn lines(&self) -> usize {
-        usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len() + self.books.len()
+        usize::from(!self.paid.is_empty())
+            + self.open.len()
+            + self.failed.len()
+            + self.paid_purchases.len()
+            + self.books.len()
     }
 
     /// Returns the fewest records that lead to this state.
@@ -500,7 +586,8 @@ impl State {
             outcome: PaymentOutcome::Failed,
             transaction: None,
         });
-        let records = paid.into_iter().chain(open).chain(failed);
+        let purchases = self.paid_purchases.iter().filter_map(|key| self.purchases.get(key).cloned());
+        let records = paid.into_iter().chain(purchases.map(Record::Purchase)).chain(open).chain(failed);
         let records = records.chain(self.books.entries().cloned().map(|entry| Record::Channel(Box::new(entry))));
         records.collect()
     }
@@ -570,6 +657,8 @@ mod tests {
             nonce: B256::repeat_byte(nonce),
             version: Version::V2,
             status_url: None,
+            purchase: None,
+            request: None,
             payment: "bearer-data".into(),
         }
     }
@@ -595,7 +684,8 @@ mod tests {
     impl Journal {
         async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
             let budget = Budget::builder().per_payment(entry.amount).build();
-            self.record_signed(entry.clone(), budget.reserve(entry.charge(), 0).unwrap()).await.map(drop)
+            let unsent = self.record_signed(entry.clone(), budget.reserve(entry.charge(), 0).unwrap()).await;
+            unsent.map(|mut unsent| unsent.set_sent(true))
         }
     }
 
@@ -651,6 +741,50 @@ mod tests {
             sizes.push(after.len());
         }
         assert!(sizes[2] < 2 * sizes[1]);
+    }
+
+    #[tokio::test]
+    async fn named_purchase_is_kept_until_its_payment_is_void() {
+        let path = TempPath::new("purchases");
+        let key = B256::repeat_byte;
+        let named = |nonce: u8| JournalEntry { purchase: Some(key(nonce)), ..entry(nonce, 5) };
+        {
+            let journal = Journal::open(&path.0).unwrap();
+            for (nonce, outcome) in
+                [(1, PaymentOutcome::Settled), (2, PaymentOutcome::Unknown), (3, PaymentOutcome::Failed)]
+            {
+                journal.signed(named(nonce)).await.unwrap();
+                conclude(&journal, &named(nonce), outcome).await;
+            }
+            journal.signed(named(4)).await.unwrap();
+            let void = Record::Void { nonce: named(4).nonce };
+            journal.close(&void);
+            journal.write_outcome(void).await.unwrap();
+        }
+        // As it was written, as it is compacted, and as that is read.
+        for _ in 0..3 {
+            let journal = Journal::open(&path.0).unwrap();
+            let found =
+                [1, 2, 3, 4, 5].map(|nonce| journal.purchase(key(nonce)).map(|(entry, paid)| (entry.nonce[0], paid)));
+            assert_eq!(found, [Some((1, true)), Some((2, false)), Some((3, false)), None, None]);
+            assert_eq!(journal.paid().spent.atomic(), 5);
+        }
+    }
+
+    #[test]
+    fn oldest_paid_purchases_are_forgotten_first() {
+        let mut state = State::default();
+        let named = |n: usize| {
+            let name = B256::left_padding_from(&n.to_be_bytes());
+            JournalEntry { purchase: Some(name), nonce: name, ..entry(1, 1) }
+        };
+        state.apply(Record::Signed(named(usize::MAX)));
+        for n in 0..=MAX_PURCHASES {
+            state.apply(Record::Purchase(named(n)));
+        }
+        assert_eq!((state.purchases.len(), state.paid_purchases.len()), (MAX_PURCHASES + 1, MAX_PURCHASES));
+        let is_kept = |n: usize| state.purchases.contains_key(&named(n).nonce);
+        assert!(is_kept(usize::MAX) && !is_kept(0) && is_kept(1) && is_kept(MAX_PURCHASES));
     }
 
     #[tokio::test]
@@ -730,8 +864,11 @@ mod tests {
 
         lock(journal.0.file.as_ref().unwrap()).file.swap(good);
         let reservation = budget.reserve(entry(2, 5).charge(), 0).unwrap();
-        drop(journal.record_signed(entry(2, 5), reservation).await.unwrap());
+        journal.record_signed(entry(2, 5), reservation).await.unwrap().set_sent(true);
         assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1));
+        let reservation = budget.reserve(entry(3, 5).charge(), 0).unwrap();
+        drop(journal.record_signed(entry(3, 5), reservation).await.unwrap());
+        assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1), "it was not sent");
     }
 
     #[test]

@@ -17,8 +17,9 @@ use tower_service::Service;
 use url::Url;
 
 use super::{
-    Budget, PaidResponseBody, Payer, PaymentError, Refusal, RetryPolicy,
+    Budget, PaidResponseBody, Payer, PaymentError, Purchase, Refusal, RetryPolicy,
     exchange::{Exchange, is_passed_on, send_and_pay},
+    purchase::{Identity, hash_body},
 };
 use crate::protocol::MAX_REQUIRED_BODY;
 
@@ -43,6 +44,8 @@ use crate::protocol::MAX_REQUIRED_BODY;
 /// any server that the seller names.
 ///
 /// # Order of layers
+///
+/// A retry layer above this one presents the same payment again: see [`Purchase`](super::Purchase).
 ///
 /// Requests must have an absolute URI here, because limits per host and the journal need it. A timeout above this layer leaves the
 /// outcome of a payment unknown; a timeout below it counts as an unclear answer.
@@ -124,7 +127,7 @@ where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
     S::Future: Send,
-    B: Clone + Send + 'static,
+    B: Body + Clone + Send + 'static,
     R: Body<Data = Bytes, Error: Send> + Send + 'static,
 {
     type Response = Response<PaidResponseBody<R>>;
@@ -162,7 +165,7 @@ where
     S: Service<Request<B>, Response = Response<R>> + Send,
     S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
     S::Future: Send,
-    B: Clone + Send,
+    B: Body + Clone + Send,
     R: Body<Data = Bytes, Error: Send> + Send,
 {
     type Response = Response<PaidResponseBody<R>>;
@@ -195,6 +198,20 @@ where
 
     fn extensions_mut(response: &mut Self::Response) -> &mut Extensions {
         response.extensions_mut()
+    }
+
+    fn purchase(&self) -> Option<Purchase> {
+        self.request.extensions().get().cloned()
+    }
+
+    fn identity(&self) -> Identity {
+        let (method, url, headers) = (self.request.method(), self.request.uri().to_string(), self.request.headers());
+        Identity::of(method, &url, headers, |hash| hash_body(self.request.body().clone(), hash))
+    }
+
+    fn is_unsent(_: &S::Error) -> bool {
+        // Errors of any client say this in their own way.
+        false
     }
 }
 

@@ -7,10 +7,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next};
+use sha2::Digest as _;
 
 use super::{
-    AddPaymentError, Budget, PaidResponseBody, Payer, PaymentError, Refusal, RetryPolicy,
+    AddPaymentError, Budget, PaidResponseBody, Payer, PaymentError, Purchase, Refusal, RetryPolicy,
     exchange::{Exchange, is_passed_on, send_and_pay},
+    purchase::Identity,
 };
 use crate::protocol::MAX_REQUIRED_BODY;
 
@@ -18,7 +20,8 @@ use crate::protocol::MAX_REQUIRED_BODY;
 ///
 /// Each request is sent unpaid first, so a free resource costs nothing extra. On a 402 with an offer, the middleware signs one payment
 /// and sends the same request again with it. While the answer to that is unclear, it sends the *same* payment again, as its
-/// [`RetryPolicy`] says. One request never leads to a second signature. The response carries its [`Receipt`](super::Receipt), which
+/// [`RetryPolicy`] says. One request never leads to a second signature, also if a retry middleware above this one repeats it: see
+/// [`Purchase`](super::Purchase). The response carries its [`Receipt`](super::Receipt), which
 /// [`ReceiptExt`](super::ReceiptExt) reads.
 ///
 /// A 402 without `PAYMENT-REQUIRED` may be one of x402 v1, with offers in its body. A JSON body is read for them, up to 64 KiB and for at
@@ -53,17 +56,28 @@ use crate::protocol::MAX_REQUIRED_BODY;
 pub struct PaymentMiddleware {
     payer: Payer,
     retry: RetryPolicy,
+    max_buffered_body: usize,
 }
 
 impl PaymentMiddleware {
     /// Creates a middleware that pays as `payer`, with the default [`RetryPolicy`].
     pub fn new(payer: Payer) -> Self {
-        Self { payer, retry: RetryPolicy::default() }
+        Self { payer, retry: RetryPolicy::default(), max_buffered_body: 8 << 20 }
     }
 
     /// Sets how often a payment is sent again while its outcome is unclear.
     pub const fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
+        self
+    }
+
+    /// Sets how much of a request body that streams, such as a multipart form, is read into memory so that it can be sent again with the
+    /// payment, in bytes. Default: 8 MiB.
+    ///
+    /// A longer one is sent as it streams; if its request is answered 402, it is not paid for
+    /// ([`Refusal::BodyNotReplayable`](super::Refusal::BodyNotReplayable)). Bodies that are given as bytes have no limit.
+    pub const fn max_buffered_body(mut self, bytes: usize) -> Self {
+        self.max_buffered_body = bytes;
         self
     }
 
@@ -93,6 +107,7 @@ impl Middleware for PaymentMiddleware {
         if is_passed_on(request.method(), request.headers()) {
             return next.run(request, extensions).await;
         }
+        let request = buffered(request, self.max_buffered_body).await;
         let url = request.url().clone();
         let exchange = ReqwestExchange { request: Some(request), url, extensions, next };
         send_and_pay(&self.payer, &self.retry, exchange).await.map_err(|error| match error {
@@ -100,6 +115,16 @@ impl Middleware for PaymentMiddleware {
             AddPaymentError::Payment(error) => reqwest_middleware::Error::middleware(error),
         })
     }
+}
+
+/// Reads a body that streams into memory, if it has at most `limit` bytes.
+async fn buffered(mut request: Request, limit: usize) -> Request {
+    /// A caller that streams slowly has its own timeouts.
+    const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let Some(body) = request.body_mut().take_if(|body| body.as_bytes().is_none()) else { return request };
+    let (bytes, body) = PaidResponseBody::unread(body).read(limit, NEVER).await;
+    *request.body_mut() = Some(bytes.map_or_else(|| Body::wrap(body), Body::from));
+    request
 }
 
 struct ReqwestExchange<'a> {
@@ -152,6 +177,26 @@ impl Exchange for ReqwestExchange<'_> {
 
     fn extensions_mut(response: &mut Response) -> &mut Extensions {
         response.extensions_mut()
+    }
+
+    fn purchase(&self) -> Option<Purchase> {
+        self.extensions.get().cloned()
+    }
+
+    fn identity(&self) -> Identity {
+        let nothing = (Method::GET, HeaderMap::new());
+        let request = self.request.as_ref();
+        let (method, headers) =
+            request.map_or((&nothing.0, &nothing.1), |request| (request.method(), request.headers()));
+        Identity::of(method, self.url.as_str(), headers, |hash| match request.map(Request::body) {
+            Some(Some(body)) => body.as_bytes().map(|bytes| hash.update(bytes)).is_some(),
+            Some(None) => true,
+            None => false,
+        })
+    }
+
+    fn is_unsent(error: &reqwest_middleware::Error) -> bool {
+        matches!(error, reqwest_middleware::Error::Reqwest(error) if error.is_connect())
     }
 }
 

@@ -20,7 +20,8 @@
 //! signed.
 //!
 //! **It pays once per request.** If the connection breaks after a payment was sent, the client sends the *same* authorization again, which
-//! can move money only once. It never signs a second one for the same request.
+//! can move money only once. It never signs a second one for the same request, whoever repeats it: a retry layer above the client, or,
+//! with a [`Purchase`] that is named, another process.
 //!
 //! **It reports what it knows, no more.** A signature is money while it is valid, whatever the server answers. A payment without a proven
 //! outcome is [`Unknown`](PaymentOutcome::Unknown), and its amount stays reserved until it is paid or can no longer be paid. A
@@ -61,6 +62,7 @@ mod middleware;
 mod offer;
 mod payer;
 mod payment;
+mod purchase;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 mod reconcile;
 mod response_body;
@@ -87,6 +89,7 @@ pub use layer::{AddPayment, AddPaymentError, AddPaymentLayer};
 pub use middleware::PaymentMiddleware;
 pub use payer::{Payer, PayerBuilder};
 pub use payment::{NextStep, PaymentOutcome, Receipt, ReceiptExt, SignedPayment};
+pub use purchase::Purchase;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 pub use reconcile::Reconciliation;
 #[cfg(feature = "reqwest")]

@@ -1,9 +1,12 @@
 //! The payer: chooses an offer, reserves its price in the budget and signs.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
-use alloy_primitives::{Address, U256};
-use http::{HeaderMap, Method};
+use alloy_primitives::{Address, B256, U256};
+use http::{HeaderMap, Method, header};
 use url::Url;
 
 use super::{
@@ -12,10 +15,11 @@ use super::{
     channels::VoucherPayment,
     offer::{AcceptedOffer, Challenge, OfferPolicy},
     payment::header_of,
+    purchase::Purchases,
 };
 use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
-    eip3009::{Authorization, AuthorizationSigner, TokenDomain},
+    eip3009::{Authorization, AuthorizationSigner, PaymentSignature, TokenDomain},
     network::{Asset, Network},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
@@ -42,8 +46,21 @@ const BACKDATED: u64 = 600;
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
-pub struct Payer(Arc<Inner>);
+#[derive(Clone)]
+pub struct Payer(Arc<Inner>, Arc<Purchases>);
+
+debug_fields!(Payer |this| { payer: this.0 });
+
+/// The request that was answered 402.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) method: &'a Method,
+    pub(super) url: &'a Url,
+    /// When the 402 was made by the seller's clock, in seconds since the Unix epoch.
+    pub(super) date: Option<u64>,
+    /// The hashes of the purchase's key and of the request, if the caller named the purchase.
+    pub(super) purchase: Option<(B256, B256)>,
+}
 
 struct Inner {
     signer: Box<dyn AuthorizationSigner>,
@@ -117,35 +134,30 @@ impl Payer {
         if method == Method::HEAD {
             return Ok(None);
         }
-        match Challenge::read(headers, body).map_err(PaymentError::Unreadable)? {
-            Some(challenge) => self.sign(challenge, method, url).await.map(Some),
-            None => Ok(None),
-        }
+        let Some(challenge) = Challenge::read(headers, body).map_err(PaymentError::Unreadable)? else {
+            return Ok(None);
+        };
+        let asked = Asked { method, url, date: date_of(headers), purchase: None };
+        let mut payment = self.sign(challenge, asked).await?;
+        // The caller may send it from here on.
+        payment.set_sent(true);
+        Ok(Some(payment))
     }
 
-    pub(super) async fn sign(
-        &self,
-        mut challenge: Challenge,
-        method: &Method,
-        url: &Url,
-    ) -> Result<SignedPayment, PaymentError> {
+    pub(super) async fn sign(&self, mut challenge: Challenge, asked: Asked<'_>) -> Result<SignedPayment, PaymentError> {
+        let Asked { method, url, date, purchase } = asked;
         let now = self.now();
         let (AcceptedOffer { index, offer, amount, .. }, reservation) =
             match self.reserve(&challenge, (method, url), now).await? {
                 Reserved::Exact(accepted, reservation) => (*accepted, reservation),
-                Reserved::Channel(payment) => return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone())),
+                Reserved::Channel(payment) => {
+                    return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone(), method));
+                }
             };
         challenge.add_payment_id(self.0.nonces.as_ref())?;
-        let valid_before = now.saturating_add(self.window(offer.max_timeout_seconds));
-        let authorization = Authorization {
-            from: self.0.signer.address(),
-            to: offer.pay_to,
-            value: offer.amount,
-            valid_after: U256::from(now.saturating_sub(BACKDATED)),
-            valid_before: U256::from(valid_before),
-            nonce: self.0.nonces.next()?,
-        };
-        let signature = self.0.signer.sign(&authorization, &TokenDomain::of(&offer.asset)).await?;
+        let window = self.window(offer.max_timeout_seconds);
+        check_clock(now, date, window)?;
+        let (authorization, signature) = self.authorize(&offer, window).await?;
         let entry = JournalEntry {
             signed_at: now,
             method: method.to_string(),
@@ -155,18 +167,56 @@ impl Payer {
             payer: authorization.from,
             pay_to: authorization.to,
             amount,
-            valid_before,
+            valid_before: authorization.valid_before.saturating_to(),
             nonce: authorization.nonce,
             version: challenge.version(),
             status_url: challenge.status_url(url).map(String::from),
+            purchase: purchase.map(|(key, _)| key),
+            request: purchase.map(|(_, request)| request),
             payment: challenge
                 .into_header(index, &ExactPayload { signature, authorization })
                 .map_err(PaymentError::encode)?,
         };
         let header = header_of(&entry.payment)?;
-        let journal = self.0.budget.journal().clone();
-        let reservation = journal.record_signed(entry.clone(), reservation).await.map_err(PaymentError::Journal)?;
-        Ok(SignedPayment::new(header, entry, reservation, journal, self.0.clock.clone()))
+        let journal = self.0.budget.journal();
+        let unsent = journal.record_signed(entry.clone(), reservation).await.map_err(PaymentError::Journal)?;
+        Ok(SignedPayment::new(header, entry, (self.budget(), unsent), self.0.clock.clone()))
+    }
+
+    /// Signs an authorization that is valid for `window` seconds from when its signature is there. If the signer took so long that it is not,
+    /// another one with the same nonce is signed, with as much time added: at most one of them can ever be used.
+    async fn authorize(
+        &self,
+        offer: &ExactOffer,
+        window: u64,
+    ) -> Result<(Authorization, PaymentSignature), PaymentError> {
+        let (nonce, domain) = (self.0.nonces.next()?, TokenDomain::of(&offer.asset));
+        let mut validity = Validity::new(window);
+        loop {
+            let now = self.now();
+            let authorization = Authorization {
+                from: self.0.signer.address(),
+                to: offer.pay_to,
+                value: offer.amount,
+                valid_after: U256::from(now.saturating_sub(BACKDATED)),
+                valid_before: U256::from(validity.begin(now)),
+                nonce,
+            };
+            let signature = self.0.signer.sign(&authorization, &domain).await?;
+            if validity.is_good(self.now())? {
+                return Ok((authorization, signature));
+            }
+        }
+    }
+
+    /// Returns a payment from the journal, to be presented again. It may have been used.
+    pub(super) fn present_again(&self, entry: JournalEntry, is_paid: bool) -> Result<SignedPayment, PaymentError> {
+        let header = header_of(&entry.payment)?;
+        Ok(SignedPayment::again(header, entry, self.budget(), is_paid, self.0.clock.clone()))
+    }
+
+    pub(super) fn purchases(&self) -> &Purchases {
+        &self.1
     }
 
     /// Reserves the price of the best offer that the budget covers. If it covers none, the error is that of the best offer.
@@ -180,7 +230,9 @@ impl Payer {
         for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
             if let Some(channel) = &accepted.channel {
                 // Boxed, so that a payment by transfer has no room for it.
-                match Box::pin(VoucherPayment::sign(self, challenge, &accepted, channel, request)).await {
+                // A payment is kept by the payer, and must not keep it.
+                let payer = Self(self.0.clone(), Arc::default());
+                match Box::pin(VoucherPayment::sign(&payer, challenge, &accepted, channel, request)).await {
                     Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
                     Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
                     Err(error) => return Err(error),
@@ -195,6 +247,77 @@ impl Payer {
         }
         Err(refusal.unwrap_or(Refusal::NoPayableOffer { reasons: Vec::new() }).into())
     }
+}
+
+/// The window of validity of something that is signed, which begins when the signature is there.
+pub(super) struct Validity {
+    window: u64,
+    /// How far the window is off its length when the signature is there, at most.
+    tolerance: u64,
+    /// How long the signer takes, as far as is known.
+    lead: u64,
+    begun: u64,
+    valid_before: u64,
+    signatures: u32,
+}
+
+impl Validity {
+    /// How often a signer is asked at most.
+    const MAX_SIGNATURES: u32 = 3;
+
+    pub(super) const fn new(window: u64) -> Self {
+        let quarter = window / 4;
+        let tolerance = if quarter < 15 { quarter } else { 15 };
+        Self { window, tolerance, lead: 0, begun: 0, valid_before: 0, signatures: 0 }
+    }
+
+    /// Returns when the window ends for something that is signed from `now` on.
+    pub(super) const fn begin(&mut self, now: u64) -> u64 {
+        self.begun = now;
+        self.signatures += 1;
+        self.valid_before = now.saturating_add(self.lead).saturating_add(self.window);
+        self.valid_before
+    }
+
+    /// Returns `true` if the window is as long as it should be now that the signature is there; else it must be signed again.
+    pub(super) fn is_good(&mut self, now: u64) -> Result<bool, PaymentError> {
+        let took = now.saturating_sub(self.begun);
+        if self.valid_before.saturating_sub(now).abs_diff(self.window) <= self.tolerance {
+            return Ok(true);
+        }
+        self.lead = took;
+        if self.signatures < Self::MAX_SIGNATURES {
+            return Ok(false);
+        }
+        let (took, window) = (Duration::from_secs(took), Duration::from_secs(self.window));
+        Err(PaymentError::SlowSigner { took, window })
+    }
+}
+
+/// How far this clock may be ahead of the seller's, in seconds. Sellers refuse authorizations for longer than they offered.
+const MAX_AHEAD: u64 = 30;
+/// How much time an authorization must have left by the seller's clock, in seconds, unless it is offered for less than twice as long.
+const MIN_LEFT: u64 = 20;
+/// A seller's clock that is further off is taken to be wrong itself.
+const MAX_BELIEVED: u64 = 24 * 60 * 60;
+
+/// Compares this clock with that of the seller, in whose time an authorization must be valid.
+fn check_clock(now: u64, date: Option<u64>, window: u64) -> Result<(), Refusal> {
+    let Some(date) = date.filter(|date| date.abs_diff(now) <= MAX_BELIEVED) else { return Ok(()) };
+    let (ahead, behind) = (now.saturating_sub(date), date.saturating_sub(now));
+    if ahead > MAX_AHEAD {
+        return Err(Refusal::ClockAhead { by: Duration::from_secs(ahead) });
+    }
+    if behind > window.saturating_sub(MIN_LEFT.min(window / 2)) {
+        return Err(Refusal::ClockBehind { by: Duration::from_secs(behind) });
+    }
+    Ok(())
+}
+
+/// Returns the time of an answer by the clock of who made it, unless it comes from a cache.
+pub(super) fn date_of(headers: &HeaderMap) -> Option<u64> {
+    let date = headers.get(header::DATE).filter(|_| !headers.contains_key(header::AGE))?.to_str().ok()?;
+    Some(httpdate::parse_http_date(date).ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
 }
 
 /// A payment of the chosen offer, as far as its scheme has got.
@@ -304,8 +427,11 @@ impl PayerBuilder {
         self
     }
 
-    /// Sets the longest time that an authorization is valid, in whole seconds and at least one, even if the server asks for more.
-    /// Default: one hour.
+    /// Sets the longest time that an authorization is valid from its signature on, in whole seconds and at least one, even if the server
+    /// asks for more. Default: one hour.
+    ///
+    /// If the signer takes so long that an authorization loses more than a quarter of its time, or 15 seconds, it is asked for another
+    /// one with as much time added, up to three in all. They have one nonce, so only one can be used.
     pub fn max_window(mut self, window: Duration) -> Self {
         self.payer.max_window = window;
         self
@@ -327,6 +453,6 @@ impl PayerBuilder {
     pub fn build(mut self) -> Payer {
         let default = || [Network::BASE, Network::BASE_SEPOLIA].into_iter().filter_map(Network::usdc).collect();
         self.payer.policy.assets = self.assets.unwrap_or_else(default);
-        Payer(Arc::new(self.payer))
+        Payer(Arc::new(self.payer), Arc::default())
     }
 }

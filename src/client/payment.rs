@@ -7,18 +7,21 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ChannelReceipt, Journal, JournalEntry, PaymentError, budget::Reservation, channels::VoucherPayment,
-    journal::Record, offer::Challenge,
+    Budget, ChannelReceipt, JournalEntry, PaymentError, budget::Unsent, channels::VoucherPayment, journal::Record,
+    offer::Challenge,
 };
 use crate::{
     clock::Clock,
     decimal::parse_decimal,
     network::Network,
-    protocol::{DecodeError, MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
+    protocol::{
+        DecodeError, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, SettlementResponse, Version, decode_header,
+        v1,
+    },
     usdc::Usdc,
 };
 
@@ -38,6 +41,10 @@ const MAX_REASON: usize = 200;
 pub struct SignedPayment {
     kind: Kind,
     clock: Arc<dyn Clock>,
+    /// The request may be repeated by its method.
+    is_idempotent: bool,
+    /// It may have been sent.
+    was_sent: bool,
 }
 
 #[derive(Debug)]
@@ -51,8 +58,9 @@ enum Kind {
 struct ExactPayment {
     header: HeaderValue,
     entry: JournalEntry,
-    reservation: Reservation,
-    journal: Journal,
+    budget: Budget,
+    /// `None` if it was sent by an earlier request.
+    unsent: Option<Unsent>,
     /// An earlier attempt may have settled it without a clear answer.
     in_doubt: bool,
     receipt: Receipt,
@@ -79,16 +87,34 @@ impl SignedPayment {
     pub(super) fn new(
         header: HeaderValue,
         entry: JournalEntry,
-        reservation: Reservation,
-        journal: Journal,
+        (budget, unsent): (&Budget, Unsent),
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let payment = ExactPayment::new(header, entry, reservation, journal);
-        Self { kind: Kind::Exact(Box::new(payment)), clock }
+        let is_idempotent = is_idempotent(&entry.method);
+        let payment = ExactPayment::new(header, entry, budget.clone(), Some(unsent));
+        Self { kind: Kind::Exact(Box::new(payment)), clock, is_idempotent, was_sent: false }
     }
 
-    pub(super) fn by_voucher(payment: VoucherPayment, clock: Arc<dyn Clock>) -> Self {
-        Self { kind: Kind::Voucher(Box::new(payment)), clock }
+    /// Makes a payment of one that was sent before.
+    pub(super) fn again(
+        header: HeaderValue,
+        entry: JournalEntry,
+        budget: &Budget,
+        is_paid: bool,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let is_idempotent = is_idempotent(&entry.method);
+        let mut payment = ExactPayment::new(header, entry, budget.clone(), None);
+        payment.in_doubt = true;
+        if is_paid {
+            payment.receipt.outcome = PaymentOutcome::Accepted;
+        }
+        Self { kind: Kind::Exact(Box::new(payment)), clock, is_idempotent, was_sent: true }
+    }
+
+    pub(super) fn by_voucher(payment: VoucherPayment, clock: Arc<dyn Clock>, method: &Method) -> Self {
+        let is_idempotent = is_idempotent(method.as_str());
+        Self { kind: Kind::Voucher(Box::new(payment)), clock, is_idempotent, was_sent: false }
     }
 
     /// Returns the version of x402 that it is made in, which is that of the 402.
@@ -125,8 +151,14 @@ impl SignedPayment {
     /// `body` is that of another 402, if it was read. Servers of v1 give their reason there.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> NextStep {
         let retry_after = retry_after(headers, self.clock.now());
-        let is_transient =
-            status.is_server_error() || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429));
+        let is_transient = match status.as_u16() {
+            // Of a gateway, or of a server that could not begin.
+            502..=504 => true,
+            // The work began and failed. Elsewhere than at a server that knows the payment again, it would begin anew.
+            500.. => retry_after.is_some() || self.is_idempotent || self.has_payment_id(),
+            408 | 409 | 425 | 429 => retry_after.is_some(),
+            _ => false,
+        };
         match &mut self.kind {
             Kind::Exact(payment) => payment.answered(status, headers, body, (is_transient, retry_after)),
             Kind::Voucher(payment) => payment.answered(status, headers, is_transient, retry_after),
@@ -153,16 +185,73 @@ impl SignedPayment {
     }
 
     /// Records the outcome in budget and journal, and returns the receipt.
-    pub async fn conclude(self) -> Receipt {
-        match self.kind {
-            Kind::Exact(payment) => payment.conclude().await,
-            Kind::Voucher(payment) => Box::pin(payment.conclude()).await,
+    pub async fn conclude(mut self) -> Receipt {
+        self.finish().await
+    }
+
+    /// Does the same, for a payment that may be presented again.
+    pub(super) async fn finish(&mut self) -> Receipt {
+        match &mut self.kind {
+            Kind::Exact(payment) => payment.finish().await,
+            Kind::Voucher(payment) => Box::pin(payment.finish()).await,
         }
+    }
+
+    /// Gives back what others may use until it is presented again.
+    pub(super) fn pause(&mut self) {
+        if let Kind::Voucher(payment) = &mut self.kind {
+            payment.pause();
+        }
+    }
+
+    /// Makes it ready to be presented again. Returns `false` if it cannot be.
+    pub(super) fn resume(&mut self) -> bool {
+        match &mut self.kind {
+            Kind::Exact(_) => true,
+            Kind::Voucher(payment) => payment.resume(),
+        }
+    }
+
+    pub(super) const fn nonce(&self) -> B256 {
+        match &self.kind {
+            Kind::Exact(payment) => payment.entry.nonce,
+            Kind::Voucher(payment) => payment.nonce(),
+        }
+    }
+
+    pub(super) const fn is_by_voucher(&self) -> bool {
+        matches!(self.kind, Kind::Voucher(_))
+    }
+
+    pub(super) const fn was_sent(&self) -> bool {
+        self.was_sent
+    }
+
+    /// Notes that it may have been sent, or that it certainly was not.
+    pub(super) fn set_sent(&mut self, sent: bool) {
+        self.was_sent = sent;
+        if let Kind::Exact(payment) = &mut self.kind
+            && let Some(unsent) = &mut payment.unsent
+        {
+            unsent.set_sent(sent);
+        }
+    }
+
+    /// Returns `true` if its server knows it by an id, and so does not work for it twice.
+    fn has_payment_id(&self) -> bool {
+        let payment = decode_header::<PaymentPayload>(self.header().as_bytes(), MAX_PAYMENT_HEADER).ok();
+        let extensions = payment.and_then(|payment| payment.extensions?.read().ok());
+        extensions.is_some_and(|extensions| matches!(PaymentId::of(&extensions), Ok(Some(_))))
     }
 }
 
+/// Returns `true` for methods that HTTP lets a client repeat.
+fn is_idempotent(method: &str) -> bool {
+    matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
+}
+
 impl ExactPayment {
-    fn new(header: HeaderValue, entry: JournalEntry, reservation: Reservation, journal: Journal) -> Self {
+    fn new(header: HeaderValue, entry: JournalEntry, budget: Budget, unsent: Option<Unsent>) -> Self {
         let receipt = Receipt {
             outcome: PaymentOutcome::Unknown,
             transaction: None,
@@ -175,7 +264,7 @@ impl ExactPayment {
             reason: None,
             channel: None,
         };
-        Self { header, entry, reservation, journal, in_doubt: false, receipt }
+        Self { header, entry, budget, unsent, in_doubt: false, receipt }
     }
 
     fn answered(
@@ -204,17 +293,17 @@ impl ExactPayment {
         NextStep::Retry { after: None }
     }
 
-    async fn conclude(self) -> Receipt {
-        let Self { reservation, journal, receipt, .. } = self;
-        let record = Record::from(&receipt);
+    async fn finish(&self) -> Receipt {
+        let Self { budget, receipt, .. } = self;
+        let record = Record::from(receipt);
         // Its answer closes a payment only if it was made, and only if reconciliation did not close it before.
-        if journal.close(&record).is_some() {
-            reservation.spend();
+        if let Some(closed) = budget.journal().close(&record) {
+            budget.spend(&closed);
         }
-        if let Err(error) = journal.write_outcome(record).await {
+        if let Err(error) = budget.journal().write_outcome(record).await {
             tracing::warn!(%error, nonce = %receipt.nonce, "the outcome of a payment could not be written to the journal");
         }
-        receipt
+        receipt.clone()
     }
 
     fn update(&mut self, report: SettlementReport, status: StatusCode, rejection: Rejection) {

@@ -18,13 +18,17 @@ use crate::{
         NextStep, Payer, PaymentError, PaymentOutcome, Receipt, Refusal,
         budget::{Charge, Reservation, host_of},
         offer::{AcceptedOffer, Challenge},
+        payer::Validity,
         payment::{header_of, is_rejection},
     },
     eip3009::TokenDomain,
     network::Asset,
     protocol::Reason,
     usdc::Usdc,
-    vouchers::{ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature},
+    vouchers::{
+        ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature,
+        VoucherState,
+    },
 };
 
 /// How often a payment is signed again, whatever the seller answers.
@@ -81,6 +85,8 @@ pub(in crate::client) struct VoucherPayment {
     /// What the seller can charge for this request by earlier vouchers, besides the present one.
     cost: Usdc,
     signed_again: u32,
+    /// What was charged and signed when the channel was given back.
+    paused_at: Option<(Usdc, Option<VoucherState>)>,
     receipt: Receipt,
 }
 
@@ -173,6 +179,7 @@ impl VoucherPayment {
             may_leave: true,
             cost: Usdc::ZERO,
             signed_again: 0,
+            paused_at: None,
             receipt,
         };
         payment.sign_for(deposit).await?;
@@ -222,10 +229,16 @@ impl VoucherPayment {
         let charge =
             Charge { amount: self.terms.price, payee: entry.config.receiver, host: entry.host.clone(), signed_at: now };
         let (reservation, amount) = self.payer.budget().reserve_deposit(charge, bounds, now)?;
-        let valid_before = now.saturating_add(self.payer.window(self.max_timeout));
         let (salt, domain) = (self.payer.nonces().next()?, TokenDomain::of(&self.asset));
         let units = u128::from(amount.atomic());
-        let deposit = Deposit::sign(id, units, valid_before, salt, &domain, self.payer.signer()).await?;
+        let mut validity = Validity::new(self.payer.window(self.max_timeout));
+        let (deposit, valid_before) = loop {
+            let valid_before = validity.begin(self.payer.now());
+            let deposit = Deposit::sign(id, units, valid_before, salt, &domain, self.payer.signer()).await?;
+            if validity.is_good(self.payer.now())? {
+                break (deposit, valid_before);
+            }
+        };
         entry.add_deposit(PendingDeposit::new(deposit, amount, valid_before), now);
         Ok(reservation)
     }
@@ -370,7 +383,9 @@ impl VoucherPayment {
 
     /// Notes that no answer came.
     pub(in crate::client) fn unanswered(&mut self) -> NextStep {
-        self.unclear(None);
+        if self.lease.is_some() {
+            self.unclear(None);
+        }
         NextStep::Retry { after: None }
     }
 
@@ -499,24 +514,57 @@ impl VoucherPayment {
     }
 
     /// Records the outcome in budget and journal, and returns the receipt.
-    pub(in crate::client) async fn conclude(self) -> Receipt {
-        let Self { payer, lease, left, terms, mut receipt, .. } = self;
+    pub(in crate::client) async fn finish(&mut self) -> Receipt {
+        let (left, lease) = (self.left.take(), self.lease.take());
         let is_left = left.is_some();
         // A channel that was taken in place of a busy one has no voucher of this payment.
-        let Some(mut lease) = left.map(|(busy, _)| busy).or(lease) else { return receipt };
-        if let Some(channel) = &mut receipt.channel {
+        let Some(mut lease) = left.map(|(busy, _)| busy).or(lease) else { return self.receipt.clone() };
+        if let Some(channel) = &mut self.receipt.channel {
             channel.charged = lease.entry.charged;
         }
         if is_left {
-            lease.entry.leave(terms.price);
-            lease.leave_busy(payer.now()).await;
-            return receipt;
+            lease.entry.leave(self.terms.price);
+            lease.leave_busy(self.payer.now()).await;
+            return self.receipt.clone();
         }
+        self.paused_at = Some((lease.entry.charged, lease.entry.signed));
         // It need not be durable: without it the next voucher, or the seller's correction, tells the same.
         if let Err(error) = lease.write(false, None).await {
             tracing::warn!(%error, "the outcome of a payment could not be written to the journal");
         }
-        receipt
+        self.receipt.clone()
+    }
+
+    /// Gives the channel back. What was signed is in the books, and stays in doubt.
+    pub(in crate::client) fn pause(&mut self) {
+        let lease = self.lease.take();
+        // The other channel has no voucher of this payment.
+        if let (Some(lease), None) = (lease, self.left.take()) {
+            self.paused_at = Some((lease.entry.charged, lease.entry.signed));
+        }
+    }
+
+    /// Takes the channel again, to present the same voucher. Returns `false` if it is in use, or if others have used it since. A voucher that
+    /// was charged needs no channel to ask for its answer again.
+    pub(in crate::client) fn resume(&mut self) -> bool {
+        if self.receipt.outcome.is_paid() {
+            return true;
+        }
+        // Nothing was charged for a voucher that was refused: the next one is for the same sum.
+        if self.receipt.outcome == PaymentOutcome::Failed {
+            return false;
+        }
+        let Some(id) = self.receipt.channel.as_ref().map(|channel| channel.id) else { return false };
+        let Some(lease) = Lease::get(self.payer.budget(), id) else { return false };
+        if self.paused_at.take() != Some((lease.entry.charged, lease.entry.signed)) {
+            return false;
+        }
+        self.lease = Some(lease);
+        true
+    }
+
+    pub(in crate::client) const fn nonce(&self) -> B256 {
+        self.receipt.nonce
     }
 }
 

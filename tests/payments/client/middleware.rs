@@ -319,11 +319,12 @@ async fn a_402_behind_a_redirect_is_not_paid() {
 }
 
 #[tokio::test]
-async fn a_streaming_body_is_refused_before_anything_is_signed() {
+async fn long_streaming_body_is_refused_before_anything_is_signed() {
     let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
     let budget = budget(10_000);
     let stream = futures_util::stream::iter([Ok::<_, io::Error>("part")]);
-    let error = client(&budget).post(server.url()).body(reqwest::Body::wrap_stream(stream)).send().await.unwrap_err();
+    let client = middleware(&budget).max_buffered_body(3).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let error = client.post(server.url()).body(reqwest::Body::wrap_stream(stream)).send().await.unwrap_err();
     assert_eq!(refusal(&error), &Refusal::BodyNotReplayable);
     assert_eq!(server.seen().len(), 1);
     assert_eq!(budget.reserved(), Usdc::ZERO);

@@ -8,6 +8,7 @@ mod hostile;
 mod layer;
 mod middleware;
 mod our_seller;
+mod purchase;
 mod reconcile;
 mod status;
 mod unclear;

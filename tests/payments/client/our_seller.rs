@@ -28,8 +28,8 @@ use tower_x402::{
     channels::{Channels, ClaimPolicy},
     client::{
         AddPaymentError, AddPaymentLayer, Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, Payer,
-        PaymentError, PaymentOutcome, Receipt, ReceiptExt as _, RetryPolicy, finalize_withdrawal, initiate_withdrawal,
-        reconcile_channels,
+        PaymentError, PaymentOutcome, Purchase, Receipt, ReceiptExt as _, RetryPolicy, finalize_withdrawal,
+        initiate_withdrawal, reconcile_channels,
     },
     facilitator::channels::OnchainChannels,
     ledger::{MemoryLedger, channels::ChannelLedger as _},
@@ -153,6 +153,49 @@ async fn try_buy(app: &App, payer: &Payer, body: &str) -> Bought {
         }
         Err(AddPaymentError::Payment(error)) => Err(error),
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// Buys an answer with a client that gives up after three attempts, as a part of a purchase.
+async fn try_purchase(app: &App, payer: &Payer, purchase: Option<&Purchase>) -> Option<(u16, Receipt)> {
+    let retry = RetryPolicy::default().first_pause(Duration::from_millis(5)).max_attempts(3);
+    let http = app.clone().map_request(|request: Request<String>| request.map(Body::from));
+    let mut request = Request::post("http://shop.example/evaluate").body("mine".to_owned()).unwrap();
+    if let Some(purchase) = purchase {
+        request.extensions_mut().insert(purchase.clone());
+    }
+    let response = AddPaymentLayer::new(payer.clone()).retry(retry).layer(http).oneshot(request).await.ok()?;
+    Some((response.status().as_u16(), response.receipt().expect("a receipt").clone()))
+}
+
+#[tokio::test]
+async fn purchase_by_voucher_is_charged_once_whoever_repeats_it() {
+    let kinds: [fn() -> Option<Purchase>; 3] =
+        [|| None, || Some(Purchase::new()), || Some(Purchase::named("order 17"))];
+    for kind in kinds {
+        for lost in [0, 2, 3, 4, 7] {
+            let purchase = kind();
+            let stage = Stage::open().await;
+            let (app, _) = stage.seller().await;
+            let payer = stage.payer(Journal::in_memory());
+            buy(&app, &payer, "first").await;
+            let app = losing(app, lost);
+            let mut answers = Vec::new();
+            for _ in 0..3 {
+                answers.extend(try_purchase(&app, &payer, purchase.as_ref()).await);
+                // Without a purchase, what comes after an answer is another one.
+                if purchase.is_none() && !answers.is_empty() {
+                    break;
+                }
+            }
+            assert!(!answers.is_empty());
+            for (status, receipt) in answers {
+                assert_eq!((status, receipt.outcome), (200, PaymentOutcome::Accepted), "{purchase:?} {lost}");
+                assert_eq!(receipt.amount, usdc(PRICE));
+            }
+            assert_eq!(stage.shop.handled(), 2, "{purchase:?} {lost}");
+            assert_eq!((channel(&payer).charged, channel(&payer).doubt), (usdc(2 * PRICE), Usdc::ZERO));
+        }
     }
 }
 

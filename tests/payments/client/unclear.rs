@@ -198,11 +198,11 @@ async fn receipt_that_contradicts_what_was_signed_is_unknown() {
 
 #[tokio::test]
 async fn settled_payment_whose_work_failed_is_retried_and_stays_settled() {
-    let (status, receipt, budget, server) = outcome(vec![with_settlement(500, settlement()), settled()]).await;
+    let (status, receipt, budget, server) = outcome(vec![with_settlement(503, settlement()), settled()]).await;
     assert_eq!((status, receipt.outcome, server.payments().len()), (200, PaymentOutcome::Settled, 2));
     assert_eq!(budget.spent().atomic(), 1_000);
 
-    let mut replies: Vec<Reply> = vec![with_settlement(500, settlement())];
+    let mut replies: Vec<Reply> = vec![with_settlement(503, settlement())];
     replies.extend((0..4).map(|_| status_502()));
     let (status, receipt, budget, server) = outcome(replies).await;
     assert_eq!((status, receipt.outcome, server.payments().len()), (502, PaymentOutcome::Settled, 5));

@@ -255,8 +255,12 @@ async fn unpayable_offers_are_refused_before_anything_is_signed() {
 }
 
 #[tokio::test]
-async fn streaming_body_and_redirect_are_refused_unless_the_402_is_foreign() {
+async fn long_streaming_body_and_redirect_are_refused_unless_the_402_is_foreign() {
     let budget = budget(10_000);
+    let client = |budget: &Budget| {
+        let client = super::middleware::middleware(budget).max_buffered_body(3);
+        client.client(reqwest::Client::builder().no_proxy()).unwrap()
+    };
     let stream = || reqwest::Body::wrap_stream(futures_util::stream::iter([Ok::<_, std::io::Error>("my answer")]));
     let server = Server::paid_in_v1(required_v1(&[offer(1_000)]), vec![]).await;
     let error = client(&budget).post(server.url()).body(stream()).send().await.unwrap_err();

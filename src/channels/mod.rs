@@ -189,6 +189,15 @@ impl Channels {
         Ok(Some(record))
     }
 
+    /// Returns the channel as it is before the deposit, if the deposit would be made now. Moves nothing.
+    pub(crate) async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<ChannelObservation, ChannelError> {
+        self.0.facilitator.verify_deposit(config, deposit).await
+    }
+
     /// Executes a deposit, and notes what is in the channel then.
     pub(crate) async fn fill(
         &self,

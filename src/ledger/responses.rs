@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::{payment::PaymentKey, telemetry};
 
@@ -23,6 +23,8 @@ pub struct StoredResponse {
     pub body: Bytes,
     /// The trailers, if there were any.
     pub trailers: Option<HeaderMap>,
+    /// The request's headers that the response depends on, such as `Accept-Encoding`, with the values they had, joined by commas.
+    pub varied_by: Vec<(HeaderName, Option<HeaderValue>)>,
     /// When it was produced, in Unix seconds.
     pub stored_at: u64,
 }
@@ -142,7 +144,13 @@ impl ResponseStore {
 fn weight(response: &StoredResponse) -> usize {
     let fields =
         |headers: &HeaderMap| headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum::<usize>();
-    512 + response.body.len() + fields(&response.headers) + response.trailers.as_ref().map_or(0, fields)
+    let varied_by = response.varied_by.iter();
+    let varied_by =
+        varied_by.map(|(name, value)| name.as_str().len() + value.as_ref().map_or(0, HeaderValue::len) + 64);
+    512 + response.body.len()
+        + fields(&response.headers)
+        + response.trailers.as_ref().map_or(0, fields)
+        + varied_by.sum::<usize>()
 }
 
 #[cfg(test)]
@@ -162,6 +170,7 @@ mod tests {
             headers: HeaderMap::new(),
             body: vec![0; size].into(),
             trailers: None,
+            varied_by: Vec::new(),
             stored_at,
         })
     }

@@ -209,6 +209,8 @@ pub(super) struct ResponseHead {
     status: u16,
     headers: Vec<(String, Vec<u8>)>,
     trailers: Option<Vec<(String, Vec<u8>)>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    varied_by: Vec<(String, Option<Vec<u8>>)>,
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -221,6 +223,11 @@ impl ResponseHead {
             status: response.status.as_u16(),
             headers: fields(&response.headers),
             trailers: response.trailers.as_ref().map(fields),
+            varied_by: response
+                .varied_by
+                .iter()
+                .map(|(name, value)| (name.as_str().to_owned(), value.as_ref().map(|value| value.as_bytes().to_vec())))
+                .collect(),
         }
     }
 
@@ -232,6 +239,13 @@ impl ResponseHead {
             // Collecting into a map appends: a name may occur several times.
             fields.into_iter().map(field).collect::<Option<HeaderMap>>()
         };
+        let varied_by = |(name, value): (String, Option<Vec<u8>>)| {
+            let value = match value {
+                Some(value) => Some(HeaderValue::from_bytes(&value).ok()?),
+                None => None,
+            };
+            Some((HeaderName::try_from(name).ok()?, value))
+        };
         Some(StoredResponse {
             status: StatusCode::from_u16(self.status).ok()?,
             headers: headers(self.headers)?,
@@ -239,6 +253,7 @@ impl ResponseHead {
                 Some(fields) => Some(headers(fields)?),
                 None => None,
             },
+            varied_by: self.varied_by.into_iter().map(varied_by).collect::<Option<_>>()?,
             body: body.into(),
             stored_at,
         })
@@ -271,11 +286,16 @@ mod tests {
         for value in ["a=1", "b=2"] {
             headers.append("set-cookie", HeaderValue::from_static(value));
         }
-        let response =
-            StoredResponse { status: StatusCode::OK, headers, body: Default::default(), trailers: None, stored_at: 7 };
+        let varied_by = vec![
+            (HeaderName::from_static("accept-encoding"), Some(HeaderValue::from_static("gzip, br"))),
+            (HeaderName::from_static("range"), None),
+        ];
+        let (status, body) = (StatusCode::OK, Default::default());
+        let response = StoredResponse { status, headers, body, trailers: None, varied_by, stored_at: 7 };
         let json = serde_json::to_string(&ResponseHead::of(&response)).unwrap();
         let head: ResponseHead = serde_json::from_str(&json).unwrap();
-        assert_eq!(head.into_response(Vec::new(), 7).unwrap().headers, response.headers);
+        let restored = head.into_response(Vec::new(), 7).unwrap();
+        assert_eq!((restored.headers, restored.varied_by), (response.headers, response.varied_by));
     }
 
     #[test]

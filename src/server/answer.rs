@@ -179,12 +179,15 @@ pub(super) struct RequestContext {
     pub(super) version: Version,
     /// The payer's address as the payer writes it.
     pub(super) payer: String,
+    /// The request's headers, which its response may depend on.
+    pub(super) asked: HeaderMap,
 }
 
 impl RequestContext {
     pub(super) fn new(config: Arc<Config>, offers: Arc<[Offer]>, parts: &request::Parts) -> Self {
         let target = config.catalogue.target(&parts.uri, &parts.headers).into_owned();
-        Self { config, offers, target, version: Version::default(), payer: String::new() }
+        let asked = parts.headers.clone();
+        Self { config, offers, target, version: Version::default(), payer: String::new(), asked }
     }
 
     /// The 402 without an error.
@@ -339,13 +342,7 @@ impl RequestContext {
 
     /// The work failed as often as it may be tried.
     pub(super) fn exhausted(&self, record: &Record) -> Answer {
-        let transaction = record.settlement.paid_by();
-        let detail = match transaction {
-            Some(_) => "paid, but the work failed every time it was tried; contact the seller",
-            None => "the work failed every time it was tried; nothing was charged",
-        };
-        Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
-            .with_receipt(self.receipt(record))
+        exhausted(record.settlement.paid_by()).with_receipt(self.receipt(record))
     }
 
     /// It is not known whether the payment was settled.
@@ -365,6 +362,28 @@ pub(super) fn unfinished(Unfinished(status, error, what): Unfinished) -> Answer 
     Answer::problem(status, error, &format!("{what}; nothing was charged for it"), None)
 }
 
+/// The work failed as often as it may be tried. `transaction` paid for it, if anything did.
+pub(super) fn exhausted(transaction: Option<B256>) -> Answer {
+    let detail = match transaction {
+        Some(_) => "paid, but the work failed every time it was tried; contact the seller",
+        None => "the work failed every time it was tried; nothing was charged",
+    };
+    Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
+}
+
+/// The response that is kept was made for other values of the headers with these names, and may be of no use to the client.
+pub(super) fn other_headers(names: &str) -> Answer {
+    let detail = format!(
+        "the response to this payment depends on headers of the request ({names}): repeat it with the values of the request that was \
+         answered. Nothing was charged by this request"
+    );
+    let mut answer = Answer::problem(StatusCode::CONFLICT, "response_varies", &detail, None);
+    if let Ok(names) = names.try_into() {
+        answer.0.headers.insert(VARY, names);
+    }
+    answer
+}
+
 /// The payment was presented with another request before.
 pub(super) fn other_request() -> Answer {
     let detail = "this payment was presented with another request; it pays for that one only";
@@ -373,7 +392,7 @@ pub(super) fn other_request() -> Answer {
 
 /// The payment, or its identifier, was presented with another one before.
 pub(super) fn other_id() -> Answer {
-    let detail = "a payment identifier stands for one payment; this one, or this payment, was presented before with another. \
+    let detail = "a payment identifier stands for one request; this one, or this payment, was presented before with another. \
                   Nothing was charged by this request";
     Answer::problem(StatusCode::CONFLICT, "payment_identifier_conflict", detail, None)
 }

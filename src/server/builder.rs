@@ -221,7 +221,9 @@ impl RequirePaymentLayerBuilder {
             }
         }
         let voucher_offers = voucher_offers(&self.settings, &options)?;
-        let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
+        // Payments by voucher cannot be looked up.
+        let status_url = self.settings.status_url.as_deref().filter(|_| takes_exact);
+        let extensions = declarations(self.settings.payment_identifier, status_url);
         #[cfg(feature = "bazaar")]
         let extensions = match &self.discovery {
             Some(_) if self.location.is_none() => return Err(BuildError::NoPublicUrl),
@@ -251,7 +253,8 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::OffersTooLarge { size });
         }
         warn_of_proxies(size, self.settings.page.is_some());
-        let concurrent = self.settings.limits.concurrent.min(Semaphore::MAX_PERMITS);
+        let (concurrent, copies) =
+            (self.settings.limits.concurrent.min(Semaphore::MAX_PERMITS), self.settings.limits.copies());
         let unpriced = permits_for(Some(self.settings.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
@@ -259,7 +262,10 @@ impl RequirePaymentLayerBuilder {
             settings: self.settings,
             in_progress: PaymentsInProgress::default(),
             permits: Arc::new(Semaphore::new(concurrent)),
+            unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
+            stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
+            replays: AdmissionQueue::new(copies, UNPROVEN_WAIT),
             unpriced: EvictingSemaphore::new(unpriced),
         }))
     }
@@ -439,7 +445,8 @@ impl RequirePaymentLayerBuilder {
 
     /// Declares where a [`PaymentStatus`](super::PaymentStatus) answers what became of a payment: an absolute URL, or a path
     /// (`/payments/status`) on the origin of what is sold. It is declared among the `extensions` of the 402
-    /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid.
+    /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid. Payments by voucher
+    /// cannot be looked up there, so a layer that takes [vouchers only](Self::vouchers_only) does not declare it.
     pub fn status_url(mut self, url: impl Into<String>) -> Self {
         self.settings.status_url = Some(url.into());
         self
@@ -518,8 +525,10 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Sets how many payments may be worked on or waited for at once; further ones are answered 503. Default: 4096. Copies of one
-    /// payment take at most an eighth of these places; further ones are answered 409.
+    /// Sets how many payments of payers that are known to have the money may be worked on or waited for at once; further ones are answered
+    /// 503. Default: 4096. Only with such a place is a body read. Others wait in places of their own, as many at once, while they are
+    /// verified. Copies of one payment take at most an eighth of these places; further ones are answered 409. Payments whose work is done
+    /// have another eighth for themselves.
     pub fn max_concurrent(mut self, payments: usize) -> Self {
         self.settings.limits.concurrent = payments;
         self
@@ -728,9 +737,16 @@ pub(super) struct Config {
     pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
     pub(super) settings: Settings,
     pub(super) in_progress: PaymentsInProgress,
+    /// Permits for payers that are known to have the money. Only with one is a body read or a handler run.
     pub(super) permits: Arc<Semaphore>,
-    /// Permits for payments whose signature is not proven: these must not take those of the proven ones.
+    /// Permits for authorizations whose payer was not verified yet.
+    pub(super) unverified: AdmissionQueue,
+    /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
     pub(super) unproven: AdmissionQueue,
+    /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
+    pub(super) stale: AdmissionQueue,
+    /// Permits for payments whose work is done. Once they are on the chain, anybody can present them.
+    pub(super) replays: AdmissionQueue,
     /// Permits for requests that are read to be priced.
     pub(super) unpriced: Arc<EvictingSemaphore>,
 }
@@ -794,6 +810,12 @@ impl Limits {
     /// Returns how many copies of one payment may wait, so that none takes all permits.
     pub(super) fn copies(&self) -> usize {
         (self.concurrent / 8).max(1)
+    }
+
+    /// Returns `true` if a response may be given again. Without a secret in its request, anybody who reads the chain could ask for it, so
+    /// that then it is given a few times and for a short time only. `replays` counts this one, too; `age` is in seconds.
+    pub(super) fn may_replay(&self, has_secret: bool, replays: u32, age: u64) -> bool {
+        has_secret || (replays <= self.anonymous_replays && age <= self.anonymous_replay_age.as_secs())
     }
 
     /// Returns how long after it was signed a payment that lasts as long as it may can still be presented, in seconds.

@@ -75,9 +75,10 @@
 //!   (`payment_identifier_conflict`), and the answer says nothing of the payment. A payment that was first presented without an id
 //!   must be presented without one again. Since v1 has no place for an id, a payment that has one stays in v2.
 //! - With the id, the payer is known, and a response is replayed as long as it is kept, even to a request that holds no secret.
-//! - Another payment of the same payer, in the same token, with the same id is refused with 409. This holds for a newly signed
-//!   authorization for the same request, too: to find out what became of the first payment, present that one. The id is
+//! - Another payment of the same payer, in the same token, with the same id and for the same request gets the response that was paid for
+//!   before, with the receipt of the first payment. The new authorization is not used. For another request it is refused with 409. The id is
 //!   free again when the payment is forgotten: at once if it was refused, else some time after `validBefore`.
+//! - Of a payment channel the ids of the last four answers are remembered. A new voucher with one of them is treated in the same way.
 //!
 //! A malformed id is refused with 400. Where ids are not offered they are not bound either; only a payment that was bound before still
 //! needs its own.
@@ -87,9 +88,10 @@
 //! | status | when | what the client should do |
 //! |---|---|---|
 //! | 402 | no payment; not on offer; verification or settlement failed | pay the offer in `PAYMENT-REQUIRED` |
-//! | 400 | the payment header, or an identifier in it, cannot be read; two payment headers; paid HEAD; upgrade, but to HTTP/2 | correct the request |
+//! | 400 | the payment header, or an identifier in it, cannot be read; two payment headers; paid HEAD; upgrade, but to HTTP/2; the body broke off | correct the request |
 //! | 409 | the payment was used for another request, or its response is gone | read the reason: it was used, or (`response_not_kept`) never charged; if it was paid, `PAYMENT-RESPONSE` says so |
 //! | 409 | the payment or its identifier was presented with another one | present what was presented first |
+//! | 409 | the stored response depends on headers that differ in this request (`response_varies`, named in `Vary`) | repeat the request with the first one's |
 //! | 409 with `Retry-After` | another worker is still at it | repeat the request |
 //! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
 //! | 504 | the handler exceeded its deadline | repeat the request |

@@ -18,13 +18,13 @@ use super::{
     lease::{FinishOnDrop, HeldLease, InProgress, Reserved, TooManyCopies},
     payment_header::{Matched, Message, PaymentHeader, RawHeader, is_same_payment},
     request_body::{LazyBody, ReadError},
-    response::{ResponseBody, replayed},
+    response::{ResponseBody, misfit, replayed},
     settlement, vouchers,
     work::{self, Content, Handler},
 };
 use crate::{
     facilitator::Facilitator,
-    ledger::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, StoredResponse},
+    ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, Record, Settlement, StoredResponse},
     payment::{Authenticity, PaymentKey, Prechecked, Rejection, Verified},
     protocol::{PaymentFlow, Reason, Version},
     telemetry::{self, RequestOutcome},
@@ -117,7 +117,9 @@ pub(super) struct PaidRequest {
     pub(super) key: PaymentKey,
     /// The verifier's result, once it was asked.
     pub(super) verified: Option<Verified>,
-    /// Its permit among the payments that are worked on; it gets one once it is authenticated.
+    /// Its place among the payments that are not verified yet.
+    place: Option<OwnedSemaphorePermit>,
+    /// Its permit among the payments that are worked on; it gets one once its payer is known to have the money.
     pub(super) permit: Option<OwnedSemaphorePermit>,
     /// Why it would be refused if it were new.
     refusal: Option<Rejection>,
@@ -183,16 +185,50 @@ impl PaidRequest {
             refusal,
             facilitator,
             verified: None,
+            place: None,
             permit: None,
             context,
         });
         request.describe(span);
-        if request.refusal.is_none() && request.payment.authenticity() != Authenticity::Proven {
+        if config.permits.available_permits() == 0 {
+            return Err(answer::overloaded());
+        }
+        let is_proven = request.payment.authenticity() == Authenticity::Proven;
+        if is_proven {
+            request.place = Some(config.unverified.enter_owned().await.ok_or_else(answer::overloaded)?);
+        }
+        // Paid before the work, the body is read before the payment is reserved. Nobody's is who has shown no money.
+        if request.refusal.is_none() && (!is_proven || request.is_upfront()) {
             request.verified = Box::pin(request.authenticate()).await?;
         }
-        let permit = config.permits.clone().try_acquire_owned().map_err(|_| answer::overloaded())?;
-        request.permit = Some(permit);
         Ok(request)
+    }
+
+    fn is_upfront(&self) -> bool {
+        self.payment.terms().offer().flow == PaymentFlow::Upfront
+    }
+
+    /// Takes a permit to work in exchange for the place among the payments that are not verified, once the payer is known to have the money.
+    pub(super) fn take_permit(&mut self) -> Result<(), Answer> {
+        if self.permit.is_none() {
+            let permit = self.context.config.permits.clone().try_acquire_owned();
+            self.permit = Some(permit.map_err(|_| answer::overloaded())?);
+        }
+        self.place = None;
+        Ok(())
+    }
+
+    /// Takes a permit for a payment that is known: to work, or to be answered.
+    async fn take_permit_for(&mut self, record: &Record) -> Result<(), Answer> {
+        if !matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
+            return self.take_permit();
+        }
+        if self.permit.is_none() {
+            let permit = self.context.config.replays.enter_owned().await;
+            self.permit = Some(permit.ok_or_else(answer::overloaded)?);
+        }
+        self.place = None;
+        Ok(())
     }
 
     /// Records in the span which payment this is.
@@ -206,14 +242,17 @@ impl PaidRequest {
         span.record("amount", display(self.payment.authorization().value));
     }
 
-    /// Asks the chain whether a contract at the payer's address accepts the signature, before anything is reserved and before
-    /// the payment takes a permit: anybody can make such payments up.
+    /// Verifies the payment before it is reserved, unless it is known: where a contract at the payer's address has to accept the signature,
+    /// anybody can make it up.
     async fn authenticate(&self) -> Result<Option<Verified>, Answer> {
         let record = self.facilitator.ledger().get(&self.key).await.map_err(|error| answer::ledger_failed(&error))?;
         if record.is_some_and(|record| is_same_payment(&record, &self.payment)) {
             return Ok(None);
         }
-        let _permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
+        let _permit = match self.payment.authenticity() {
+            Authenticity::Proven => None,
+            _ => Some(self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?),
+        };
         let verified = self.facilitator.as_ref().verify(&self.payment).await;
         verified.map(Some).map_err(|error| self.context.not_verified(&error))
     }
@@ -230,8 +269,9 @@ impl PaidRequest {
         let config = self.context.config.clone();
         let ledger = self.facilitator.ledger().clone();
         let deadline = Instant::now() + config.settings.limits.wait;
-        // Paid before the work, the body must be known before the money moves.
-        if self.payment.terms().offer().flow == PaymentFlow::Upfront {
+        // Paid before the work, the body must be known before the money moves. That of a known payment is compared below.
+        if self.is_upfront() && self.verified.is_some() {
+            self.take_permit()?;
             Box::pin(body.read_whole(&config.settings.limits)).await?;
         }
         loop {
@@ -244,10 +284,16 @@ impl PaidRequest {
                 self.refusal =
                     self.payment.check_window(config.settings.limits.window(), config.settings.clock.now()).err();
             }
-            let (in_progress, record) = if self.refusal.is_none() && body.is_workable() {
-                match self.reserve(body.digest(), in_progress).await? {
-                    Reserved::New(lease) => return Ok(Next::Work(lease)),
-                    Reserved::Known(in_progress, known) => (in_progress, known),
+            let may_reserve = self.refusal.is_none() && body.is_workable() && (!self.is_upfront() || body.is_whole());
+            let (in_progress, record) = if may_reserve {
+                match self.reserve(body.digest(), in_progress).await {
+                    Ok(Reserved::New(lease)) => return Ok(Next::Work(lease)),
+                    Ok(Reserved::Known(in_progress, known)) => (in_progress, known),
+                    Err(LedgerError::IdTaken { key }) => {
+                        Box::pin(self.turn_to(key)).await?;
+                        continue;
+                    }
+                    Err(error) => return Err(answer::ledger_failed(&error)),
                 }
             } else {
                 // Let in because it is known. If it is not any more, it is new, and must not be reserved under terms or
@@ -255,6 +301,7 @@ impl PaidRequest {
                 match (ledger.get(&self.key).await.map_err(|error| answer::ledger_failed(&error))?, &self.refusal) {
                     (Some(known), _) => (in_progress, Box::new(known)),
                     (None, Some(refusal)) => return Err(self.context.reject(StatusCode::PAYMENT_REQUIRED, refusal)),
+                    (None, None) if body.is_workable() => return Err(answer::in_progress()),
                     (None, None) => return Err(answer::unread(&ReadError::TooLarge)),
                 }
             };
@@ -265,31 +312,52 @@ impl PaidRequest {
     }
 
     /// Waits while another request in this process works on the payment.
-    async fn wait_for_copy<B: Content>(&self, body: &mut LazyBody<B>, deadline: Instant) -> Result<(), Answer> {
-        let config = &self.context.config;
+    async fn wait_for_copy<B: Content>(&mut self, body: &mut LazyBody<B>, deadline: Instant) -> Result<(), Answer> {
+        let config = self.context.config.clone();
         let waiting = config.in_progress.join(&self.key, config.settings.limits.copies());
         let Some(waiting) = waiting.map_err(|TooManyCopies| answer::in_progress())? else { return Ok(()) };
         let known = self.facilitator.ledger().get(&self.key).await;
         if let Some(record) = known.map_err(|error| answer::ledger_failed(&error))? {
             self.check_same_request(&record)?;
-            // It is compared once there is an answer; until then its client may send it.
-            body.read(&config.settings.limits).await?;
+            if has_shown_money(&record) {
+                self.take_permit_for(&record).await?;
+                // It is compared once there is an answer; until then its client may send it.
+                body.read(&config.settings.limits).await?;
+            }
         }
         wait_until(deadline, waiting.ended()).await
     }
 
     /// Reserves the payment. A client that goes away meanwhile leaves nothing behind: the lease is then given back.
-    async fn reserve(&self, body: Option<BodyDigest>, in_progress: InProgress) -> Result<Reserved, Answer> {
+    async fn reserve(&self, body: Option<BodyDigest>, in_progress: InProgress) -> Result<Reserved, LedgerError> {
         let config = &self.context.config;
         let now = config.settings.clock.now();
-        let is_upfront = self.payment.terms().offer().flow == PaymentFlow::Upfront;
         let record = Box::new(Record {
-            body: body.filter(|_| is_upfront),
+            body: body.filter(|_| self.is_upfront()),
             id: self.id.filter(|_| config.settings.payment_identifier),
             ..Record::new(&self.payment, self.fingerprint, now, self.lease_until(now))
         });
         let reserving = HeldLease::reserve(self.facilitator.ledger().clone(), record, in_progress);
-        FinishOnDrop::new(reserving).await.map_err(|error| answer::ledger_failed(&error))
+        FinishOnDrop::new(reserving).await
+    }
+
+    /// Turns to the payment to which the payer gave the same id before, if it is for the same request: a payer that signs anew gets what it
+    /// pays for by the first payment, and the new one is not used.
+    async fn turn_to(&mut self, key: PaymentKey) -> Result<(), Answer> {
+        let known = self.facilitator.ledger().get(&key).await.map_err(|error| answer::ledger_failed(&error))?;
+        // It was forgotten a moment ago.
+        let Some(record) = known else { return Err(answer::in_progress()) };
+        let (payment, settings) = (record.payment(), &self.context.config.settings);
+        let is_done = matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered);
+        let is_usable = is_done
+            || record.settlement.paid_by().is_some()
+            || payment.check_window(settings.limits.window(), settings.clock.now()).is_ok();
+        let is_same = record.request == self.fingerprint && self.facilitator.serves(&record.terms);
+        if !is_same || !is_usable || record.settlement == Settlement::Dead {
+            return Err(answer::other_id());
+        }
+        (self.key, self.payment, self.refusal, self.verified) = (key, payment, None, None);
+        Ok(())
     }
 
     /// Goes on with a payment that is known. Returns `None` if it must be looked at again.
@@ -305,7 +373,12 @@ impl PaidRequest {
         self.payment = record.payment().with_echoed(self.payment.echoed().cloned());
         let config = self.context.config.clone();
         let limits = &config.settings.limits;
-        body.read(limits).await?;
+        let has_shown_money = has_shown_money(&record);
+        if has_shown_money {
+            self.take_permit_for(&record).await?;
+            body.check_same(&record, limits).await?;
+            body.read(limits).await?;
+        }
         let now = config.settings.clock.now();
         match self.state_of(&record, now) {
             KnownPayment::Wait => {
@@ -313,7 +386,6 @@ impl PaidRequest {
                 wait_until(deadline, tokio::time::sleep(POLL)).await?;
             }
             KnownPayment::Replay => {
-                body.check_same(&record, limits).await?;
                 if let Some(response) = self.replay(&record, now).await? {
                     return Ok(Some(Next::Replay(response)));
                 }
@@ -321,9 +393,10 @@ impl PaidRequest {
                 wait_until(deadline, tokio::time::sleep(POLL)).await?;
             }
             KnownPayment::Resume => {
-                body.check_same(&record, limits).await?;
-                let read = body.read_whole(limits).await;
-                read.map_err(|answer| answer.with_receipt(self.context.receipt(&record)))?;
+                if has_shown_money {
+                    let read = body.read_whole(limits).await;
+                    read.map_err(|answer| answer.with_receipt(self.context.receipt(&record)))?;
+                }
                 // A settled payment is owed its work; any other is begun only under terms that are offered now, and in time.
                 if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
                     return Err(self.context.reject(StatusCode::PAYMENT_REQUIRED, refusal));
@@ -333,31 +406,26 @@ impl PaidRequest {
                 let lease = FinishOnDrop::new(taking_over).await;
                 return Ok(lease.map_err(|error| answer::ledger_failed(&error))?.map(Next::Work));
             }
-            KnownPayment::SettleThenReplay => {
-                body.check_same(&record, limits).await?;
-                match self.kept(&record, now).await? {
-                    Kept::Whole(response) => {
-                        let is_unseen = is_unseen(&record);
-                        let record = settlement::settle_due(self, record, in_progress).await?;
-                        // The payer gets it, even if the ledger has dropped its copy meanwhile.
-                        if is_unseen && let Some(receipt) = self.context.receipt(&record) {
-                            return Ok(Some(Next::Replay(replayed(&response, receipt))));
-                        }
+            KnownPayment::SettleThenReplay => match self.kept(&record, now).await? {
+                Kept::Whole(response) => {
+                    self.check_fits(&response, &record)?;
+                    let is_unseen = is_unseen(&record);
+                    let record = settlement::settle_due(self, record, in_progress).await?;
+                    // The payer gets it, even if the ledger has dropped its copy meanwhile.
+                    if is_unseen && let Some(receipt) = self.context.receipt(&record) {
+                        return Ok(Some(Next::Replay(replayed(&response, receipt))));
                     }
-                    Kept::NotYet => {
-                        drop(in_progress);
-                        wait_until(deadline, tokio::time::sleep(POLL)).await?;
-                    }
-                    // It is owed for, and will be settled: its response left before.
-                    Kept::Gone if record.deferred => return Err(self.context.answered_before(&record)),
-                    Kept::Gone => return Err(answer::not_kept()),
                 }
-            }
+                Kept::NotYet => {
+                    drop(in_progress);
+                    wait_until(deadline, tokio::time::sleep(POLL)).await?;
+                }
+                // It is owed for, and will be settled: its response left before.
+                Kept::Gone if record.deferred => return Err(self.context.answered_before(&record)),
+                Kept::Gone => return Err(answer::not_kept()),
+            },
             KnownPayment::Reconcile => settlement::reconcile(self, record, in_progress).await?,
-            KnownPayment::Exhausted => {
-                body.check_same(&record, limits).await?;
-                return Err(self.context.exhausted(&record));
-            }
+            KnownPayment::Exhausted => return Err(self.context.exhausted(&record)),
             KnownPayment::Dead => {
                 let reason = record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState);
                 return Err(self.context.not_settled(&record, reason, "this payment can never be settled", None));
@@ -407,8 +475,15 @@ impl PaidRequest {
         })
     }
 
-    /// Returns the stored response, or `None` while it is still streaming elsewhere. Without a secret in the request anybody who reads
-    /// the chain could ask, so that then it is given a few times and for a short time only.
+    /// Refuses to give a response to a request for which it is not right. The client may repeat the request.
+    fn check_fits(&self, response: &StoredResponse, record: &Record) -> Result<(), Answer> {
+        match misfit(response, &self.context.asked) {
+            Some(names) => Err(answer::other_headers(&names).with_receipt(self.context.receipt(record))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the stored response, or `None` while it is still streaming elsewhere.
     async fn replay<R>(&self, record: &Record, now: u64) -> Result<Option<Response<ResponseBody<R>>>, Answer> {
         let limits = &self.context.config.settings.limits;
         let ledger = self.facilitator.ledger();
@@ -417,14 +492,17 @@ impl PaidRequest {
             Kept::NotYet => return Ok(None),
             Kept::Gone => None,
         };
+        if let Some(response) = &stored {
+            self.check_fits(response, record)?;
+        }
         let replays = ledger.count_replay(&self.key).await.map_err(|error| answer::ledger_failed(&error))?;
         let has_secret = record.request.names_caller || record.id.is_some();
-        let names_caller = has_secret || record.body.is_some_and(|body| body.length > 0);
+        let has_secret = has_secret || record.body.is_some_and(|body| body.length > 0);
         // Unless it was deferred, nobody has it before it is settled, however long that takes.
         let settled_at = record.settled_at.filter(|_| !record.deferred);
         let since = record.produced_at.max(settled_at).unwrap_or(0);
         let age = now.saturating_sub(since);
-        if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
+        if !limits.may_replay(has_secret, replays, age) {
             return Err(self.context.answered_before(record));
         }
         let (Some(stored), Some(receipt)) = (stored, self.context.receipt(record)) else {
@@ -438,6 +516,12 @@ impl PaidRequest {
         let limits = &self.context.config.settings.limits;
         now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30
     }
+}
+
+/// Returns `true` if the payment was verified before, now or in another process. A reservation alone costs its payer nothing.
+fn has_shown_money(record: &Record) -> bool {
+    // Only a payment that was verified is reserved with its body.
+    record.admitted || record.attempts > 0 || record.body.is_some() || record.settlement != Settlement::None
 }
 
 /// Returns `true` if nothing was submitted for the payment: not to serve it costs the payer nothing.

@@ -103,16 +103,9 @@ impl PaymentHeader {
             .map_or_else(|_| String::new(), |payload: PayloadFrom| payload.authorization.from)
     }
 
-    /// Returns the digest of the payment identifier; v1 has no place for one. Only a layer that offers identifiers refuses malformed
-    /// ones: to others they mean nothing.
+    /// Returns the digest of the payment identifier; v1 has no place for one.
     pub(super) fn id(&self, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
-        let Some(extensions) = self.extensions() else { return Ok(None) };
-        let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
-        match extensions.and_then(|extensions| PaymentId::of(&extensions).map_err(|error| error.to_string())) {
-            Ok(id) => Ok(id.map(|id| id.digest())),
-            Err(detail) if asks_for_ids => Err(Refusal::malformed(Reason::InvalidPayload, detail)),
-            Err(_) => Ok(None),
-        }
+        payment_id(self.extensions(), asks_for_ids)
     }
 
     /// Returns what the header echoes of the 402 besides the offer, for a facilitator that uses it. It is passed on only if it is about
@@ -132,21 +125,6 @@ impl PaymentHeader {
             }
         }
         EchoedMetadata::new(Some(resource.clone()), self.extensions().cloned()).map(Arc::new)
-    }
-
-    /// Refuses extensions that are not echoed as they were offered.
-    fn check_extensions(&self, offered: Extensions<'_>) -> Result<(), Rejection> {
-        let (Some(echoed), Some(offers), false) = (self.extensions(), offered, self.repeats(offered)) else {
-            return Ok(());
-        };
-        let mismatch = |detail| Err(Rejection::new(Reason::ExtensionEchoMismatch, detail));
-        let (Ok(echoed), Ok(offers)) = (echoed.read(), offers.read()) else {
-            return mismatch("the extensions cannot be read".to_owned());
-        };
-        match altered(&offers, &echoed) {
-            Some(name) => mismatch(format!("the extension {name:?} is not echoed as it was offered")),
-            None => Ok(()),
-        }
     }
 
     /// Returns `true` if the extensions came back byte for byte.
@@ -249,8 +227,7 @@ impl PaymentHeader {
             return if self.payload.is_ok() { Ok(Err(rejection)) } else { Err(Refusal::invalid(rejection)) };
         };
         let exact = self.payload()?;
-        Ok(self
-            .check_extensions(config.catalogue.extensions())
+        Ok(check_extensions(self.extensions(), config.catalogue.extensions())
             .and_then(|()| best_match(config, first, candidates, exact)))
     }
 
@@ -276,6 +253,34 @@ impl PaymentHeader {
     }
 }
 
+/// Returns the digest of the payment identifier in these extensions. Only a layer that offers identifiers refuses malformed ones: to others
+/// they mean nothing.
+pub(super) fn payment_id(extensions: Extensions<'_>, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
+    let Some(extensions) = extensions else { return Ok(None) };
+    let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
+    match extensions.and_then(|extensions| PaymentId::of(&extensions).map_err(|error| error.to_string())) {
+        Ok(id) => Ok(id.map(|id| id.digest())),
+        Err(detail) if asks_for_ids => Err(Refusal::malformed(Reason::InvalidPayload, detail)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Refuses extensions that are not echoed as they were offered.
+pub(super) fn check_extensions(echoed: Extensions<'_>, offered: Extensions<'_>) -> Result<(), Rejection> {
+    if echoed == offered {
+        return Ok(());
+    }
+    let (Some(echoed), Some(offers)) = (echoed, offered) else { return Ok(()) };
+    let mismatch = |detail| Err(Rejection::new(Reason::ExtensionEchoMismatch, detail));
+    let (Ok(echoed), Ok(offers)) = (echoed.read(), offers.read()) else {
+        return mismatch("the extensions cannot be read".to_owned());
+    };
+    match altered(&offers, &echoed) {
+        Some(name) => mismatch(format!("the extension {name:?} is not echoed as it was offered")),
+        None => Ok(()),
+    }
+}
+
 impl Message {
     fn payload(&self) -> &Verbatim<ExactPayload> {
         match self {
@@ -290,6 +295,11 @@ fn unreadable(error: &DecodeError, header: RawHeader<'_>) -> Refusal {
     struct Versioned {
         #[serde(rename = "x402Version")]
         version: u64,
+    }
+    // A byte order mark, in base64.
+    if header.value.starts_with(b"77u/") {
+        let detail = "the header's JSON begins with a byte order mark (U+FEFF): leave it out";
+        return Refusal::malformed(Reason::InvalidPayload, detail);
     }
     let expected = u64::from(u8::from(header.version));
     if let DecodeError::Json(_) = error
@@ -431,6 +441,16 @@ mod tests {
             let payload = payload(&[SIGNATURE, &authorization]);
             assert!(v2(&[ACCEPTED, &payload]).unwrap().payload().is_err(), "{twice}");
         }
+    }
+
+    #[test]
+    fn byte_order_mark_is_named() {
+        let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
+        let Err(Refusal::Invalid(status, rejection)) = read(Version::V2, &format!("\u{feff}{payment}")) else {
+            panic!("it is read");
+        };
+        assert_eq!((status, rejection.reason), (StatusCode::BAD_REQUEST, Reason::InvalidPayload));
+        assert!(rejection.detail.contains("byte order mark"), "{}", rejection.detail);
     }
 
     #[test]

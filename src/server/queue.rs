@@ -1,9 +1,9 @@
 //! Bounds how many callers work at once and how many wait for that.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::timeout,
 };
 
@@ -30,7 +30,7 @@ const WAITING: usize = 16;
 /// ```
 #[derive(Debug)]
 pub struct AdmissionQueue {
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
     waiting: Semaphore,
     max_wait: Duration,
 }
@@ -44,7 +44,8 @@ impl AdmissionQueue {
     /// Returns a queue with this many permits, for each of which at most sixteen callers wait, for `max_wait` at most.
     pub fn new(permits: usize, max_wait: Duration) -> Self {
         let semaphore = |count: usize| Semaphore::new(count.min(Semaphore::MAX_PERMITS));
-        Self { permits: semaphore(permits), waiting: semaphore(permits.saturating_mul(WAITING)), max_wait }
+        let waiting = semaphore(permits.saturating_mul(WAITING));
+        Self { permits: Arc::new(semaphore(permits)), waiting, max_wait }
     }
 
     /// Takes a permit, waiting for one if all are taken. Returns `None` if the queue is full or the wait too long. A caller that drops
@@ -56,6 +57,15 @@ impl AdmissionQueue {
         }
         let _waiting = self.waiting.try_acquire().ok()?;
         timeout(self.max_wait, self.permits.acquire()).await.ok()?.ok().map(QueuePermit)
+    }
+
+    /// Does the same for work that outlives the borrow.
+    pub(super) async fn enter_owned(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        let _waiting = self.waiting.try_acquire().ok()?;
+        timeout(self.max_wait, self.permits.clone().acquire_owned()).await.ok()?.ok()
     }
 }
 

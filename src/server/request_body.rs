@@ -73,7 +73,8 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
                         read.update(frame.data_ref().map_or(&[], |data| data), body.is_end_stream());
                     }
                     Poll::Ready(None) => read.update(&[], true),
-                    Poll::Ready(Some(Err(_))) | Poll::Pending => {}
+                    Poll::Ready(Some(Err(_))) => read.break_off(),
+                    Poll::Pending => {}
                 }
                 polled
             }
@@ -143,6 +144,11 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
             Self::Whole(_) => Ok(()),
             Self::Untouched(_) | Self::Long(_) => Err(answer::unread(&ReadError::TooLarge)),
         }
+    }
+
+    /// Returns `true` if all of it was read.
+    pub(super) const fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole(_))
     }
 
     /// Returns `true` if a handler can have it: not if it was read in part and was too much to be kept.
@@ -270,6 +276,14 @@ impl SoFarRead {
             Self::Whole(digest) => *digest,
         }
     }
+
+    /// Returns `true` if the handler was told that the body broke off.
+    pub(super) fn is_broken(&self) -> bool {
+        match self {
+            Self::Streaming(read) => read.is_broken(),
+            Self::Whole(_) => false,
+        }
+    }
 }
 
 /// How much of a streaming body has been read so far; shared with the body itself.
@@ -281,6 +295,7 @@ struct Hashed {
     hash: Sha256,
     length: u64,
     complete: bool,
+    is_broken: bool,
 }
 
 impl Progress {
@@ -289,6 +304,14 @@ impl Progress {
         progress.hash.update(data);
         progress.length += data.len() as u64;
         progress.complete |= complete;
+    }
+
+    fn break_off(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_broken = true;
+    }
+
+    fn is_broken(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_broken
     }
 
     fn digest(&self) -> BodyDigest {

@@ -15,7 +15,10 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, Response, StatusCode,
-    header::{CONNECTION, DATE, TE, TRANSFER_ENCODING, UPGRADE},
+    header::{
+        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, DATE, HeaderValue, RANGE, TE, TRANSFER_ENCODING,
+        UPGRADE, VARY,
+    },
     response::Parts,
 };
 use http_body::{Body, Frame, SizeHint};
@@ -25,6 +28,7 @@ use tokio::time::Instant;
 use super::{
     answer::{Receipt, mark_paid},
     lease::InProgress,
+    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
 };
 use crate::{
     ledger::{FulfilmentStep, Lease, Ledger, LedgerError, Pauses, StoredResponse, channels::ChannelLedger},
@@ -142,6 +146,7 @@ impl Unfinished {
         Self(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline");
     pub(super) const BROKE_OFF: Self =
         Self(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off");
+    pub(super) const BODY_BROKE_OFF: Self = Self(StatusCode::BAD_REQUEST, "body_broken", "the request body broke off");
 }
 
 /// The body of a response that is being paid for. Dropped before it is [delivered](Self::deliver), what was being recorded is still
@@ -171,11 +176,12 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
         Ok(Self::Whole { bytes, trailers })
     }
 
-    /// Returns what the ledger keeps in the same step as the fact that the work is done.
-    pub(super) fn to_keep(&self, parts: &Parts, now: u64) -> Option<Arc<StoredResponse>> {
+    /// Returns what the ledger keeps in the same step as the fact that the work is done. `asked` are the request's headers.
+    pub(super) fn to_keep(&self, parts: &Parts, asked: &HeaderMap, now: u64) -> Option<Arc<StoredResponse>> {
         match self {
             Self::Whole { bytes, trailers } => {
-                Some(Arc::new(to_stored(parts, bytes.clone(), trailers.as_deref().cloned(), now)))
+                let (body, trailers) = (bytes.clone(), trailers.as_deref().cloned());
+                Some(Arc::new(StoredResponse { body, trailers, ..head_to_store(parts, asked, now) }))
             }
             Self::Streaming(_) | Self::Recorded(_) => None,
         }
@@ -186,10 +192,10 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
         matches!(self, Self::Whole { .. })
     }
 
-    /// Records what streams, from now on.
-    pub(super) fn record(self, parts: &Parts, target: RecordingTarget) -> Self {
+    /// Records what streams, from now on. `asked` are the request's headers.
+    pub(super) fn record(self, parts: &Parts, asked: &HeaderMap, target: RecordingTarget) -> Self {
         match self {
-            Self::Streaming(body) => Self::Recorded(Box::new(Recorder::new(parts, body, target))),
+            Self::Streaming(body) => Self::Recorded(Box::new(Recorder::new(parts, asked, body, target))),
             other => other,
         }
     }
@@ -320,11 +326,11 @@ impl<B> Recorder<B>
 where
     B: Body<Data = Bytes> + Send + 'static,
 {
-    pub(super) fn new(parts: &Parts, body: B, target: RecordingTarget) -> Self {
+    pub(super) fn new(parts: &Parts, asked: &HeaderMap, body: B, target: RecordingTarget) -> Self {
         let limit = target.ledger.limit();
         // A connection follows 101, which cannot be replayed.
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
-        let head = to_stored(parts, Bytes::new(), None, target.now);
+        let head = head_to_store(parts, asked, target.now);
         let copy = is_kept.then(BytesMut::new);
         let recording = Recording { body: Box::pin(body), first: None, head, copy, limit, target, is_released: false };
         Self { recording: Some(recording), drain: spawn_drain }
@@ -501,9 +507,80 @@ async fn record_delivery(ledger: &dyn Ledger, lease: &Lease) {
     }
 }
 
-/// Returns a response as it is kept for replays.
-fn to_stored(parts: &Parts, body: Bytes, trailers: Option<HeaderMap>, stored_at: u64) -> StoredResponse {
-    StoredResponse { status: parts.status, headers: kept_headers(&parts.headers), body, trailers, stored_at }
+/// Returns a response as it is kept for replays, without its body. `asked` are the request's headers.
+fn head_to_store(parts: &Parts, asked: &HeaderMap, stored_at: u64) -> StoredResponse {
+    StoredResponse {
+        status: parts.status,
+        headers: kept_headers(&parts.headers),
+        body: Bytes::new(),
+        trailers: None,
+        varied_by: varied_by(&parts.headers, asked),
+        stored_at,
+    }
+}
+
+/// Returns the request's headers that a response says it depends on (`Vary`), or shows it by its encoding or range.
+fn varied_by(response: &HeaderMap, asked: &HeaderMap) -> Vec<(HeaderName, Option<HeaderValue>)> {
+    let mut varied_by: Vec<(HeaderName, Option<HeaderValue>)> = Vec::new();
+    let named =
+        response.get_all(VARY).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    let named = named.map(str::trim).filter(|name| *name != "*").filter_map(|name| name.parse().ok());
+    let shown = [(CONTENT_ENCODING, ACCEPT_ENCODING), (CONTENT_RANGE, RANGE)];
+    let shown = shown.into_iter().filter(|(shows, _)| response.contains_key(shows)).map(|(_, asked)| asked);
+    for name in named.chain(shown) {
+        let is_known = varied_by.iter().any(|(known, _)| *known == name);
+        // A payment may come again in another header, or in other words.
+        if !is_known && name != PAYMENT_SIGNATURE && name != X_PAYMENT {
+            let value = joined(asked, &name);
+            varied_by.push((name, value));
+        }
+    }
+    varied_by
+}
+
+/// Returns all values of a header as one (RFC 9110, section 5.2).
+fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next()?;
+    let mut rest = values.peekable();
+    if rest.peek().is_none() {
+        return Some(first.clone());
+    }
+    let mut all = first.as_bytes().to_vec();
+    rest.for_each(|value| all.extend([b", ", value.as_bytes()].concat()));
+    HeaderValue::from_bytes(&all).ok()
+}
+
+/// Returns the names of the headers that a request must have as the one had that was answered, or `None` if the response is right for it,
+/// too. `asked` are its headers.
+pub(super) fn misfit(stored: &StoredResponse, asked: &HeaderMap) -> Option<String> {
+    let fits = |(name, before): &(HeaderName, Option<HeaderValue>)| {
+        let now = joined(asked, name);
+        now == *before || (*name == ACCEPT_ENCODING && accepts(now.as_ref(), &stored.headers))
+    };
+    if stored.varied_by.iter().all(fits) {
+        return None;
+    }
+    let names: Vec<&str> = stored.varied_by.iter().map(|(name, _)| name.as_str()).collect();
+    Some(names.join(", "))
+}
+
+/// Returns `true` if a client that sends this `Accept-Encoding` can decode a response with these headers. One that sends none is expected to
+/// decode nothing.
+fn accepts(accepted: Option<&HeaderValue>, response: &HeaderMap) -> bool {
+    let accepted = accepted.and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
+    let weight = |wanted: &str| {
+        let mut entries = accepted.split(',').map(|entry| entry.split(';').map(str::trim));
+        let mut entry = entries.find_map(|mut entry| entry.next()?.eq_ignore_ascii_case(wanted).then_some(entry))?;
+        let weight = entry.find_map(|parameter| parameter.strip_prefix("q=").or(parameter.strip_prefix("Q=")));
+        Some(weight.is_none_or(|weight| weight.parse().is_ok_and(|weight: f32| weight > 0.0)))
+    };
+    let is_accepted = |coding: &str| {
+        coding.eq_ignore_ascii_case("identity") || weight(coding).or_else(|| weight("*")).unwrap_or(false)
+    };
+    let mut codings =
+        response.get_all(CONTENT_ENCODING).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    codings.all(|coding| std::str::from_utf8(coding).is_ok_and(|coding| is_accepted(coding.trim())))
 }
 
 /// Returns the headers without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
@@ -536,5 +613,72 @@ fn spawn_if_pending(work: impl Future<Output = ()> + Send + 'static) {
 fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Fields<'a> = &'a [(&'static str, &'static str)];
+
+    fn headers(fields: Fields<'_>) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn stored(response: Fields<'_>, asked: Fields<'_>) -> StoredResponse {
+        let (mut parts, ()) = Response::new(()).into_parts();
+        parts.headers = headers(response);
+        head_to_store(&parts, &headers(asked), 0)
+    }
+
+    #[test]
+    fn response_fits_requests_with_the_headers_that_it_varied_by() {
+        let varied = [("vary", "Accept, accept-language"), ("vary", "*"), ("vary", "payment-signature")];
+        let stored = stored(&varied, &[("accept", "text/csv"), ("accept", "text/plain"), ("payment-signature", "a")]);
+        assert_eq!(misfit(&stored, &headers(&[("accept", "text/csv, text/plain"), ("user-agent", "b")])), None);
+        let others: [Fields<'_>; 3] =
+            [&[], &[("accept", "text/csv")], &[("accept", "text/csv, text/plain"), ("accept-language", "de")]];
+        for other in others {
+            assert_eq!(misfit(&stored, &headers(other)).as_deref(), Some("accept, accept-language"), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn encoded_response_fits_requests_that_accept_its_encoding() {
+        let stored = stored(&[("content-encoding", "gzip")], &[("accept-encoding", "gzip, br")]);
+        for (accepted, fits) in [
+            ("gzip, br", true),
+            ("GZIP", true),
+            ("br;q=1.0, gzip;q=0.5", true),
+            ("*", true),
+            ("*;q=0, gzip", true),
+            ("identity", false),
+            ("br", false),
+            ("gzip;q=0", false),
+            ("gzip; q=0.000, *", false),
+            ("", false),
+        ] {
+            assert_eq!(misfit(&stored, &headers(&[("accept-encoding", accepted)])).is_none(), fits, "{accepted}");
+        }
+        assert!(misfit(&stored, &headers(&[])).is_some());
+    }
+
+    #[test]
+    fn response_without_an_encoding_can_be_decoded_by_anybody() {
+        let stored = stored(&[("vary", "accept-encoding")], &[("accept-encoding", "br;q=0")]);
+        assert_eq!(misfit(&stored, &headers(&[("accept-encoding", "gzip")])), None);
+        assert_eq!(misfit(&stored, &headers(&[])), None);
+    }
+
+    #[test]
+    fn part_of_a_response_fits_requests_for_that_part() {
+        let stored = stored(&[("content-range", "bytes 0-9/100")], &[("range", "bytes=0-9")]);
+        assert_eq!(misfit(&stored, &headers(&[("range", "bytes=0-9")])), None);
+        assert_eq!(misfit(&stored, &headers(&[])).as_deref(), Some("range"));
     }
 }

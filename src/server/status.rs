@@ -31,6 +31,9 @@ use crate::{
 /// [`status_url`](super::RequirePaymentLayerBuilder::status_url); serve it where the payments are made, since clients go
 /// to no other origin.
 ///
+/// It knows payments of `exact`. A payer that pays by voucher presents its voucher again; how its channel stands is in every answer, and in
+/// every 402 to a voucher for the wrong amount.
+///
 /// | status | when |
 /// |---|---|
 /// | 200 | the payment is known |

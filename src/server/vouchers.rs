@@ -10,14 +10,16 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode, request::Part
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tracing::{Span, field::display};
 
 use super::{
     answer::{self, Answer, Receipt, RequestContext, mark_paid},
     lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy, pauses_after_work},
     offer::VoucherOffer,
-    payment_header::{Message, RawHeader},
+    payment_header::{Message, RawHeader, check_extensions, payment_id},
+    queue::AdmissionQueue,
     request_body::LazyBody,
-    response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, replayed},
+    response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, misfit, replayed},
     work::{Content, Handler, NotCharged, VerifiedPayment, detached, paid_head, run_handler},
 };
 use crate::{
@@ -25,10 +27,10 @@ use crate::{
     facilitator::channels::{ChannelError, Executed},
     ledger::{
         Fingerprint, LedgerError, StoredResponse,
-        channels::{Answer as Charged, ChannelLedgerError, ChannelRecord, ChannelStep},
+        channels::{Answer as Charged, ChannelLedgerError, ChannelRecord, ChannelStep, RequestName},
     },
     payment::PaymentKey,
-    protocol::{PaymentFlow, PaymentId, PaymentPayload, PaymentRequirements, Verbatim, Version},
+    protocol::{PaymentFlow, PaymentPayload, PaymentRequirements, Verbatim, Version},
     telemetry::{self, RequestOutcome},
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, ChannelPayload, Deposit, RefundRequest, SCHEME, Voucher, reason},
@@ -90,9 +92,17 @@ pub(super) async fn serve<S: Handler<B, R>, B: Content, R: Content>(
         Ok(prechecked) => prechecked,
         Err(answer) => return Ok(answer.into_voucher_response()),
     };
-    let mut request =
-        VoucherRequest { channels, context, payment: prechecked, request_key: B256::ZERO, has_secret: false };
-    let done = match request.begin(&payment, &parts, body).await {
+    let mut request = VoucherRequest {
+        channels,
+        context,
+        payment: prechecked,
+        request_key: B256::ZERO,
+        name: None,
+        has_secret: false,
+        is_known: false,
+    };
+    request.describe();
+    let done = match request.begin(&parts, body).await {
         Err(answer) => return Ok(answer.into_voucher_response()),
         Ok(Next::Replay(stored, charged, record)) => {
             telemetry::voucher_request(RequestOutcome::Replayed);
@@ -120,10 +130,14 @@ struct PrecheckedVoucher {
     price: u128,
     /// Which of the channel offers was accepted.
     offer: usize,
+    /// The digest of its payment identifier, where these are offered.
+    id: Option<B256>,
+    /// Why it would be refused if it were new: it does not fit what is offered now.
+    refusal: Option<Answer>,
 }
 
 impl PrecheckedVoucher {
-    /// Reads the payload, and checks it against our offer and its signature. Asks nobody.
+    /// Reads the payload, and checks it against its signature and our offer. Asks nobody.
     fn read(channels: &Channels, context: &mut RequestContext, payment: &PaymentPayload) -> Result<Self, Answer> {
         let payload: ChannelPayload = serde_json::from_str(payment.payload.text()).map_err(|error| {
             let detail = format!("the payload cannot be read: {error}");
@@ -144,39 +158,16 @@ impl PrecheckedVoucher {
             }
         };
         context.payer = config.payer.to_string();
+        let settings = &context.config.settings;
+        let id = payment_id(payment.extensions.as_ref(), settings.payment_identifier);
+        let id = id.map_err(|refusal| context.refuse(&refusal))?.filter(|_| settings.payment_identifier);
         let refuse = |code, detail: &str| context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, None);
-        let offers = context.config.catalogue.voucher_offers(&context.offers);
-        let is_chosen = |offer: &VoucherOffer| match refund {
-            // A refund is owed whatever is offered now, and to whatever request.
-            Some(_) => is_of_channel(offer.requirements(), &config) && is_on(offer.requirements(), &payment.accepted),
-            None => offer.is_accepted_by(&payment.accepted),
-        };
-        let Some((offer, accepted)) =
-            offers.iter().position(is_chosen).map(|index| (index, offers[index].requirements()))
-        else {
-            let detail = "the accepted network, asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
-            return Err(refuse("invalid_payment_requirements", detail));
-        };
-        let (asset, pay_to): (Option<Address>, Option<Address>) =
-            (accepted.asset.parse().ok(), accepted.pay_to.parse().ok());
         let checks = [
             (config.validate().is_err(), reason::CHANNEL_ID_MISMATCH, "the contract would not open this channel"),
             (
                 channels.escrow().channel_id(&config) != voucher.channel_id,
                 reason::CHANNEL_ID_MISMATCH,
                 "channelId is not that of channelConfig on this chain",
-            ),
-            (Some(config.receiver) != pay_to, reason::RECEIVER_MISMATCH, "the channel's receiver is not payTo"),
-            (
-                !channels.has_authorizer(&config),
-                reason::RECEIVER_AUTHORIZER_MISMATCH,
-                "the channel's receiverAuthorizer is not the offered one",
-            ),
-            (Some(config.token) != asset, reason::TOKEN_MISMATCH, "the channel's token is not the asset"),
-            (
-                refund.is_none() && !channels.has_delay(&config),
-                reason::WITHDRAW_DELAY_MISMATCH,
-                "the channel's withdrawDelay is not the offered one",
             ),
             (
                 config.payer_authorizer.is_zero(),
@@ -193,11 +184,59 @@ impl PrecheckedVoucher {
                 "the voucher is not signed by the channel's payerAuthorizer",
             ));
         }
-        let price = match refund {
-            Some(_) => 0,
-            None => accepted.amount.parse().map_err(|_| refuse(reason::VOUCHER_PAYLOAD, "amount is no amount"))?,
+        let offers = context.config.catalogue.voucher_offers(&context.offers);
+        let is_chosen = |offer: &VoucherOffer| match refund {
+            // A refund is owed whatever is offered now, and to whatever request.
+            Some(_) => is_of_channel(offer.requirements(), &config) && is_on(offer.requirements(), &payment.accepted),
+            None => offer.is_accepted_by(&payment.accepted),
         };
-        Ok(Self { config, voucher, deposit, refund, price, offer })
+        let offer = offers.iter().position(is_chosen);
+        let accepted = offer.map(|index| offers[index].requirements());
+        let terms = Self::check_terms(channels, &config, refund.is_some(), accepted);
+        let offered = context.config.catalogue.extensions();
+        let (price, refusal) = match terms {
+            Err((code, detail)) => (0, Some(refuse(code, detail))),
+            Ok(price) if refund.is_some() => (price, None),
+            Ok(price) => match check_extensions(payment.extensions.as_ref(), offered) {
+                Ok(()) => (price, None),
+                Err(rejection) => (price, Some(context.reject(StatusCode::PAYMENT_REQUIRED, &rejection))),
+            },
+        };
+        Ok(Self { config, voucher, deposit, refund, price, offer: offer.unwrap_or_default(), id, refusal })
+    }
+
+    /// Returns the price of the accepted offer, or what does not fit it: a code and a sentence.
+    fn check_terms(
+        channels: &Channels,
+        config: &ChannelConfig,
+        is_refund: bool,
+        accepted: Option<&PaymentRequirements>,
+    ) -> Result<u128, (&'static str, &'static str)> {
+        let Some(accepted) = accepted else {
+            let detail = "the accepted network, asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
+            return Err(("invalid_payment_requirements", detail));
+        };
+        let (asset, pay_to): (Option<Address>, Option<Address>) =
+            (accepted.asset.parse().ok(), accepted.pay_to.parse().ok());
+        let checks = [
+            (Some(config.receiver) != pay_to, reason::RECEIVER_MISMATCH, "the channel's receiver is not payTo"),
+            (
+                !channels.has_authorizer(config),
+                reason::RECEIVER_AUTHORIZER_MISMATCH,
+                "the channel's receiverAuthorizer is not the offered one",
+            ),
+            (Some(config.token) != asset, reason::TOKEN_MISMATCH, "the channel's token is not the asset"),
+            (
+                !is_refund && !channels.has_delay(config),
+                reason::WITHDRAW_DELAY_MISMATCH,
+                "the channel's withdrawDelay is not the offered one",
+            ),
+        ];
+        match checks.into_iter().find(|(is_wrong, ..)| *is_wrong) {
+            Some((_, code, detail)) => Err((code, detail)),
+            None if is_refund => Ok(0),
+            None => accepted.amount.parse().map_err(|_| (reason::VOUCHER_PAYLOAD, "amount is no amount")),
+        }
     }
 }
 
@@ -218,8 +257,12 @@ struct VoucherRequest {
     payment: PrecheckedVoucher,
     /// Identifies the request together with the voucher.
     request_key: B256,
+    /// How its payer names it.
+    name: Option<RequestName>,
     /// Whether the request has something that a stranger does not know who reads the voucher on the chain.
     has_secret: bool,
+    /// Whether the channel had money for the voucher when it was last looked at, and nobody but the payer can have the voucher.
+    is_known: bool,
 }
 
 /// A channel that this request holds.
@@ -241,18 +284,13 @@ enum Next<B> {
 
 impl VoucherRequest {
     /// Gets the channel for this request, after whatever there is to wait for, or finds the answer that it got before.
-    async fn begin<B: Content>(
-        &mut self,
-        payment: &PaymentPayload,
-        parts: &Parts,
-        mut body: LazyBody<B>,
-    ) -> Result<Next<B>, Answer> {
+    async fn begin<B: Content>(&mut self, parts: &Parts, mut body: LazyBody<B>) -> Result<Next<B>, Answer> {
         let config = self.context.config.clone();
         let limits = &config.settings.limits;
         let deadline = Instant::now() + limits.wait;
-        let permit = config.permits.clone().try_acquire_owned().map_err(|_| answer::overloaded())?;
+        let (permit, mut deposit) = Box::pin(self.admit()).await?;
         body.read_whole(limits).await?;
-        self.identify(payment, parts, body.bytes());
+        self.identify(parts, body.bytes());
         let id = self.payment.voucher.channel_id;
         let line = loop {
             let key = PaymentKey { nonce: id.digest(), ..self.key() };
@@ -263,19 +301,22 @@ impl VoucherRequest {
                 self.wait(deadline, waiting.ended()).await?;
             }
         };
-        let mut deposit = None;
-        let mut is_filled = self.payment.deposit.is_none();
+        let mut is_filled = deposit.is_some() || self.payment.deposit.is_none();
         loop {
             let record = self.channels.record(&id).await.map_err(|error| answer::ledger_failed(&error))?;
-            if let Some((record, charged)) =
-                record.as_ref().and_then(|record| Some((record, record.answer_to(self.request_key)?)))
+            if let Some(record) = &record
+                && let Some(charged) = self.answer_in(record)?
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
                 drop(line);
-                if let Some(streaming) = self.join(&self.key())? {
+                if let Some(streaming) = self.join(&PaymentKey { nonce: charged.request, ..self.key() })? {
                     self.wait(deadline, streaming.ended()).await?;
                 }
-                return self.replay(record, *charged).await;
+                return Box::pin(self.replay(record, charged)).await;
+            }
+            // Let in because it may have been answered under an earlier offer (invariant I6).
+            if let Some(refusal) = self.payment.refusal.take() {
+                return Err(refusal);
             }
             let record = match record {
                 _ if !is_filled => {
@@ -294,7 +335,15 @@ impl VoucherRequest {
             let now = config.settings.clock.now();
             let (request, voucher) = (self.request_key, self.payment.voucher.clone());
             let until = now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30;
-            let step = ChannelStep::Begin { request, voucher, price: self.payment.price, now, until };
+            let is_free = record.pending.as_ref().is_none_or(|pending| pending.until <= now);
+            // Two vouchers for the same amount are one: without a name, what is bought anew cannot be told from what is tried again.
+            if is_free && self.name.is_some() && record.attempts_of(request) >= limits.attempts {
+                let statement = Statement { charged: Some(0), record: &record, total: record.charged };
+                let receipt = self.context.voucher_receipt(&statement, deposit.as_ref());
+                return Err(answer::exhausted(None).with_receipt(receipt));
+            }
+            let (name, price) = (self.name, self.payment.price);
+            let step = ChannelStep::Begin { request, name, voucher, price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
                     let held = Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit });
@@ -312,18 +361,112 @@ impl VoucherRequest {
         }
     }
 
+    /// Returns a permit once the channel is known to have the money, and the deposit if it had to be made for that. Before, no body is read,
+    /// and no permit taken that payers need: anybody can sign vouchers of channels that nobody filled.
+    async fn admit(&mut self) -> Result<(OwnedSemaphorePermit, Option<Executed>), Answer> {
+        let config = self.context.config.clone();
+        if config.permits.available_permits() == 0 {
+            return Err(answer::overloaded());
+        }
+        let record = self.channels.record(&self.payment.voucher.channel_id).await;
+        let record = record.map_err(|error| answer::ledger_failed(&error))?;
+        let max = self.payment.voucher.max_claimable_amount;
+        let is_refund = self.payment.refund.is_some();
+        let is_charged = !is_refund && record.as_ref().is_some_and(|record| max <= record.charged);
+        if let Some(refusal) = self.payment.refusal.take_if(|_| !is_charged) {
+            return Err(refusal);
+        }
+        if is_charged {
+            // It was charged for before, and gets no more than its answer. It may be on the chain for everybody to read.
+            let permit = config.replays.enter_owned().await.ok_or_else(answer::overloaded)?;
+            return Ok((permit, None));
+        }
+        self.is_known = !is_refund && record.as_ref().is_some_and(|record| record.observed.state.balance > 0);
+        let deposit = match record {
+            Some(record) if self.has_shown_money(&record) => None,
+            record => self.show_money(record).await?,
+        };
+        let permit = config.permits.clone().try_acquire_owned().map_err(|_| answer::overloaded())?;
+        Ok((permit, deposit))
+    }
+
+    /// Returns `true` if the books show that the payer has the money.
+    fn has_shown_money(&self, record: &ChannelRecord) -> bool {
+        match self.payment.refund {
+            Some(_) => self.channels.is_fresh(record) && record.observed.state.balance > 0,
+            None => self.is_good(record),
+        }
+    }
+
+    /// Asks the chain whether the channel has the money, or whether a deposit that came along would be made. Returns the deposit if it was
+    /// under way already, and is made now.
+    async fn show_money(&self, known: Option<ChannelRecord>) -> Result<Option<Executed>, Answer> {
+        let PrecheckedVoucher { config, voucher, deposit, refund, .. } = &self.payment;
+        if let Some(deposit) = deposit {
+            let place = self.places().enter().await.ok_or_else(answer::overloaded)?;
+            let verified = self.channels.verify_deposit(config, deposit).await;
+            drop(place);
+            match verified {
+                Ok(before) if voucher.max_claimable_amount <= before.state.balance.saturating_add(deposit.amount) => {
+                    return Ok(None);
+                }
+                Ok(_) | Err(ChannelError::Rejected { .. } | ChannelError::Pending { .. }) => {
+                    // A deposit that was sent before would not be made once more. Whether it was is known where deposits are made.
+                    let mut made = None;
+                    self.fill(known, &mut made).await?;
+                    return Ok(made);
+                }
+                Err(error) => return Err(self.not_moved(&error)),
+            }
+        }
+        match self.look().await? {
+            Some(record) if refund.is_some() || self.is_covered(&record) => Ok(None),
+            Some(record) => {
+                self.check_amount(&record)?;
+                Err(self.refused(ChannelLedgerError::ExceedsBalance(Box::new(record))))
+            }
+            None => Err(self.refuse(reason::CHANNEL_NOT_FOUND, "nothing was deposited into this channel")),
+        }
+    }
+
+    /// Returns the places in which it waits for the chain.
+    fn places(&self) -> &AdmissionQueue {
+        let config = &self.context.config;
+        if self.is_known { &config.stale } else { &config.unproven }
+    }
+
+    /// Records in the span which payment this is. Its nonce follows when the request was read.
+    fn describe(&self) {
+        let (span, ChannelConfig { token, payer, .. }) = (Span::current(), self.payment.config);
+        span.record("network", display(self.channels.network())).record("asset", display(token));
+        span.record("payer", display(payer)).record("amount", display(self.payment.price));
+    }
+
     /// Notes what identifies the request: the voucher, the request's head and body, and the payment identifier if there is one.
-    fn identify(&mut self, payment: &PaymentPayload, parts: &Parts, body: &[u8]) {
-        let catalogue = &self.context.config.catalogue;
+    fn identify(&mut self, parts: &Parts, body: &[u8]) {
+        let (catalogue, PrecheckedVoucher { voucher, refund, id, .. }) =
+            (&self.context.config.catalogue, &self.payment);
         let head = Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by());
-        let id =
-            payment.extensions.as_ref().and_then(|extensions| PaymentId::of(&extensions.read().ok()?).ok().flatten());
         self.has_secret = head.names_caller || id.is_some() || !body.is_empty();
-        let id = id.map_or(B256::ZERO, |id| id.digest());
         // The voucher of a refund may be the one that paid last.
-        let kind = if self.payment.refund.is_some() { &b"refund"[..] } else { b"" };
-        let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), id.as_slice(), kind].concat());
-        self.request_key = ChannelRecord::request_key(&self.payment.voucher, request);
+        let kind = if refund.is_some() { &b"refund"[..] } else { b"" };
+        let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), kind].concat());
+        self.name = id.filter(|_| refund.is_none()).map(|id| RequestName { id, request });
+        let request = keccak256([request, id.unwrap_or_default()].concat());
+        self.request_key = ChannelRecord::request_key(voucher, request);
+        Span::current().record("nonce", display(self.request_key));
+    }
+
+    /// Returns the answer that the request got before: with this voucher or, under its payer's name for it, with another one.
+    fn answer_in(&self, record: &ChannelRecord) -> Result<Option<Charged>, Answer> {
+        if let Some(charged) = record.answer_to(self.request_key) {
+            return Ok(Some(*charged));
+        }
+        match self.name.and_then(|name| record.answer_named(name.id)) {
+            Some(charged) if charged.name == self.name => Ok(Some(*charged)),
+            Some(_) => Err(answer::other_id()),
+            None => Ok(None),
+        }
     }
 
     fn key(&self) -> PaymentKey {
@@ -346,7 +489,7 @@ impl VoucherRequest {
     /// Looks at the channel on the chain. Returns `None` if nothing is in it. Strangers can name channels that do not exist, so only so many
     /// do at once.
     async fn look(&self) -> Result<Option<ChannelRecord>, Answer> {
-        let _permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
+        let _place = self.places().enter().await.ok_or_else(answer::overloaded)?;
         let PrecheckedVoucher { config, voucher, .. } = &self.payment;
         self.channels.refresh(voucher.channel_id, config).await.map_err(|error| self.not_moved(&error))
     }
@@ -406,19 +549,30 @@ impl VoucherRequest {
         self.channels.is_fresh(record) && self.is_covered(record)
     }
 
-    /// Returns the answer that the request got before. Without a secret in the request anybody who reads the voucher on the chain could
-    /// ask, so that then it is given for a short time only.
+    /// Returns the response that the request got before.
     async fn replay<B>(&self, record: &ChannelRecord, charged: Charged) -> Result<Next<B>, Answer> {
         let settings = &self.context.config.settings;
+        let stored = self.channels.response(record, charged.request).await;
+        let stored = stored.map_err(|error| answer::ledger_failed(&error))?;
+        let receipt = || self.context.voucher_receipt(&self.statement(&charged, record), None);
+        if let Some(names) = stored.as_ref().and_then(|stored| misfit(stored, &self.context.asked)) {
+            return Err(answer::other_headers(&names).with_receipt(receipt()));
+        }
+        let replays = match self.has_secret {
+            true => charged.replays,
+            false => {
+                let step = ChannelStep::Replay { request: charged.request };
+                let counted = self.channels.advance(&record.id, &step).await.map_err(|error| self.refused(error))?;
+                counted.answer_to(charged.request).map_or(u32::MAX, |answer| answer.replays)
+            }
+        };
         let age = settings.clock.now().saturating_sub(charged.at);
-        let is_given = self.has_secret || age <= settings.limits.anonymous_replay_age.as_secs();
-        let stored = self.channels.response(record, self.request_key).await;
-        match stored.map_err(|error| answer::ledger_failed(&error))?.filter(|_| is_given) {
+        match stored.filter(|_| settings.limits.may_replay(self.has_secret, replays, age)) {
             Some(stored) => Ok(Next::Replay(stored, charged, Box::new(record.clone()))),
             None => {
                 let detail = "this voucher was used for this request and its response is no longer available";
                 let answer = Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, None);
-                Err(answer.with_receipt(self.context.voucher_receipt(&self.statement(&charged, record), None)))
+                Err(answer.with_receipt(receipt()))
             }
         }
     }
@@ -467,12 +621,12 @@ impl VoucherRequest {
         };
         let now = self.context.config.settings.clock.now();
         if !body.is_whole() {
-            body = body.record(&parts, self.recording(&held.lease.record, now));
+            body = body.record(&parts, &self.context.asked, self.recording(&held.lease.record, now));
             if let Err(why) = body.begin(deadline).await {
                 return Err(answer::unfinished(why).with_receipt(self.uncharged(&mut held).await));
             }
         }
-        let response = body.to_keep(&parts, now);
+        let response = body.to_keep(&parts, &self.context.asked, now);
         let step = ChannelStep::Charge { epoch: held.lease.record.epoch, amount, response, now };
         match self.charge(&held.lease.record, &step).await {
             Ok(record) => held.lease.charged(record),
@@ -547,7 +701,7 @@ impl VoucherRequest {
             nonce: self.request_key,
             flow: PaymentFlow::Authorization,
             transaction: held.deposit.map(|deposit| deposit.transaction),
-            attempt: 1,
+            attempt: held.lease.record.attempts_of(self.request_key),
         }
     }
 

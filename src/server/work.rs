@@ -126,6 +126,11 @@ pub(super) async fn run<S: Handler<B, R>, B: Content, R: Content>(
     let paid = Request::from_parts(paid_head(parts, VerifiedPayment::of(lease.record())), body);
     let limit = request.facilitator.ledger().response_limit();
     match run_handler(inner, paid, &config.settings, limit, deadline).await {
+        // Whatever the handler made of a part of it, it is not what the payer asked for.
+        Ok(_) if read.is_broken() => {
+            lease.release(read.digest()).await;
+            Ok(request.context.unfinished(Unfinished::BODY_BROKE_OFF, lease.record()).into_response())
+        }
         Ok((parts, body)) => Ok(Box::pin(after_work(&mut request, &mut lease, read.digest(), parts, body)).await),
         Err(why) => {
             lease.release(read.digest()).await;
@@ -196,14 +201,17 @@ pub(super) async fn detached<T: Send + 'static>(work: impl Future<Output = T> + 
 
 /// Verifies and admits the payment and, where the flow wants it, settles it. The error is what the client is told.
 async fn before_work(request: &mut PaidRequest, lease: &mut HeldLease) -> Result<(), Answer> {
+    let is_new = lease.record().settlement == Settlement::None;
+    if is_new && request.verified.is_none() {
+        request.verify().await?;
+    }
+    // From here on it is work for a payer that has the money.
+    request.take_permit()?;
     if lease.record().settlement.paid_by().is_some() {
         return Ok(());
     }
     let is_upfront = request.payment.terms().offer().flow == PaymentFlow::Upfront;
-    if lease.record().settlement == Settlement::None {
-        if request.verified.is_none() {
-            request.verify().await?;
-        }
+    if is_new {
         admit(request, lease, is_upfront).await?;
     }
     if is_upfront {
@@ -243,7 +251,11 @@ async fn after_work<R: Content>(
 ) -> Response<ResponseBody<R>> {
     let ledger = request.facilitator.ledger().clone();
     let now = request.context.config.settings.clock.now();
-    let step = FulfilmentStep::Produce { body: Some(read), at: now, response: body.to_keep(&parts, now) };
+    let step = FulfilmentStep::Produce {
+        body: Some(read),
+        at: now,
+        response: body.to_keep(&parts, &request.context.asked, now),
+    };
     if let Err(error) = lease.step_after_work(ledger.as_ref(), step).await {
         let is_given_back = lease.give_back().await;
         return request.context.unrecorded(&error, lease.record(), is_given_back).into_response();
@@ -253,7 +265,8 @@ async fn after_work<R: Content>(
     if !is_whole {
         let (ledger, held) = (ledger.clone(), lease.record().lease());
         let ledger = RecordingLedger::Payment(ledger, held);
-        body = body.record(&parts, RecordingTarget { ledger, in_progress: lease.take_in_progress(), now });
+        let target = RecordingTarget { ledger, in_progress: lease.take_in_progress(), now };
+        body = body.record(&parts, &request.context.asked, target);
     }
     if lease.record().settlement.paid_by().is_none()
         && let Err(answer) = settle_or_defer(request, lease, is_whole).await

@@ -150,6 +150,7 @@ fn advancing(step: &ChannelStep) -> &'static str {
         ChannelStep::Observe { .. } => "advance Observe",
         ChannelStep::Begin { .. } => "advance Begin",
         ChannelStep::Charge { .. } => "advance Charge",
+        ChannelStep::Replay { .. } => "advance Replay",
         ChannelStep::Release { .. } => "advance Release",
         ChannelStep::BeginClaim { .. } => "advance BeginClaim",
         ChannelStep::EndClaim { .. } => "advance EndClaim",

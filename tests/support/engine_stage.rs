@@ -175,6 +175,7 @@ impl Stage {
             headers: http::HeaderMap::new(),
             body: bytes::Bytes::from_static(b"answer"),
             trailers: None,
+            varied_by: Vec::new(),
             stored_at: self.clock.now(),
         };
         self.produced_with(payment, Some(response)).await;

@@ -46,6 +46,7 @@ impl ChannelLedger for MeasuredChannels {
             ChannelStep::Observe { .. } => timed_step!("channel_observe", self.0.advance(id, step)),
             ChannelStep::Begin { .. } => timed_step!("channel_begin", self.0.advance(id, step)),
             ChannelStep::Charge { .. } => timed_step!("channel_charge", self.0.advance(id, step)),
+            ChannelStep::Replay { .. } => timed_step!("channel_replay", self.0.advance(id, step)),
             ChannelStep::Release { .. } => timed_step!("channel_release", self.0.advance(id, step)),
             ChannelStep::BeginClaim { .. } => timed_step!("channel_begin_claim", self.0.advance(id, step)),
             ChannelStep::EndClaim { .. } => timed_step!("channel_end_claim", self.0.advance(id, step)),

@@ -12,7 +12,8 @@
 //! 1. **One at a time.** Of any number of concurrent steps on a channel, each is decided on the state that the one before it left.
 //!    One request holds a channel at a time; the others are refused with [`ChannelLedgerError::Busy`].
 //! 2. **One charge.** The same voucher for the same request is charged for once: `Begin` refuses it with
-//!    [`ChannelLedgerError::Answered`] afterwards, and a repeated `Charge` does nothing.
+//!    [`ChannelLedgerError::Answered`] afterwards, and a repeated `Charge` does nothing. The same holds for another voucher of the channel
+//!    with the same [id](RequestName) of the payer's, as long as the answer is remembered.
 //! 3. **Durability.** A step is durable before the call returns. [`Observe`](ChannelStep::Observe) may become durable later, because the
 //!    chain can be asked again. The response in a `Charge` is kept in the same step.
 //! 4. **The watermark.** [`ChannelRecord::charged`] never falls, and no charge exceeds the voucher that it was signed for. A step that
@@ -37,7 +38,7 @@ use super::{LedgerError, StoredResponse};
 use crate::{payment::PaymentKey, vouchers::ChannelId};
 
 pub(super) use memory::MemoryChannels;
-pub use record::{Answer, ChannelRecord, ChannelStep, PendingRefund, PendingRequest};
+pub use record::{Answer, Attempts, ChannelRecord, ChannelStep, PendingRefund, PendingRequest, RequestName};
 
 /// A store of payment channels. The [module](self) states the contract that every implementation keeps.
 #[async_trait]

@@ -47,6 +47,8 @@ pub struct ChannelRecord {
     pub epoch: u64,
     /// The last requests that were charged for.
     pub answers: VecDeque<Answer>,
+    /// The last request that was begun, and how often. A refund does not count.
+    pub attempts: Option<Attempts>,
     /// When it was used last.
     pub used_at: u64,
     /// Since when something is unclaimed, or was charged after the last claim.
@@ -79,6 +81,8 @@ pub struct PendingRefund {
 pub struct PendingRequest {
     /// Identifies the request ([`ChannelRecord::request_key`]).
     pub request: B256,
+    /// How its payer names it.
+    pub name: Option<RequestName>,
     /// The voucher that pays for it.
     pub voucher: Voucher,
     /// The most that it may cost.
@@ -86,6 +90,26 @@ pub struct PendingRequest {
     pub price: u128,
     /// When another request may take the channel over.
     pub until: u64,
+}
+
+/// How a payer names a request (the extension `payment-identifier`), whatever voucher it pays with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RequestName {
+    /// The payer's id, as [`PaymentId::digest`](crate::protocol::PaymentId::digest).
+    pub id: B256,
+    /// The digest of all that the response depends on.
+    pub request: B256,
+}
+
+/// How often a request was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempts {
+    /// Identifies the request ([`ChannelRecord::request_key`]).
+    pub request: B256,
+    /// The number of times.
+    pub number: u32,
 }
 
 /// A request that was answered and charged for.
@@ -105,6 +129,11 @@ pub struct Answer {
     pub total: u128,
     /// When it was answered.
     pub at: u64,
+    /// How its payer named it.
+    pub name: Option<RequestName>,
+    /// How often [`Replay`](ChannelStep::Replay) counted a replay of its response.
+    #[serde(default)]
+    pub replays: u32,
 }
 
 /// A step on a channel.
@@ -135,6 +164,8 @@ pub enum ChannelStep {
     Begin {
         /// Identifies the request ([`ChannelRecord::request_key`]).
         request: B256,
+        /// How its payer names it.
+        name: Option<RequestName>,
         /// The voucher that pays for it, which was authenticated.
         voucher: Voucher,
         /// The most that it may cost.
@@ -154,6 +185,11 @@ pub enum ChannelStep {
         response: Option<Arc<StoredResponse>>,
         /// The time.
         now: u64,
+    },
+    /// Counts a replay of the response to a request that was charged for. Does nothing if the request is not remembered.
+    Replay {
+        /// Identifies the request ([`ChannelRecord::request_key`]).
+        request: B256,
     },
     /// Frees the channel without a charge. Does nothing if it was taken over meanwhile.
     Release {
@@ -208,6 +244,7 @@ impl ChannelRecord {
             pending: None,
             epoch: 0,
             answers: VecDeque::new(),
+            attempts: None,
             used_at: now,
             unclaimed_since: None,
             claimed_since: Some(now),
@@ -233,6 +270,16 @@ impl ChannelRecord {
     /// Returns the answer that a request got, if it is remembered.
     pub fn answer_to(&self, request: B256) -> Option<&Answer> {
         self.answers.iter().find(|answer| answer.request == request)
+    }
+
+    /// Returns the answer that a request with this id of the payer's got, if it is remembered.
+    pub fn answer_named(&self, id: B256) -> Option<&Answer> {
+        self.answers.iter().find(|answer| answer.name.is_some_and(|name| name.id == id))
+    }
+
+    /// Returns how often a request was begun, if it is the last one that was.
+    pub fn attempts_of(&self, request: B256) -> u32 {
+        self.attempts.filter(|attempts| attempts.request == request).map_or(0, |attempts| attempts.number)
     }
 
     /// Returns the refund that was signed and may still be executed.
@@ -306,10 +353,16 @@ impl ChannelRecord {
             ChannelStep::Open { observation, now, .. } | ChannelStep::Observe { observation, now } => {
                 self.observe(*observation, *now)
             }
-            ChannelStep::Begin { request, voucher, price, now, until } => {
-                self.begin(*request, voucher, *price, *now, *until)
+            ChannelStep::Begin { request, name, voucher, price, now, until } => {
+                self.begin((*request, *name), voucher, *price, *now, *until)
             }
             ChannelStep::Charge { epoch, amount, now, .. } => self.charge(*epoch, *amount, *now),
+            ChannelStep::Replay { request } => {
+                if let Some(answer) = self.answers.iter_mut().find(|answer| answer.request == *request) {
+                    answer.replays = answer.replays.saturating_add(1);
+                }
+                Ok(())
+            }
             ChannelStep::Release { epoch } => {
                 if self.epoch == *epoch {
                     self.pending = None;
@@ -361,7 +414,7 @@ impl ChannelRecord {
 
     fn begin(
         &mut self,
-        request: B256,
+        (request, name): (B256, Option<RequestName>),
         voucher: &Voucher,
         price: u128,
         now: u64,
@@ -371,7 +424,8 @@ impl ChannelRecord {
             return Err(ChannelLedgerError::OtherChannel);
         }
         // A copy of the request may have been answered since the caller looked. If that cost nothing, the voucher would fit again.
-        if self.answer_to(request).is_some() {
+        let is_named_alike = name.is_some_and(|name| self.answer_named(name.id).is_some());
+        if self.answer_to(request).is_some() || is_named_alike {
             return Err(ChannelLedgerError::Answered(Box::new(self.clone())));
         }
         if let Some(pending) = self.pending.as_ref().filter(|pending| pending.until > now) {
@@ -384,7 +438,10 @@ impl ChannelRecord {
         if price > 0 && max > self.covered() {
             return Err(ChannelLedgerError::ExceedsBalance(Box::new(self.clone())));
         }
-        self.pending = Some(PendingRequest { request, voucher: voucher.clone(), price, until });
+        self.pending = Some(PendingRequest { request, name, voucher: voucher.clone(), price, until });
+        if price > 0 {
+            self.attempts = Some(Attempts { request, number: self.attempts_of(request).saturating_add(1) });
+        }
         self.epoch += 1;
         self.used_at = now;
         Ok(())
@@ -404,7 +461,8 @@ impl ChannelRecord {
         if self.answers.len() >= ANSWERS {
             self.answers.pop_front();
         }
-        self.answers.push_back(Answer { request: pending.request, epoch, charged: amount, total, at: now });
+        let PendingRequest { request, name, .. } = *pending;
+        self.answers.push_back(Answer { request, epoch, charged: amount, total, at: now, name, replays: 0 });
         if amount > 0 {
             self.voucher = Some(pending.voucher.clone());
             self.charged = total;
@@ -508,7 +566,7 @@ mod tests {
     /// A request that is paid with a voucher for `max`, and holds the channel for 30 seconds.
     fn begin(channel: &ChannelRecord, request: u8, max: u128, price: u128, now: u64) -> ChannelStep {
         let request = B256::repeat_byte(request);
-        ChannelStep::Begin { request, voucher: voucher(channel, max), price, now, until: now + 30 }
+        ChannelStep::Begin { request, name: None, voucher: voucher(channel, max), price, now, until: now + 30 }
     }
 
     fn charge(epoch: u64, amount: u128) -> ChannelStep {
@@ -609,7 +667,7 @@ mod tests {
         let other = ChannelId::from(B256::repeat_byte(9));
         let foreign = Voucher { channel_id: other, ..voucher(&channel, 10) };
         let request = B256::repeat_byte(1);
-        let begin = ChannelStep::Begin { request, voucher: foreign, price: 10, now: NOW, until: NOW + 30 };
+        let begin = ChannelStep::Begin { request, name: None, voucher: foreign, price: 10, now: NOW, until: NOW + 30 };
         let mut observation = observation(1_000, 0, 2);
         observation.state.channel_id = other;
         for step in [begin, ChannelStep::Observe { observation, now: NOW }] {
@@ -763,6 +821,45 @@ mod tests {
     }
 
     #[test]
+    fn attempts_of_the_same_request_are_counted_until_it_is_charged() {
+        let mut channel = channel(100);
+        for attempt in 1..=3 {
+            let again = begin(&channel, 1, 10, 10, NOW);
+            channel.apply(&again).unwrap();
+            assert_eq!(channel.attempts_of(B256::repeat_byte(1)), attempt);
+            channel.apply(&ChannelStep::Release { epoch: channel.epoch }).unwrap();
+        }
+        let other = begin(&channel, 2, 10, 10, NOW);
+        channel.apply(&other).unwrap();
+        assert_eq!([1, 2].map(|request| channel.attempts_of(B256::repeat_byte(request))), [0, 1]);
+    }
+
+    #[test]
+    fn a_request_that_was_answered_under_its_name_is_not_begun_again() {
+        let mut channel = channel(100);
+        let named = |channel: &ChannelRecord, request: u8, id: u8| {
+            let (request, name) = (B256::repeat_byte(request), RequestName { id: hash(id), request: hash(9) });
+            let voucher = voucher(channel, channel.charged + 10);
+            ChannelStep::Begin { request, name: Some(name), voucher, price: 10, now: NOW, until: NOW + 30 }
+        };
+        let hash_of_two = named(&channel, 1, 2);
+        channel.apply(&hash_of_two).unwrap();
+        channel.apply(&charge(1, 10)).unwrap();
+        let again = named(&channel, 3, 2);
+        assert!(matches!(channel.apply(&again), Err(ChannelLedgerError::Answered(_))));
+        let other = named(&channel, 3, 4);
+        channel.apply(&other).expect("another id");
+        for (id, replays) in [(2, 1), (2, 2)] {
+            channel.apply(&ChannelStep::Replay { request: B256::repeat_byte(1) }).unwrap();
+            assert_eq!(channel.answer_named(hash(id)).unwrap().replays, replays);
+        }
+    }
+
+    fn hash(byte: u8) -> B256 {
+        B256::repeat_byte(byte)
+    }
+
+    #[test]
     fn answers_are_bounded() {
         let mut channel = channel(100);
         for request in 1..=10 {
@@ -773,7 +870,7 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = (u8, u8, u128, u128, u64)> {
-        (0..9_u8, any::<u8>(), 0..40_u128, 0..40_u128, 0..100_u64)
+        (0..10_u8, any::<u8>(), 0..40_u128, 0..40_u128, 0..100_u64)
     }
 
     proptest! {
@@ -798,6 +895,7 @@ mod tests {
                         ChannelStep::Observe { observation, now }
                     }
                     6 => ChannelStep::Refund { amount: a * 4, now },
+                    7 => ChannelStep::Replay { request: B256::repeat_byte(request) },
                     _ => ChannelStep::BeginClaim { now, until: now + 10 },
                 };
                 let before = channel.clone();

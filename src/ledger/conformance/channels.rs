@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
-    ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
+    ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, RequestName},
     vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow, Voucher, VoucherSignature},
 };
 
@@ -38,6 +38,8 @@ const TESTS: &[ChannelTest] = table! {
     a_request_that_lost_the_channel_charges_nothing,
     a_released_channel_is_free_and_uncharged,
     a_charge_stores_its_response,
+    a_payers_id_finds_its_answer,
+    replays_and_attempts_are_counted,
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,
@@ -96,7 +98,7 @@ pub fn voucher(salt: u8, max_claimable_amount: u128) -> Voucher {
 
 /// Returns the step with which a request takes a channel for 30 seconds from [`START`].
 pub fn begin(salt: u8, request: B256, max: u128, price: u128) -> ChannelStep {
-    ChannelStep::Begin { request, voucher: voucher(salt, max), price, now: START, until: START + 30 }
+    ChannelStep::Begin { request, name: None, voucher: voucher(salt, max), price, now: START, until: START + 30 }
 }
 
 /// Returns the step that charges, without a response.
@@ -132,6 +134,7 @@ fn response(body: &'static [u8]) -> Arc<StoredResponse> {
         headers: HeaderMap::from_iter([("x-kept".parse().unwrap(), "1".parse().unwrap())]),
         body: Bytes::from_static(body),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at: START,
     })
 }
@@ -309,7 +312,10 @@ async fn requests_on_different_channels_do_not_wait_for_each_other(
 async fn a_request_that_lost_the_channel_charges_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
     open(&*ledger, 1, 100).await;
     let first = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
-    let take = |now| ChannelStep::Begin { request: hash(2), voucher: voucher(1, 10), price: 10, now, until: now + 30 };
+    let take = |now| {
+        let (request, voucher) = (hash(2), voucher(1, 10));
+        ChannelStep::Begin { request, name: None, voucher, price: 10, now, until: now + 30 }
+    };
     let early = ledger.advance(&id(1), &take(START + 29)).await;
     assert!(matches!(early, Err(ChannelLedgerError::Busy { .. })), "{early:?}");
     let second = ledger.advance(&id(1), &take(START + 30)).await.unwrap();
@@ -358,6 +364,45 @@ async fn a_charge_stores_its_response(ledger: Arc<dyn ChannelLedger>, clock: Arc
     clock.advance(100_000);
     assert!(ledger.channel_response(&key).await.unwrap().is_none(), "it is too old");
     assert_eq!(get(&*ledger, 1).await.charged, 8);
+}
+
+/// Returns the step with which a request takes a channel that its payer names.
+fn begin_named(request: B256, max: u128, name: RequestName) -> ChannelStep {
+    let voucher = voucher(1, max);
+    ChannelStep::Begin { request, name: Some(name), voucher, price: 10, now: START, until: START + 30 }
+}
+
+async fn a_payers_id_finds_its_answer(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let name = RequestName { id: hash(7), request: hash(8) };
+    let held = ledger.advance(&id(1), &begin_named(hash(1), 10, name)).await.unwrap();
+    assert_eq!(get(&*ledger, 1).await.pending.and_then(|pending| pending.name), Some(name));
+    ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
+    assert_eq!(get(&*ledger, 1).await.answer_named(hash(7)).map(|answer| answer.request), Some(hash(1)));
+    // Another voucher, and even another request.
+    for request in [hash(8), hash(9)] {
+        let again = ledger.advance(&id(1), &begin_named(hash(2), 20, RequestName { request, ..name })).await;
+        assert!(matches!(again, Err(ChannelLedgerError::Answered(_))), "{again:?}");
+    }
+    let other = RequestName { id: hash(6), ..name };
+    ledger.advance(&id(1), &begin_named(hash(2), 20, other)).await.expect("another id");
+}
+
+async fn replays_and_attempts_are_counted(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    for attempt in 1..=3 {
+        let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
+        assert_eq!((held.attempts_of(hash(1)), held.attempts_of(hash(2))), (attempt, 0));
+        ledger.advance(&id(1), &ChannelStep::Release { epoch: held.epoch }).await.unwrap();
+    }
+    assert_eq!(get(&*ledger, 1).await.attempts_of(hash(1)), 3);
+    sell(&*ledger, 1, hash(2), 10).await;
+    for replays in 1..=3 {
+        let counted = ledger.advance(&id(1), &ChannelStep::Replay { request: hash(2) }).await.unwrap();
+        assert_eq!(counted.answer_to(hash(2)).map(|answer| answer.replays), Some(replays));
+    }
+    ledger.advance(&id(1), &ChannelStep::Replay { request: hash(3) }).await.expect("it does nothing");
+    assert_eq!(get(&*ledger, 1).await.answer_to(hash(2)).map(|answer| answer.replays), Some(3));
 }
 
 async fn an_observation_of_an_earlier_block_is_ignored(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {

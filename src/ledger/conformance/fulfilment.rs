@@ -378,6 +378,7 @@ async fn responses_are_kept_and_replays_counted(ledger: Arc<dyn Ledger>, clock: 
         headers: HeaderMap::from_iter([("x-a".parse().unwrap(), "1".parse().unwrap())]),
         body: Bytes::from(vec![7; size]),
         trailers: Some(HeaderMap::new()),
+        varied_by: Vec::new(),
         stored_at: START,
     };
     ledger.store_response(&lease.key, response(ledger.response_limit() + 1)).await.unwrap();

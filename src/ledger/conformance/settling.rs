@@ -275,6 +275,7 @@ async fn a_complete_response_is_stored_with_its_step(ledger: Arc<dyn Ledger>, _:
             headers: HeaderMap::new(),
             body: Bytes::from_static(b"answer"),
             trailers: None,
+            varied_by: Vec::new(),
             stored_at: START,
         };
         FulfilmentStep::Produce { body: None, at: START, response: Some(Arc::new(response)) }

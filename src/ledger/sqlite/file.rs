@@ -393,6 +393,7 @@ mod tests {
             headers: HeaderMap::new(),
             body: bytes::Bytes::from_static(b"good"),
             trailers: None,
+            varied_by: Vec::new(),
             stored_at: 1,
         });
         let mut rows_after = |numbers: std::ops::Range<usize>, response: Option<&Arc<StoredResponse>>| -> usize {

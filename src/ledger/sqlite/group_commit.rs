@@ -536,6 +536,7 @@ mod tests {
             headers: HeaderMap::new(),
             body: bytes::Bytes::from_static(b"good"),
             trailers: None,
+            varied_by: Vec::new(),
             stored_at: NOW,
         };
         for step in [

@@ -1,7 +1,9 @@
 //! Tests of the layer that charges, over HTTP.
 
+mod admission;
 mod bad_clients;
 mod bad_payments;
+mod both_schemes;
 mod browser_page;
 mod burst;
 mod cannot_settle;

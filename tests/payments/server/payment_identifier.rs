@@ -32,7 +32,7 @@ on_every_chain! {
     a_payment_with_its_id_finds_its_answer,
     an_id_stands_for_one_request,
     an_id_stands_for_one_payment,
-    of_fifty_payments_with_one_id_one_is_served,
+    of_fifty_payments_with_one_id_one_is_settled,
     payment_without_its_id_is_refused,
 }
 
@@ -108,15 +108,25 @@ async fn an_id_stands_for_one_payment(chain: &dyn Chain) {
     let app = shop.app(layer(&shop));
     let customer = Customer::with_funds(chain, 100 * PRICE).await;
     let [first, second] = [customer.pay(&app, evaluate("a")).await, customer.pay(&app, evaluate("a")).await];
-    assert_eq!(present(&app, &first, ID, evaluate("a")).await.status, StatusCode::OK);
+    let answer = present(&app, &first, ID, evaluate("a")).await;
+    assert_eq!(answer.status, StatusCode::OK);
     proxy.reset();
-    for request in [evaluate("a"), evaluate("b")] {
-        assert_conflict(&present(&app, &second, ID, request).await);
+    assert_conflict(&present(&app, &second, ID, Request::get("/list").body(Body::empty()).unwrap()).await);
+    let other = present(&app, &second, ID, evaluate("b")).await;
+    assert_eq!((other.status, other.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
+    // Signed anew for the same request: what was paid for, and the new authorization is not used.
+    for _ in 0..5 {
+        let again = present(&app, &second, ID, evaluate("a")).await;
+        assert_eq!((again.status, again.text(), again.settlement()), (StatusCode::OK, "a", answer.settlement()));
     }
-    assert_eq!(proxy.reset().requests, 0, "refused before it is verified");
+    assert_eq!(proxy.reset().requests, 0, "nothing is verified or settled");
     assert!(shop.record(&second.authorization).await.is_none());
     assert_eq!(shop.counts().await, Counts { settled: 1, ..Counts::default() });
 
+    let mut forged = second.clone();
+    forged.signer = PrivateKeySigner::random();
+    forged.resign();
+    assert_eq!(present(&app, &forged, ID, evaluate("a")).await.status, StatusCode::PAYMENT_REQUIRED);
     assert_eq!(present(&app, &second, OTHER_ID, evaluate("a")).await.status, StatusCode::OK, "the payment is unused");
     let stranger = Customer::with_funds(chain, PRICE).await;
     let theirs = stranger.pay(&app, evaluate("a")).await;
@@ -124,14 +134,15 @@ async fn an_id_stands_for_one_payment(chain: &dyn Chain) {
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (3, 3 * PRICE));
 }
 
-async fn of_fifty_payments_with_one_id_one_is_served(chain: &dyn Chain) {
+async fn of_fifty_payments_with_one_id_one_is_settled(chain: &dyn Chain) {
     let (shop, app, customer) = open(chain).await;
     let offer = demand(&send(&app, evaluate("a")).await);
     let purchases: Vec<Purchase> = (0..50).map(|_| customer.sign(&offer, 0)).collect();
     let answers = join_all(purchases.iter().map(|purchase| present(&app, purchase, ID, evaluate("a")))).await;
-    let (served, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.status == StatusCode::OK);
-    assert_eq!((served.len(), refused.len()), (1, 49));
-    refused.into_iter().for_each(assert_conflict);
+    for answer in &answers {
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
+        assert_eq!(answer.settlement(), answers[0].settlement());
+    }
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));
     assert_eq!(shop.counts().await, Counts { settled: 1, ..Counts::default() });
 }
@@ -294,7 +305,7 @@ async fn ids_are_known_after_a_restart() {
     let app = after.app(layer(&after).anonymous_replays(0, Duration::ZERO));
     assert_conflict(&send(&app, purchase.on(list())).await);
     let other = customer.pay(&app, list()).await;
-    assert_conflict(&present(&app, &other, ID, list()).await);
+    assert_eq!(present(&app, &other, ID, list()).await.settlement(), first.settlement());
     let again = present(&app, &purchase, ID, list()).await;
     assert_eq!((again.status, again.settlement()), (StatusCode::OK, first.settlement()));
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));

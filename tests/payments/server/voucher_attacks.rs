@@ -530,7 +530,7 @@ async fn a_voucher_that_was_claimed_buys_a_stranger_nothing() {
 async fn a_response_without_a_secret_is_given_again_for_a_minute_only() {
     let stage = Stage::open().await;
     let layer = stage.shop.layer().clock(stage.clock.clone()).vouchers(stage.channels.clone());
-    let app = stage.shop.app(layer.payment_identifier(false));
+    let app = stage.shop.app(layer.payment_identifier(true));
     let channel = stage.filled(&app).await;
     let request = async |max: u128, secret: &str| {
         let payload =

@@ -766,7 +766,7 @@ async fn channels_of_other_sellers_in_the_ledger_are_left_alone() {
     let request = B256::ZERO;
     for step in [
         ChannelStep::Open { network, config, observation, now },
-        ChannelStep::Begin { request, voucher, price: COST, now, until: now + 60 },
+        ChannelStep::Begin { request, name: None, voucher, price: COST, now, until: now + 60 },
         ChannelStep::Charge { epoch: 1, amount: COST, response: None, now },
     ] {
         stage.ledger.advance(&id, &step).await.expect("memory");

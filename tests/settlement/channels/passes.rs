@@ -154,7 +154,7 @@ impl Stage {
             let voucher = Voucher { channel_id: id, ..self.voucher.clone() };
             for step in [
                 ChannelStep::Open { network, config, observation: self.contract.observation(id), now },
-                ChannelStep::Begin { request: B256::ZERO, voucher, price: CHARGED, now, until: now + 60 },
+                ChannelStep::Begin { request: B256::ZERO, name: None, voucher, price: CHARGED, now, until: now + 60 },
                 ChannelStep::Charge { epoch: 1, amount: CHARGED, response: None, now },
             ] {
                 self.ledger.advance(&id, &step).await.unwrap();

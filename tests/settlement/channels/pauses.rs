@@ -178,7 +178,7 @@ async fn refunds_of_an_idle_channel_that_revert_are_tried_more_and_more_rarely()
         let (voucher, network) = (channel.voucher(1_000), Network::BASE_SEPOLIA);
         for step in [
             ChannelStep::Open { network, config: channel.config, observation, now },
-            ChannelStep::Begin { request: B256::ZERO, voucher, price: 1_000, now, until: now + 60 },
+            ChannelStep::Begin { request: B256::ZERO, name: None, voucher, price: 1_000, now, until: now + 60 },
             ChannelStep::Charge { epoch: 1, amount: 1_000, response: None, now },
         ] {
             ledger.advance(&id, &step).await.unwrap();

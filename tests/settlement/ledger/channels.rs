@@ -74,6 +74,7 @@ async fn sell_with_response(ledger: &dyn ChannelLedger, salt: u8, n: u8) -> Chan
         headers: HeaderMap::new(),
         body: vec![n].into(),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at: START,
     };
     let step = ChannelStep::Charge { epoch: held.epoch, amount: 1, response: Some(Arc::new(response)), now: START };
@@ -91,8 +92,8 @@ async fn a_full_ledger_keeps_what_may_be_claimed(ledger: &dyn ChannelLedger) {
     // One that is charged, one that is being worked for, one whose claim may be reorged.
     sell(ledger, 1, hash(1), 10).await;
     let until = START + 2 * HOUR;
-    let request =
-        ChannelStep::Begin { request: hash(1), voucher: channels::voucher(2, 1), price: 1, now: START, until };
+    let (request, voucher) = (hash(1), channels::voucher(2, 1));
+    let request = ChannelStep::Begin { request, name: None, voucher, price: 1, now: START, until };
     ledger.advance(&id(2), &request).await.unwrap();
     sell(ledger, 3, hash(1), 10).await;
     let claimed = ChannelStep::Observe { observation: observation(3, 100, 10, 2), now: START + HOUR };
@@ -208,6 +209,7 @@ fn steps() -> Vec<ChannelStep> {
         headers: HeaderMap::new(),
         body: "verdict".into(),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at: START,
     };
     vec![
@@ -322,7 +324,7 @@ async fn sell_and_claim(ledger: &dyn ChannelLedger) {
     let opened = advance(ledger, &opened).await.unwrap();
     let request = |now| {
         let (request, voucher) = (hash(1), channels::voucher(1, 10));
-        ChannelStep::Begin { request, voucher, price: 10, now, until: now + 30 }
+        ChannelStep::Begin { request, name: None, voucher, price: 10, now, until: now + 30 }
     };
     let held = match advance(ledger, &request(START)).await {
         // The lost answer was its own: it has to wait for the end of its own lease.
@@ -335,6 +337,7 @@ async fn sell_and_claim(ledger: &dyn ChannelLedger) {
         headers: HeaderMap::new(),
         body: "verdict".into(),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at: START,
     };
     let streamed = StoredResponse { body: "streamed".into(), ..response.clone() };
@@ -530,6 +533,7 @@ mod replicas {
         assert!(matches!(early, Err(ChannelLedgerError::Busy { .. })), "{early:?}");
         let request = ChannelStep::Begin {
             request: hash(1),
+            name: None,
             voucher: channels::voucher(1, 10),
             price: 10,
             now: START + 30,

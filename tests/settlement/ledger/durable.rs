@@ -45,6 +45,7 @@ async fn records_responses_and_transactions_survive_a_restart() {
         headers,
         body: Bytes::from_static(b"\0answer"),
         trailers: Some(HeaderMap::new()),
+        varied_by: Vec::new(),
         stored_at: CLOCK_START,
     };
     ledger.store_response(&settled.key, response).await.unwrap();
@@ -187,6 +188,7 @@ fn answer() -> StoredResponse {
         headers: HeaderMap::new(),
         body: Bytes::from_static(b"answer"),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at: CLOCK_START,
     }
 }

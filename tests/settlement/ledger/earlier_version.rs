@@ -59,6 +59,7 @@ fn answer() -> StoredResponse {
         )]),
         body: Bytes::from_static(b"\0answer"),
         trailers: Some(HeaderMap::from_iter([("x-after".parse().unwrap(), "1".parse().unwrap())])),
+        varied_by: Vec::new(),
         stored_at: CLOCK_START,
     }
 }
@@ -218,7 +219,7 @@ async fn assert_is_read(ledger: &dyn Ledger, seen: impl Fn(Record) -> Record, re
         let response = ledger.response(&expected.key).await.unwrap();
         assert_eq!(response.is_some(), [PRODUCED, DELIVERED, WITH_ID].contains(&payer), "payment {payer}");
         if let Some(response) = response {
-            let StoredResponse { status, headers, body, trailers, stored_at } = answer();
+            let StoredResponse { status, headers, body, trailers, stored_at, .. } = answer();
             assert_eq!((response.status, &response.headers, &response.body), (status, &headers, &body));
             assert_eq!((&response.trailers, response.stored_at), (&trailers, stored_at));
         }

@@ -391,6 +391,7 @@ async fn responses_stay_within_their_limits() {
         headers: HeaderMap::new(),
         body: vec![0; size].into(),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at,
     };
     let kept = async |range: std::ops::Range<u64>| {

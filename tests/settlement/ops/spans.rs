@@ -16,8 +16,10 @@ use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt as _, regis
 use support::{
     chain::Chain,
     devnet::DevnetChain,
+    hot_path::{self, AtOnce, VoucherMint, rich_channels},
     shop::{Customer, Shop, evaluate, send},
 };
+use tower_x402::ledger::MemoryLedger;
 
 /// The spans that were opened, in order.
 #[derive(Clone, Default)]
@@ -94,4 +96,26 @@ async fn paid_request_is_a_span_with_its_settlement_inside() {
     send(&app, purchase.on(evaluate("work"))).await;
     assert_eq!(spans.named("payment").len(), 2, "a replay is a request with a payment, too");
     assert_eq!(spans.named("settle").len(), 1);
+}
+
+#[tokio::test]
+async fn request_paid_by_voucher_is_a_span_with_the_same_fields() {
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    let channels = rich_channels(Arc::new(MemoryLedger::new()), hot_path::clock());
+    let layer = hot_path::layer(AtOnce::in_memory(hot_path::clock()), hot_path::clock());
+    let mut app = hot_path::sold(layer.vouchers(channels).build().unwrap());
+    let mut mint = VoucherMint::of(&mut app).await;
+    for _ in 0..2 {
+        let payment = hot_path::paid(&mint.header());
+        assert_eq!(hot_path::answer(&mut app, payment).await.status(), 200);
+    }
+    let [first, second] = &spans.named("payment")[..] else { panic!("{:?}", spans.named("payment")) };
+    for span in [first, second] {
+        assert_eq!((&*span.fields["network"], &*span.fields["status"]), ("eip155:84532", "200"));
+        assert_eq!(span.fields["asset"], hot_path::asset().address.to_string());
+        assert_eq!(span.fields["payer"], alloy_primitives::Address::repeat_byte(0xca).to_string());
+        assert_eq!((&*span.fields["amount"], span.fields["nonce"].len()), ("1000", 66));
+    }
+    assert_ne!(first.fields["nonce"], second.fields["nonce"]);
 }

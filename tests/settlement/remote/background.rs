@@ -55,6 +55,7 @@ async fn produced(ledger: &dyn Ledger, payer: u8, is_kept: bool) -> Lease {
         headers: http::HeaderMap::new(),
         body: Bytes::from_static(b"answer"),
         trailers: None,
+        varied_by: Vec::new(),
         stored_at: now,
     });
     let produce = FulfilmentStep::Produce { body: None, at: now, response: response.map(Arc::new) };

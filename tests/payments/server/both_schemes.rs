@@ -1,0 +1,301 @@
+//! Rules that hold for payments by transfer (`exact`) and by voucher alike.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, Request, Response, StatusCode, header::ACCEPT_ENCODING};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use support::{
+    escrow::Channel,
+    scripted::{self, Scripted, layer, serve},
+    shop::{Answer, App, Customer, PRICE, app, demand, evaluate, paid, send},
+};
+use tower::{BoxError, Layer as _};
+use tower_x402::server::RequestBody;
+
+use super::vouchers::{COST, Stage, offer, told, voucher};
+
+const ID: &str = "pay_7d5d747be160e280504c099d984bcfe0";
+const OTHER_ID: &str = "an-entirely-different-id";
+
+fn list() -> Request<Body> {
+    Request::get("/list").body(Body::empty()).expect("a request")
+}
+
+/// A payment by voucher.
+async fn by_voucher(app: &App, channel: &Channel, max: u128) -> Value {
+    let payload = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher(channel, max).await });
+    json!({ "x402Version": 2, "accepted": offer(app, "a").await, "payload": payload })
+}
+
+fn named(mut payment: Value, id: impl Into<Value>) -> Value {
+    payment["extensions"] =
+        json!({ "payment-identifier": { "info": { "required": false, "id": id.into() }, "schema": {} } });
+    payment
+}
+
+/// What the answer is, and what it costs in all.
+fn sold(answer: &Answer) -> (StatusCode, &str, String) {
+    (answer.status, answer.text(), told(answer).1)
+}
+
+#[tokio::test]
+async fn a_paid_answer_is_given_again_after_the_offer_changed() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let payments = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("a")).await.payload()];
+    for payment in &payments {
+        let answer = send(&app, paid(evaluate("a"), payment)).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
+    }
+    let vouchers = |layer: tower_x402::server::RequirePaymentLayerBuilder| layer.vouchers(stage.channels.clone());
+    for changed in [
+        stage.shop.app(vouchers(stage.shop.layer().price("$0.002"))),
+        stage.shop.app(vouchers(stage.shop.layer().max_timeout(Duration::from_secs(240)))),
+        stage.shop.app(vouchers(stage.shop.layer().payment_identifier(true))),
+    ] {
+        for payment in &payments {
+            let answer = send(&changed, paid(evaluate("a"), payment)).await;
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
+        }
+    }
+    let dear = stage.shop.app(vouchers(stage.shop.layer().price("$0.002")));
+    // A new voucher is for the present price, and the old one for no other request.
+    let outdated = by_voucher(&app, &channel, 3 * COST).await;
+    for refused in [paid(evaluate("a"), &outdated), paid(evaluate("b"), &payments[0])] {
+        let answer = send(&dear, refused).await;
+        assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
+        assert_eq!(answer.reason(), "invalid_payment_requirements");
+    }
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 2 * COST));
+}
+
+#[tokio::test]
+async fn a_response_to_a_request_without_a_secret_is_given_again_three_times() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), |_, _| async {
+        Ok(Response::new(Body::from("public price list")))
+    });
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let payments = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, list()).await.payload()];
+    for payment in payments {
+        for _ in 0..4 {
+            let answer = send(&app, paid(list(), &payment)).await;
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "public price list"), "{answer:?}");
+        }
+        for _ in 0..2 {
+            let answer = send(&app, paid(list(), &payment)).await;
+            assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
+            assert_eq!(answer.settlement().expect("it was paid")["success"], true);
+        }
+    }
+    assert_eq!(stage.shop.handled(), 3);
+}
+
+#[tokio::test]
+async fn work_that_fails_is_tried_as_often_as_is_allowed() {
+    let stage = Stage::open().await;
+    let attempts = Arc::new(Mutex::new(Vec::new()));
+    let seen = attempts.clone();
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).max_attempts(2).payment_identifier(true);
+    let app = stage.shop.app_with(layer, move |payment, body| {
+        seen.lock().unwrap().push(payment.attempt);
+        let status = if body == "bad" { 500 } else { 200 };
+        async move { Ok(Response::builder().status(status).body(Body::from(body)).unwrap()) }
+    });
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let payments = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("bad")).await.payload()]
+        .map(|payment| named(payment, ID));
+    for payment in &payments {
+        attempts.lock().unwrap().clear();
+        let mut answers = Vec::new();
+        for _ in 0..4 {
+            answers.push(send(&app, paid(evaluate("bad"), payment)).await.status.as_u16());
+        }
+        assert_eq!((answers, attempts.lock().unwrap().clone()), (vec![500, 500, 409, 409], vec![1, 2]));
+        assert_eq!(send(&app, paid(evaluate("bad"), payment)).await.reason(), "attempts_exhausted");
+    }
+    // Nothing was charged on the voucher, which pays for another request.
+    let answer = send(&app, paid(evaluate("good"), &payments[0])).await;
+    assert_eq!(sold(&answer), (StatusCode::OK, "good", "2000".into()));
+}
+
+#[tokio::test]
+async fn an_altered_extension_is_refused() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).payment_identifier(true);
+    let app = stage.shop.app(layer);
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    for mut payment in [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("a")).await.payload()] {
+        payment["extensions"] = json!({ "payment-identifier": { "info": { "required": true } } });
+        let answer = send(&app, paid(evaluate("a"), &payment)).await;
+        assert_eq!(
+            (answer.status, answer.reason().as_str()),
+            (StatusCode::PAYMENT_REQUIRED, "extension_echo_mismatch")
+        );
+    }
+    assert_eq!(stage.charged(&channel).await, COST);
+}
+
+#[tokio::test]
+async fn a_malformed_payment_identifier_is_a_bad_request() {
+    let stage = Stage::open().await;
+    let layer = |asks| stage.shop.layer().vouchers(stage.channels.clone()).payment_identifier(asks);
+    let [app, silent] = [true, false].map(|asks| stage.shop.app(layer(asks)));
+    let channel = stage.filled(&app).await;
+    let payment = by_voucher(&app, &channel, 2 * COST).await;
+    for id in [json!("fifteen-letters"), json!(1), json!("with a space in it")] {
+        let answer = send(&app, paid(evaluate("a"), &named(payment.clone(), id))).await;
+        assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::BAD_REQUEST, "invalid_payload"));
+    }
+    assert_eq!(stage.charged(&channel).await, COST);
+    // Where ids are not offered they mean nothing.
+    let answer = send(&silent, paid(evaluate("a"), &named(payment.clone(), "short"))).await;
+    assert_eq!(sold(&answer), (StatusCode::OK, "a", "2000".into()));
+    let answer = send(&silent, paid(evaluate("a"), &named(payment, ID))).await;
+    assert_eq!(sold(&answer), (StatusCode::OK, "a", "2000".into()));
+}
+
+#[tokio::test]
+async fn a_named_request_that_is_signed_anew_gets_its_answer_and_costs_nothing() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).payment_identifier(true);
+    let app = stage.shop.app(layer);
+    let channel = stage.filled(&app).await;
+    let first = named(by_voucher(&app, &channel, 2 * COST).await, ID);
+    let answer = send(&app, paid(evaluate("a"), &first)).await;
+    assert_eq!(sold(&answer), (StatusCode::OK, "a", "2000".into()));
+    let anew = by_voucher(&app, &channel, 3 * COST).await;
+    for _ in 0..2 {
+        let answer = send(&app, paid(evaluate("a"), &named(anew.clone(), ID))).await;
+        assert_eq!(sold(&answer), (StatusCode::OK, "a", "2000".into()));
+    }
+    let answer = send(&app, paid(evaluate("b"), &named(anew.clone(), ID))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_identifier_conflict"));
+    assert_eq!((stage.charged(&channel).await, stage.shop.handled()), (2 * COST, 2));
+    // The voucher was not used.
+    let answer = send(&app, paid(evaluate("b"), &named(anew, OTHER_ID))).await;
+    assert_eq!(sold(&answer), (StatusCode::OK, "b", "3000".into()));
+}
+
+#[tokio::test]
+async fn status_url_is_not_declared_where_only_vouchers_are_taken() {
+    let stage = Stage::open().await;
+    let declared = async |layer: tower_x402::server::RequirePaymentLayerBuilder| {
+        let app = stage.shop.app(layer.status_url("/payments/status"));
+        demand(&send(&app, evaluate("a")).await)["extensions"]["payment-status"]["info"]["url"].clone()
+    };
+    assert_eq!(declared(stage.shop.layer().vouchers(stage.channels.clone())).await, "/payments/status");
+    assert_eq!(declared(stage.shop.layer().vouchers_only(stage.channels.clone())).await, Value::Null);
+}
+
+/// A seller that compresses for clients that accept it.
+fn compressing(stage: &Stage) -> App {
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).build().expect("a complete layer");
+    let handled = stage.shop.handled.clone();
+    app(layer.layer(tower::service_fn(move |request: Request<RequestBody<Body>>| {
+        handled.fetch_add(1, Ordering::SeqCst);
+        let accepted = request.headers().get(ACCEPT_ENCODING).cloned();
+        async move {
+            let _ = request.into_body().collect().await;
+            let mut response = Response::new(Body::from("plain"));
+            if accepted.is_some_and(|accepted| accepted == "gzip") {
+                response.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+                *response.body_mut() = Body::from("zipped");
+            }
+            Ok::<_, BoxError>(response)
+        }
+    })))
+}
+
+#[tokio::test]
+async fn an_encoded_answer_is_given_again_only_to_clients_that_can_decode_it() {
+    let stage = Stage::open().await;
+    let app = compressing(&stage);
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let accepting = |encoding: Option<&'static str>, payment: &Value| {
+        let mut request = paid(evaluate("a"), payment);
+        if let Some(encoding) = encoding {
+            request.headers_mut().insert(ACCEPT_ENCODING, encoding.parse().unwrap());
+        }
+        request
+    };
+    for payment in [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("a")).await.payload()] {
+        let first = send(&app, accepting(Some("gzip"), &payment)).await;
+        assert_eq!((first.status, first.text()), (StatusCode::OK, "zipped"), "{first:?}");
+        for encoding in [None, Some("identity"), Some("br"), Some("gzip;q=0")] {
+            let answer = send(&app, accepting(encoding, &payment)).await;
+            assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "response_varies"));
+            assert_eq!(answer.headers["vary"], "accept-encoding");
+            assert_eq!(answer.settlement().expect("it was paid")["success"], true);
+        }
+        for encoding in ["gzip", "br, gzip", "*"] {
+            let answer = send(&app, accepting(Some(encoding), &payment)).await;
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "zipped"), "{answer:?}");
+            assert_eq!(answer.headers["content-encoding"], "gzip");
+        }
+    }
+    assert_eq!(stage.shop.handled(), 3);
+}
+
+#[tokio::test]
+async fn an_answer_in_another_language_is_not_given_instead() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
+        let language = request.headers().get("accept-language").cloned();
+        let _ = request.into_body().collect().await;
+        let body = if language.is_some_and(|language| language == "de") { "gut" } else { "good" };
+        Response::builder().header("vary", "Accept-Language").body(Body::from(body)).unwrap()
+    });
+    let purchase = scripted::customer().pay(&app, evaluate("a")).await;
+    let asking = |language: Option<&'static str>| {
+        let mut request = purchase.on(evaluate("a"));
+        request.headers_mut().extend(HeaderMap::from_iter(
+            language.map(|language| (http::header::ACCEPT_LANGUAGE, language.parse().unwrap())),
+        ));
+        request
+    };
+    assert_eq!(send(&app, asking(Some("de"))).await.text(), "gut");
+    let other = send(&app, asking(None)).await;
+    assert_eq!((other.status, other.reason().as_str()), (StatusCode::CONFLICT, "response_varies"));
+    assert_eq!(send(&app, asking(Some("de"))).await.text(), "gut");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
+}
+
+/// A handler that does not care whether it got all of the body.
+#[tokio::test]
+async fn work_on_a_body_that_broke_off_is_not_charged() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
+        let mut body = request.into_body();
+        let mut read = Vec::new();
+        while let Some(Ok(frame)) = body.frame().await {
+            read.extend(frame.into_data().unwrap_or_default());
+        }
+        Response::new(Body::from(read))
+    });
+    let purchase = scripted::customer().pay(&app, evaluate("a")).await;
+    let half = stream::iter([Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("reset"))]);
+    let broken = Request::post("/evaluate?k=1").body(Body::from_stream(half)).unwrap();
+    let answer = send(&app, purchase.on(broken)).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::BAD_REQUEST, "body_broken"), "{answer:?}");
+    assert_eq!((facilitator.settlements(), answer.settlement()), (0, None));
+    let whole = stream::iter(["half", " of it"].map(|piece| Ok::<_, Infallible>(Bytes::from_static(piece.as_bytes()))));
+    let whole = Request::post("/evaluate?k=1").body(Body::from_stream(whole)).unwrap();
+    let answer = send(&app, purchase.on(whole)).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "half of it"), "{answer:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 1));
+}

@@ -41,6 +41,8 @@ on_every_ledger! { tower_x402::ledger::conformance::channels, channels;
     a_request_that_lost_the_channel_charges_nothing,
     a_released_channel_is_free_and_uncharged,
     a_charge_stores_its_response,
+    a_payers_id_finds_its_answer,
+    replays_and_attempts_are_counted,
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,

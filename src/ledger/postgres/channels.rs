@@ -12,6 +12,7 @@ use super::{
     PostgresLedger,
     connections::Statement,
     payments::{capped, chain, column, unreadable},
+    processes::is_alive,
     steps::{Known, Progress},
     upkeep::ResponseRow,
 };
@@ -26,23 +27,37 @@ use crate::{
 
 macro_rules! step {
     () => {
-        "UPDATE channels SET stamp = $2, used_at = $3, forget_at = $4, record = $5 WHERE id = $1 AND stamp = $6 RETURNING 1"
+        "UPDATE channels SET stamp = $2, used_at = $3, forget_at = $4, record = $5, pending_process = $6, claiming_process = $7 \
+         WHERE id = $1 AND stamp = $8 RETURNING 1"
     };
 }
 
-const READ: &str = "SELECT stamp, record FROM channels WHERE id = $1";
-const OPEN: &str = "INSERT INTO channels (id, stamp, used_at, forget_at, record) VALUES ($1, $2, $3, $4, $5) \
-     ON CONFLICT DO NOTHING RETURNING 1";
+/// What [`seen`] reads.
+macro_rules! seen {
+    () => {
+        concat!(
+            "stamp, record, pending_process, claiming_process, ",
+            is_alive!("pending_process"),
+            " AS request_holds, ",
+            is_alive!("claiming_process"),
+            " AS claim_holds"
+        )
+    };
+}
+
+const READ: &str = concat!("SELECT ", seen!(), " FROM channels WHERE channels.id = $1");
+const OPEN: &str = "INSERT INTO channels (id, stamp, used_at, forget_at, record, pending_process, claiming_process) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING RETURNING 1";
 const STEP: &str = step!();
 const STEP_WITH_RESPONSE: &str = concat!(
     "WITH step AS (",
     step!(),
     "), kept AS (\
        INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
-       SELECT $7, $8, $9, $10, $11, $12, $13, $14 FROM step ON CONFLICT DO NOTHING) \
+       SELECT $9, $10, $11, $12, $13, $14, $15, $16 FROM step ON CONFLICT DO NOTHING) \
      SELECT 1 FROM step"
 );
-const LIST: &str = "SELECT stamp, record FROM channels WHERE id > $1 ORDER BY id LIMIT $2";
+const LIST: &str = concat!("SELECT ", seen!(), " FROM channels WHERE channels.id > $1 ORDER BY channels.id LIMIT $2");
 // Rows that other processes have locked are left for another time.
 const FORGET: &str = "DELETE FROM channels WHERE id IN (\
        SELECT id FROM channels WHERE forget_at <= $1 ORDER BY used_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
@@ -56,8 +71,28 @@ const COUNTED_EVERY: u64 = 60;
 /// A channel with the stamp of its row.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
+    /// Without the request and the claim of a process that died.
     record: ChannelRecord,
     stamp: i64,
+    holders: Holders,
+}
+
+/// The processes that hold a channel; 0 is none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Holders {
+    request: i64,
+    claim: i64,
+}
+
+impl Holders {
+    /// Returns the holders after a step of this process.
+    fn after(self, step: &ChannelStep, process: i64) -> Self {
+        match step {
+            ChannelStep::Begin { .. } => Self { request: process, ..self },
+            ChannelStep::BeginClaim { .. } => Self { claim: process, ..self },
+            _ => self,
+        }
+    }
 }
 
 /// The channels that this process wrote or read last, and how many there are.
@@ -119,10 +154,12 @@ impl ChannelLedger for PostgresLedger {
                 }
             }
             let stamp = progress.next_stamp()?;
-            let statement = statement(step, &record, stamp, seen.stamp, response.as_ref())?;
+            let next = Seen { holders: seen.holders.after(step, self.process.id()), record, stamp };
+            let statement = statement(step, &next, seen.stamp, response.as_ref())?;
             let result = self.connections.once(&statement).await;
             if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
-                self.channels.known.put(*id, Seen { record: record.clone(), stamp });
+                let record = next.record.clone();
+                self.channels.known.put(*id, next);
                 if let Some(response) = &response {
                     self.responses.stored(&self.connections, response).await;
                 }
@@ -174,14 +211,14 @@ impl PostgresLedger {
         if !self.has_room(*now).await? {
             return Err(LedgerError::Full.into());
         }
-        let stamp = progress.next_stamp()?;
-        let result = self.connections.once(&values(OPEN, &record, stamp)?).await;
+        let opened = Seen { record, stamp: progress.next_stamp()?, holders: Holders::default() };
+        let result = self.connections.once(&values(OPEN, &opened)?).await;
         if !progress.is_taken(result.map(|rows| !rows.is_empty()), 0).await? {
             return Ok(None);
         }
         self.channels.number.fetch_add(1, Ordering::Relaxed);
-        self.channels.known.put(*id, Seen { record: record.clone(), stamp });
-        Ok(Some(record))
+        self.channels.known.put(*id, opened.clone());
+        Ok(Some(opened.record))
     }
 
     /// Returns `true` if another channel may be opened. Removes old ones if there is no room.
@@ -223,16 +260,15 @@ fn is_done(progress: &Progress, seen: &Seen, step: &ChannelStep) -> Result<bool,
 /// Returns the statement that replaces the row with stamp `from` by this channel, and stores the response of a charge.
 fn statement(
     step: &ChannelStep,
-    record: &ChannelRecord,
-    to: i64,
+    to: &Seen,
     from: i64,
     response: Option<&ResponseRow>,
 ) -> Result<Statement, LedgerError> {
-    let ChannelStep::Charge { epoch, .. } = step else { return Ok(values(STEP, record, to)?.bind(from)) };
-    let answer = record.answers.iter().find(|answer| answer.epoch == *epoch);
-    let (Some(response), Some(answer)) = (response, answer) else { return Ok(values(STEP, record, to)?.bind(from)) };
-    let PaymentKey { network, asset, payer, nonce } = record.response_key(answer.request);
-    let statement = values(STEP_WITH_RESPONSE, record, to)?
+    let ChannelStep::Charge { epoch, .. } = step else { return Ok(values(STEP, to)?.bind(from)) };
+    let answer = to.record.answers.iter().find(|answer| answer.epoch == *epoch);
+    let (Some(response), Some(answer)) = (response, answer) else { return Ok(values(STEP, to)?.bind(from)) };
+    let PaymentKey { network, asset, payer, nonce } = to.record.response_key(answer.request);
+    let statement = values(STEP_WITH_RESPONSE, to)?
         .bind(from)
         .bind(chain(network))
         .bind(asset.to_vec())
@@ -241,18 +277,30 @@ fn statement(
     Ok(response.bind_to(statement))
 }
 
-/// Returns a statement whose first five arguments are the row.
-fn values(sql: &'static str, record: &ChannelRecord, stamp: i64) -> Result<Statement, LedgerError> {
+/// Returns a statement whose first seven arguments are the row.
+fn values(sql: &'static str, row: &Seen) -> Result<Statement, LedgerError> {
+    let Seen { record, stamp, holders } = row;
     let json = serde_json::to_string(record).map_err(|error| LedgerError::Backend(Box::new(error)))?;
     Ok(Statement::new(sql)
         .bind(record.id.digest().to_vec())
-        .bind(stamp)
+        .bind(*stamp)
         .bind(capped(record.used_at))
         .bind(record.forget_at().map(capped))
-        .bind(json))
+        .bind(json)
+        .bind(holders.request)
+        .bind(holders.claim))
 }
 
 fn seen(row: &PgRow) -> Result<Seen, LedgerError> {
-    let record = serde_json::from_str(column(row, "record")?).map_err(|_| unreadable())?;
-    Ok(Seen { record, stamp: column(row, "stamp")? })
+    let mut record: ChannelRecord = serde_json::from_str(column(row, "record")?).map_err(|_| unreadable())?;
+    if !column::<bool>(row, "request_holds")?
+        && let Some(pending) = &mut record.pending
+    {
+        pending.until = 0;
+    }
+    if !column::<bool>(row, "claim_holds")? {
+        record.claiming_until = None;
+    }
+    let holders = Holders { request: column(row, "pending_process")?, claim: column(row, "claiming_process")? };
+    Ok(Seen { record, stamp: column(row, "stamp")?, holders })
 }

@@ -79,6 +79,12 @@ impl Connections {
         connect(&self.options.clone().options([("statement_timeout", "0"), ("lock_timeout", "0")])).await
     }
 
+    /// Returns one connection beside the others. What is written over it may be lost when the server crashes.
+    pub(super) fn for_heartbeats(&self) -> Self {
+        let options = self.options.clone().options([("synchronous_commit", "off")]);
+        Self { options, idle: Mutex::default(), permits: Semaphore::new(1) }
+    }
+
     /// Runs an idempotent statement, and repeats it until it has an answer.
     pub(super) async fn repeat(&self, statement: Statement) -> Result<Vec<PgRow>, LedgerError> {
         let mut tries = Tries::new();

@@ -3,6 +3,7 @@
 mod channels;
 mod connections;
 mod payments;
+mod processes;
 mod steps;
 mod transactions;
 mod upkeep;
@@ -20,6 +21,7 @@ use tokio::sync::Mutex;
 use self::{
     connections::{Connections, DatabaseError, Failure, Statement, Tries},
     payments::{Stamped, column},
+    processes::Process,
     steps::{Change, Known, Needs},
     upkeep::{Responses, Upkeep},
 };
@@ -42,6 +44,10 @@ const PAYER_LOCKS: usize = 256;
 /// leaves nothing half done, and a step whose answer was lost with the connection is recognized and not taken twice. Records that
 /// this process wrote last are tried first, so most steps take one round trip.
 ///
+/// Each process says once a second that it is alive, from a thread and over a connection of its own. If one dies, the others, or the same
+/// one started again, take over after four seconds what it worked on, whatever is left of its leases. The database's clock decides. A process that
+/// was only held up for so long, or cut off from the database, cannot charge any more for what another one has taken over.
+///
 /// Sessions run with `synchronous_commit=on`, whatever the server's setting, so a commit is on the server's disk before a call returns.
 /// A failover to an asynchronous standby can still lose it; synchronous replication (`synchronous_standby_names`) prevents that. After
 /// a lost connection, statements that may be repeated are repeated for about five seconds; then calls fail with
@@ -62,6 +68,7 @@ const PAYER_LOCKS: usize = 256;
 /// ```
 pub struct PostgresLedger {
     connections: Connections,
+    process: Process,
     known: Known<PaymentKey, Stamped>,
     channels: channels::Channels,
     /// Held by `Admit`: concurrent admissions of one payer would fail in the database, and one process need not try.
@@ -253,7 +260,8 @@ impl PostgresLedgerBuilder {
         self
     }
 
-    /// Sets the largest number of connections of this process. Default: 16. They are opened as needed and kept.
+    /// Sets the largest number of connections of this process. Default: 16. They are opened as needed and kept. There is one more, by
+    /// which the process says that it is alive.
     ///
     /// More of them commit more payments at the same time. The server's `max_connections` limits all processes together.
     pub fn max_connections(mut self, max: u32) -> Self {
@@ -274,7 +282,8 @@ impl PostgresLedgerBuilder {
         self
     }
 
-    /// Sets the clock. Default: the system's. The clocks of all processes must agree to a few seconds; the database's is not used.
+    /// Sets the clock. Default: the system's. The clocks of all processes must agree to a few seconds; the database's is used for nothing but
+    /// whether a process is alive.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
@@ -303,6 +312,7 @@ impl PostgresLedgerBuilder {
         migrate(&connections, &self.schema).await?;
         check_settings(&connections, &self.schema).await?;
         Ok(PostgresLedger {
+            process: Process::join(&connections).await?,
             connections,
             known: Known::default(),
             channels: channels::Channels::new(self.max_records),

@@ -9,6 +9,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use super::{
     super::{Counts, LedgerError, Listing, Record, SettlementState, memory::expiry},
     connections::{Connections, DatabaseError, Statement},
+    processes::is_alive,
     upkeep::ResponseRow,
 };
 use crate::{network::Network, payment::PaymentKey};
@@ -16,8 +17,41 @@ use crate::{network::Network, payment::PaymentKey};
 /// A record with the stamp of its row.
 #[derive(Clone, Debug)]
 pub(super) struct Stamped {
+    /// With the lease and the claim of a process that died ended.
     pub(super) record: Record,
     pub(super) stamp: i64,
+    pub(super) holders: Holders,
+}
+
+/// The processes that hold a payment; 0 is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Holders {
+    lease: i64,
+    settling: i64,
+}
+
+impl Holders {
+    /// Returns the holders of a payment that this process reserves.
+    pub(super) const fn of_new(process: i64) -> Self {
+        Self { lease: process, settling: 0 }
+    }
+
+    /// Returns the holders after a step of this process: what changed is its own.
+    pub(super) fn after(seen: &Stamped, record: &Record, process: i64) -> Self {
+        let Self { lease, settling } = seen.holders;
+        Self {
+            lease: if record.epoch == seen.record.epoch { lease } else { process },
+            settling: if record.settling == seen.record.settling { settling } else { process },
+        }
+    }
+
+    pub(super) const fn submitted_by(self, process: i64) -> Self {
+        Self { settling: process, ..self }
+    }
+
+    fn bind_to(self, statement: Statement) -> Statement {
+        statement.bind(self.lease).bind(self.settling)
+    }
 }
 
 /// The result of an attempt to reserve.
@@ -60,30 +94,52 @@ macro_rules! step {
     () => {
         "UPDATE payments SET stamp = $6, fulfilment = $7, settlement = $8, has_failed = $9, in_flight = $10, \
          is_resolved = $11, block = $12, settled_at = $13, lease_until = $14, settling_until = $15, is_owed = $16, \
-         is_overdue = $17, record = $18 \
+         is_overdue = $17, record = $18, lease_process = $19, settling_process = $20 \
          WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5"
     };
 }
 
-const RESERVE: &str = "WITH made AS (\
+/// What [`stamped`] reads beside the columns of a row.
+macro_rules! holding {
+    () => {
+        concat!(is_alive!("lease_process"), " AS lease_holds, ", is_alive!("settling_process"), " AS claim_holds")
+    };
+}
+pub(super) use holding;
+
+/// All that [`stamped`] reads.
+macro_rules! seen {
+    () => {
+        concat!("stamp, lease_until, replays, record, lease_process, settling_process, ", holding!())
+    };
+}
+pub(super) use seen;
+
+const RESERVE: &str = concat!(
+    "WITH made AS (\
        INSERT INTO payments (chain_id, asset, payer, nonce, stamp, fulfilment, settlement, has_failed, in_flight, \
-         is_resolved, block, settled_at, lease_until, settling_until, is_owed, is_overdue, record, id, amount, forget_at) \
-       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19::numeric, $20) \
+         is_resolved, block, settled_at, lease_until, settling_until, is_owed, is_overdue, record, lease_process, \
+         settling_process, id, amount, forget_at) \
+       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21::numeric, $22) \
        ON CONFLICT DO NOTHING RETURNING nonce) \
-     SELECT true AS is_new, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record FROM made \
-     UNION ALL SELECT false, nonce, stamp, lease_until, replays, record FROM payments \
-       WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 \
-     UNION ALL SELECT false, nonce, stamp, lease_until, replays, record FROM payments \
-       WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND id = $18 AND nonce <> $4";
-const READ: &str = "SELECT stamp, lease_until, replays, record FROM payments \
-     WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4";
+     SELECT true AS is_new, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record, \
+       0::bigint AS lease_process, 0::bigint AS settling_process, false AS lease_holds, false AS claim_holds FROM made \
+     UNION ALL SELECT false, nonce, ",
+    seen!(),
+    " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 \
+     UNION ALL SELECT false, nonce, ",
+    seen!(),
+    " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND id = $20 AND nonce <> $4"
+);
+const READ: &str =
+    concat!("SELECT ", seen!(), " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4");
 const STEP: &str = concat!(step!(), " RETURNING 1");
 const STEP_WITH_RESPONSE: &str = concat!(
     "WITH step AS (",
     step!(),
     " RETURNING 1), kept AS (\
        INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
-       SELECT $1, $2, $3, $4, $19, $20, $21, $22 FROM step ON CONFLICT DO NOTHING) \
+       SELECT $1, $2, $3, $4, $21, $22, $23, $24 FROM step ON CONFLICT DO NOTHING) \
      SELECT 1 FROM step"
 );
 // The payment's row is locked first, so that a step that is not taken does not use up the turn.
@@ -91,9 +147,9 @@ const STEP_IN_TURN: &str = concat!(
     "WITH mine AS (\
        SELECT 1 FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5 FOR UPDATE), \
      turn AS (\
-       INSERT INTO turns (chain_id, asset, payer, stamp, touched_at) SELECT $21, $22, $23, $6, $19 FROM mine \
+       INSERT INTO turns (chain_id, asset, payer, stamp, touched_at) SELECT $23, $24, $25, $6, $21 FROM mine \
        ON CONFLICT (chain_id, asset, payer) DO UPDATE SET stamp = excluded.stamp, touched_at = excluded.touched_at \
-       WHERE turns.stamp = $20 RETURNING 1) ",
+       WHERE turns.stamp = $22 RETURNING 1) ",
     step!(),
     " AND EXISTS (SELECT 1 FROM turn) RETURNING 1"
 );
@@ -103,15 +159,23 @@ const COUNT_REPLAY: &str = "UPDATE payments SET replays = LEAST(replays + 1, 429
      WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 RETURNING replays";
 
 // The index has the rows of each state in the order of the keys.
-const LIST: &str = "SELECT found.* FROM unnest($1::text[]) AS state CROSS JOIN LATERAL (\
-       SELECT * FROM payments WHERE settlement = state \
+const LIST: &str = concat!(
+    "SELECT found.* FROM unnest($1::text[]) AS state CROSS JOIN LATERAL (\
+       SELECT payments.*, ",
+    holding!(),
+    " FROM payments WHERE settlement = state \
          AND (chain_id, asset, payer, nonce) > ($2, $3::bytea, $4::bytea, $5::bytea) \
          AND ($6::bigint IS NULL OR chain_id = $6) \
          AND (cardinality($7::text[]) = 0 OR fulfilment = ANY ($7)) \
-         AND ($8::bigint IS NULL OR (settling_until < $8) IS NOT FALSE AND (lease_until < $8 OR settled_at IS NOT NULL)) \
+         AND ($8::bigint IS NULL OR ((settling_until < $8) IS NOT FALSE OR NOT ",
+    is_alive!("settling_process"),
+    ") AND (lease_until < $8 OR settled_at IS NOT NULL OR NOT ",
+    is_alive!("lease_process"),
+    ")) \
          AND ($9::bigint IS NULL OR block <= $9) \
        ORDER BY chain_id, asset, payer, nonce LIMIT $10) AS found \
-     ORDER BY chain_id, asset, payer, nonce LIMIT $10";
+     ORDER BY chain_id, asset, payer, nonce LIMIT $10"
+);
 const COUNTS: &str = "SELECT settlement, fulfilment = 'released' AS is_released, has_failed, count(*) AS number \
        FROM payments GROUP BY 1, 2, 3 \
      UNION ALL SELECT 'settled', false, false, settled FROM totals";
@@ -121,8 +185,8 @@ const PAGE: usize = 512;
 /// The precision of `touched_at`, in seconds, so that its index is not written for every payment.
 const TOUCHED_EVERY: u64 = 1024;
 
-pub(super) fn reserve(record: &Record, stamp: i64) -> Result<Statement, LedgerError> {
-    Ok(values(keyed(RESERVE, &record.key).bind(stamp), record)?
+pub(super) fn reserve(record: &Record, stamp: i64, holders: Holders) -> Result<Statement, LedgerError> {
+    Ok(values(keyed(RESERVE, &record.key).bind(stamp), record, holders)?
         .bind(record.id.map(|id| id.to_vec()))
         .bind(record.authorization.value.to_string())
         .bind(capped(expiry(record))))
@@ -148,25 +212,19 @@ pub(super) async fn read(connections: &Connections, key: &PaymentKey) -> Result<
     rows.first().map(stamped).transpose()
 }
 
-/// Returns the statement that replaces the row with stamp `from` by this record. It returns one row if it did.
-pub(super) fn step(record: &Record, from: i64, to: i64) -> Result<Statement, LedgerError> {
-    values(keyed(STEP, &record.key).bind(from).bind(to), record)
+/// Returns the statement that replaces the row with stamp `from` by this one. It returns one row if it did.
+pub(super) fn step(to: &Stamped, from: i64) -> Result<Statement, LedgerError> {
+    replacing(STEP, to, from)
 }
 
 /// As [`step`], and stores a response.
-pub(super) fn step_with_response(
-    record: &Record,
-    from: i64,
-    to: i64,
-    response: &ResponseRow,
-) -> Result<Statement, LedgerError> {
-    let statement = values(keyed(STEP_WITH_RESPONSE, &record.key).bind(from).bind(to), record)?;
-    Ok(response.bind_to(statement))
+pub(super) fn step_with_response(to: &Stamped, from: i64, response: &ResponseRow) -> Result<Statement, LedgerError> {
+    Ok(response.bind_to(replacing(STEP_WITH_RESPONSE, to, from)?))
 }
 
 /// As [`step`], unless the turn was taken meanwhile.
-pub(super) fn step_in_turn(record: &Record, from: i64, to: i64, turn: &Turn) -> Result<Statement, LedgerError> {
-    let statement = values(keyed(STEP_IN_TURN, &record.key).bind(from).bind(to), record)?;
+pub(super) fn step_in_turn(to: &Stamped, from: i64, turn: &Turn) -> Result<Statement, LedgerError> {
+    let statement = replacing(STEP_IN_TURN, to, from)?;
     Ok(turn.of.bind_to(statement.bind(capped(turn.now - turn.now % TOUCHED_EVERY)).bind(turn.seen)))
 }
 
@@ -242,8 +300,12 @@ pub(super) fn keyed(sql: &'static str, key: &PaymentKey) -> Statement {
         .bind(key.nonce.to_vec())
 }
 
-fn values(statement: Statement, record: &Record) -> Result<Statement, LedgerError> {
-    Ok(statement
+fn replacing(sql: &'static str, to: &Stamped, from: i64) -> Result<Statement, LedgerError> {
+    values(keyed(sql, &to.record.key).bind(from).bind(to.stamp), &to.record, to.holders)
+}
+
+fn values(statement: Statement, record: &Record, holders: Holders) -> Result<Statement, LedgerError> {
+    let statement = statement
         .bind(record.fulfilment.as_str())
         .bind(record.settlement.state().as_str())
         .bind(record.last_failure.is_some())
@@ -256,7 +318,8 @@ fn values(statement: Statement, record: &Record) -> Result<Statement, LedgerErro
         .bind(settling_until(record))
         .bind(!record.owed().is_zero())
         .bind(record.is_overdue())
-        .bind(json(record)?))
+        .bind(json(record)?);
+    Ok(holders.bind_to(statement))
 }
 
 pub(super) fn settling_until(record: &Record) -> Option<i64> {
@@ -267,12 +330,18 @@ pub(super) fn json(record: &Record) -> Result<String, LedgerError> {
     record.to_json().map_err(|error| LedgerError::Backend(Box::new(error)))
 }
 
-/// Reads the record of a row with the columns `stamp`, `lease_until`, `replays` and `record`.
+/// Reads a row with the columns of [`seen`].
 pub(super) fn stamped(row: &PgRow) -> Result<Stamped, LedgerError> {
     let mut record = Record::from_json(column(row, "record")?).map_err(|_| unreadable())?;
-    record.lease_until = column::<i64>(row, "lease_until")?.cast_unsigned();
     record.replays = u32::try_from(column::<i64>(row, "replays")?).unwrap_or(u32::MAX);
-    Ok(Stamped { record, stamp: column(row, "stamp")? })
+    if column(row, "lease_holds")? {
+        record.lease_until = column::<i64>(row, "lease_until")?.cast_unsigned();
+    }
+    if let Some(settling) = record.settling.as_mut().filter(|_| matches!(column(row, "claim_holds"), Ok(false))) {
+        settling.until = 0;
+    }
+    let holders = Holders { lease: column(row, "lease_process")?, settling: column(row, "settling_process")? };
+    Ok(Stamped { record, stamp: column(row, "stamp")?, holders })
 }
 
 /// Reads the key of a row that has its columns.

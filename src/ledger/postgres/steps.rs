@@ -15,7 +15,7 @@ use super::{
     },
     PostgresLedger,
     connections::{Failure, Statement, Tries},
-    payments::{self, Found, Stamped, Turn, TurnOf, capped, column},
+    payments::{self, Found, Holders, Stamped, Turn, TurnOf, capped, column},
     upkeep::ResponseRow,
 };
 use crate::payment::{Funds, PaymentKey};
@@ -99,10 +99,11 @@ impl PostgresLedger {
                     self.known.put(*change.key, seen);
                     return Err(error);
                 }
-                Ok((record, statement)) => {
+                Ok((stepped, statement)) => {
                     let result = self.connections.once(&statement).await;
                     if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
-                        self.known.put(*change.key, Stamped { record: record.clone(), stamp });
+                        let record = stepped.record.clone();
+                        self.known.put(*change.key, stepped);
                         return Ok(record);
                     }
                 }
@@ -116,27 +117,28 @@ impl PostgresLedger {
         seen: &Stamped,
         stamp: i64,
         decide: &(impl Fn(&mut Record) -> Result<(), LedgerError> + Send + Sync),
-    ) -> Result<(Record, Statement), LedgerError> {
+    ) -> Result<(Stamped, Statement), LedgerError> {
         let mut record = seen.record.clone();
         decide(&mut record)?;
         let (now, amount) = (self.clock.now(), record.authorization.value);
+        let stepped = Stamped { holders: Holders::after(seen, &record, self.process.id()), record, stamp };
         let statement = match (change.needs, change.response) {
             (Needs::Funds(funds), _) if !seen.record.admitted => {
                 let (sums, last) = self.in_flight(change.key, funds.block, now).await?;
                 sums.covers(amount, &funds)?;
                 let turn = Turn { of: TurnOf::Payer(*change.key), seen: last, now };
-                payments::step_in_turn(&record, seen.stamp, stamp, &turn)
+                payments::step_in_turn(&stepped, seen.stamp, &turn)
             }
             (Needs::Credit(limit), _) => {
                 let (total, own, last) = self.credit(change.key, limit.history).await?;
                 own.may_owe(amount, &limit)?;
                 total.lend(amount, limit.total, || Ok(()))?;
-                payments::step_in_turn(&record, seen.stamp, stamp, &Turn { of: TurnOf::Everybody, seen: last, now })
+                payments::step_in_turn(&stepped, seen.stamp, &Turn { of: TurnOf::Everybody, seen: last, now })
             }
-            (_, Some(response)) => payments::step_with_response(&record, seen.stamp, stamp, response),
-            _ => payments::step(&record, seen.stamp, stamp),
+            (_, Some(response)) => payments::step_with_response(&stepped, seen.stamp, response),
+            _ => payments::step(&stepped, seen.stamp),
         };
-        Ok((record, statement?))
+        Ok((stepped, statement?))
     }
 
     async fn in_flight(&self, key: &PaymentKey, block: u64, now: u64) -> Result<(PayerSums, Option<i64>), LedgerError> {
@@ -165,9 +167,10 @@ impl PostgresLedger {
     /// Inserts a record, or finds the existing one.
     pub(super) async fn insert(&self, record: &Record) -> Result<Reservation, LedgerError> {
         let mut progress = Progress::new();
+        let holders = Holders::of_new(self.process.id());
         loop {
             let stamp = progress.next_stamp()?;
-            let result = self.connections.once(&payments::reserve(record, stamp)?).await;
+            let result = self.connections.once(&payments::reserve(record, stamp, holders)?).await;
             let result = result.map(|rows| payments::found(&record.key, &rows));
             let found = match result {
                 Ok(found) => found?,
@@ -178,7 +181,7 @@ impl PostgresLedger {
             };
             match found {
                 Found::New => {
-                    self.known.put(record.key, Stamped { record: record.clone(), stamp });
+                    self.known.put(record.key, Stamped { record: record.clone(), stamp, holders });
                     return Ok(Reservation::New(record.lease()));
                 }
                 Found::Known(seen) if progress.stamps.contains(&seen.stamp) => {
@@ -319,7 +322,7 @@ mod tests {
         let payload = ExactPayload { signature: PaymentSignature::from(Vec::from([1])), authorization };
         let payment = precheck(Terms::new(offer).into(), payload, Window::default(), 1).unwrap();
         let request = Fingerprint { digest: B256::ZERO, names_caller: false };
-        Stamped { record: Record::new(&payment, request, 1, 2), stamp }
+        Stamped { record: Record::new(&payment, request, 1, 2), stamp, holders: Holders::default() }
     }
 
     #[test]

@@ -13,17 +13,26 @@ use super::{
     },
     PostgresLedger,
     connections::{Connections, Statement},
-    payments::{self, Stamped, capped, chain, column, json, key, settling_until, stamped, unreadable},
+    payments::{self, Stamped, capped, chain, column, holding, json, key, settling_until, stamped, unreadable},
+    processes::is_alive,
     steps::Progress,
 };
 use crate::{network::Network, payment::PaymentKey};
 
-const NONCE: &str = "SELECT owner, used_at, is_free, \
+const NONCE: &str = concat!(
+    "SELECT owner, used_at, is_free, ",
+    is_alive!("process"),
+    " AS holds, \
        (SELECT max(nonce) FROM nonces WHERE chain_id = $1 AND sender = $2) AS last \
-     FROM (SELECT) AS one LEFT JOIN nonces ON chain_id = $1 AND sender = $2 AND nonce = $3";
-const READ: &str = "SELECT payments.* FROM payments \
+     FROM (SELECT) AS one LEFT JOIN nonces ON chain_id = $1 AND sender = $2 AND nonce = $3"
+);
+const READ: &str = concat!(
+    "SELECT payments.*, ",
+    holding!(),
+    " FROM payments \
      JOIN unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[]) AS asked (chain_id, asset, payer, nonce) \
-       USING (chain_id, asset, payer, nonce)";
+       USING (chain_id, asset, payer, nonce)"
+);
 // All or nothing in one statement: each part happens only if the one before it did. Payments are locked in the order of their keys, so
 // that concurrent submissions do not deadlock. The newest of the nonce's earlier transactions stay, except the last one of a free nonce,
 // which no node accepted.
@@ -36,13 +45,14 @@ const SUBMIT: &str = "WITH \
        ORDER BY chain_id, asset, payer, nonce FOR UPDATE OF payments), \
      complete AS (SELECT 1 WHERE (SELECT count(*) FROM locked) = cardinality($1::bigint[])), \
      claimed AS (\
-       INSERT INTO nonces (chain_id, sender, nonce, owner, used_at, is_free) SELECT $11, $12, $13, $14, $15, false FROM complete \
+       INSERT INTO nonces (chain_id, sender, nonce, owner, used_at, is_free, process) \
+       SELECT $11, $12, $13, $14, $15, false, $24 FROM complete \
        ON CONFLICT (chain_id, sender, nonce) \
-       DO UPDATE SET owner = excluded.owner, used_at = excluded.used_at, is_free = false \
+       DO UPDATE SET owner = excluded.owner, used_at = excluded.used_at, is_free = false, process = excluded.process \
        WHERE nonces.owner = $16 AND nonces.used_at = $17 AND nonces.is_free = $18 RETURNING 1), \
      stepped AS (\
        UPDATE payments SET stamp = $10, settlement = locked.settlement, is_resolved = locked.is_resolved, \
-         settling_until = locked.settling_until, record = locked.record \
+         settling_until = locked.settling_until, settling_process = $24, record = locked.record \
        FROM locked WHERE payments.chain_id = locked.chain_id AND payments.asset = locked.asset \
          AND payments.payer = locked.payer AND payments.nonce = locked.nonce AND EXISTS (SELECT 1 FROM claimed)), \
      dropped AS (\
@@ -78,6 +88,8 @@ struct Member(u64, Address, Address, B256);
 /// The nonce before the transaction.
 struct Before {
     nonce: Option<Nonce>,
+    /// The process that used it is alive.
+    holds: bool,
     /// The sender's highest nonce.
     last: Option<u64>,
 }
@@ -100,16 +112,19 @@ impl PostgresLedger {
                 stepped => stepped?,
             };
             let before = self.nonce_before(&transaction.sender, transaction.nonce).await?;
-            if before.nonce.as_ref().is_some_and(|nonce| !nonce.is_open_to(transaction.by, transaction.at)) {
+            let is_open = |nonce: &Nonce| !before.holds || nonce.is_open_to(transaction.by, transaction.at);
+            if before.nonce.as_ref().is_some_and(|nonce| !is_open(nonce)) {
                 return Err(LedgerError::NonceTaken { next: before.last.map_or(0, |last| last.saturating_add(1)) });
             }
             let stamp = progress.next_stamp()?;
-            let statement = submit(transaction, &keys, &seen, &stepped, stamp, before.nonce)?;
+            let statement = submit(transaction, &keys, &seen, &stepped, stamp, before.nonce)?.bind(self.process.id());
             let result = self.connections.once(&statement).await;
             // A try whose answer was lost may be repeated: it is the same transaction of the same process.
             if progress.is_taken(result.map(|rows| !rows.is_empty()), 0).await? {
                 for record in stepped {
-                    self.known.put(record.key, Stamped { record, stamp });
+                    let Some(seen) = seen.get(&record.key) else { continue };
+                    let holders = seen.holders.submitted_by(self.process.id());
+                    self.known.put(record.key, Stamped { record, stamp, holders });
                 }
                 break;
             }
@@ -142,7 +157,7 @@ impl PostgresLedger {
             }),
             None => None,
         };
-        Ok(Before { nonce, last: last.map(i64::cast_unsigned) })
+        Ok(Before { nonce, holds: column(row, "holds")?, last: last.map(i64::cast_unsigned) })
     }
 }
 

@@ -12,13 +12,13 @@ use super::{
     super::{LedgerError, ResponseLimits, StoredResponse, memory::RETENTION, stored::ResponseHead},
     PostgresLedger,
     connections::{Connections, Statement},
-    payments::{Stamped, capped, column, keyed, stamped, unreadable},
+    payments::{Stamped, capped, column, holding, keyed, seen, stamped, unreadable},
+    processes::{self, is_alive},
     transactions::of_keys,
 };
 use crate::payment::PaymentKey;
 
-const EXPIRED: &str = "SELECT stamp, lease_until, replays, record FROM payments WHERE forget_at < $1 \
-     ORDER BY forget_at LIMIT $2";
+const EXPIRED: &str = concat!("SELECT ", seen!(), " FROM payments WHERE forget_at < $1 ORDER BY forget_at LIMIT $2");
 // Rows that other processes have locked are left for another time.
 const FORGET: &str = "WITH locked AS (\
        SELECT chain_id, asset, payer, nonce FROM payments JOIN unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[], \
@@ -142,6 +142,7 @@ impl PostgresLedger {
             self.responses.trim(&self.connections, now).await?;
             let statement = Statement::new(FORGET_TURNS).bind(capped(now.saturating_sub(TURN_KEPT))).bind(4096_i64);
             self.connections.repeat(statement).await?;
+            processes::forget_silent(&self.connections).await?;
             self.count().await?;
         }
         Ok(())

@@ -13,8 +13,9 @@ use tokio::{
 use tower_x402::{
     ManualClock,
     ledger::{
-        JournaledTransaction, PostgresLedger, PostgresLedgerBuilder, ResponseLimits, Sender, SettlementState,
-        conformance::state,
+        JournaledTransaction, Listing, PostgresLedger, PostgresLedgerBuilder, ResponseLimits, Sender, SettlementState,
+        channels::{ChannelLedger, ChannelLedgerError, ChannelStep},
+        conformance::{channels, state},
     },
 };
 
@@ -146,6 +147,133 @@ async fn replicas_see_each_others_steps() {
     assert!(matches!(first.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await, Err(LedgerError::LeaseLost)));
     let [third] = replicas(&schema).await;
     assert!(third.get(&lease.key).await.unwrap().is_some_and(|record| record.lease_until == CLOCK_START + 90));
+}
+
+/// Keeps a process from saying that it is alive, as if it had died or was held up, until the session is given up.
+async fn silence(schema: &str, process: i64) -> PgConnection {
+    let mut session = session(Server::shared().url(), schema).await;
+    run(&mut session, format!("BEGIN; SELECT FROM processes WHERE id = {process} FOR UPDATE")).await;
+    session
+}
+
+/// Two ledgers in this schema, and the number under which the first one is known there.
+async fn numbered(schema: &str) -> (PostgresLedger, i64, PostgresLedger) {
+    let url = Server::shared().url();
+    let first = replica(url, schema).connect().await.unwrap();
+    let process = number(&mut session(url, schema).await, "SELECT id FROM processes").await;
+    (first, process, replica(url, schema).connect().await.unwrap())
+}
+
+/// Within this time the next process takes over from one that died.
+const TAKEN_OVER: Duration = Duration::from_secs(5);
+
+async fn within_the_bound(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let look = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(TAKEN_OVER, look).await.is_ok(), "{what} took longer than {TAKEN_OVER:?}");
+}
+
+/// The clock of the ledgers stands still, so that no lease and no claim ends by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_next_process_takes_over_from_a_dead_one_within_seconds_and_fences_it() {
+    let schema = Server::shared().new_schema();
+    let (first, process, second) = numbered(&schema).await;
+
+    // Work in progress, a transaction in flight, and a payment that nobody else wants.
+    let working = reserve(&first, record(1, 1)).await;
+    admit(&first, &working, 30, 1).await.unwrap();
+    first.fulfil(&working, &FulfilmentStep::Start { until: CLOCK_START + 600 }).await.unwrap();
+    let sent = reserve(&first, record(1, 2)).await;
+    produce(&first, &sent).await;
+    first.submit(submission(1, 0, 1, &[sent.key])).await.unwrap();
+    let kept = reserve(&first, record(1, 3)).await;
+    admit(&first, &kept, 30, 1).await.unwrap();
+
+    let take_over = async || second.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 600).await.unwrap();
+    let idle = Listing { idle_at: Some(CLOCK_START), ..Listing::of([SettlementState::Submitted]) };
+    tokio::time::sleep(TAKEN_OVER).await;
+    assert_eq!(take_over().await, None, "its process is alive, however long it works");
+    assert!(second.list(&idle).await.unwrap().is_empty(), "and settles");
+    assert!(matches!(second.submit(submission(2, 1, 2, &[sent.key])).await, Err(LedgerError::NotDue(_))));
+    assert!(matches!(second.submit(submission(2, 0, 2, &[])).await, Err(LedgerError::NonceTaken { .. })));
+
+    let stalled = silence(&schema, process).await;
+    let mut taken = None;
+    within_the_bound("taking over", async || {
+        taken = take_over().await;
+        taken.is_some()
+    })
+    .await;
+    let taken = taken.unwrap();
+    assert_eq!(second.list(&idle).await.unwrap().len(), 1, "nobody settles it");
+    second.submit(submission(2, 0, 2, &[sent.key])).await.expect("neither the claim nor the nonce is held");
+
+    // It was only held up.
+    drop(stalled);
+    let done = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None };
+    assert!(matches!(first.fulfil(&working, &done).await, Err(LedgerError::LeaseLost)));
+    assert!(matches!(first.submit(submission(1, 1, 3, &[sent.key])).await, Err(LedgerError::NotDue(_))));
+    assert!(matches!(first.submit(submission(1, 0, 3, &[])).await, Err(LedgerError::NonceTaken { .. })));
+    second.fulfil(&taken, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    second.fulfil(&taken, &done).await.unwrap();
+    first.fulfil(&kept, &FulfilmentStep::Start { until: 0 }).await.expect("nobody took it over");
+    within_the_bound("coming back", async || {
+        second.get(&kept.key).await.unwrap().is_some_and(|record| record.lease_until > CLOCK_START)
+    })
+    .await;
+    assert_eq!(second.take_over(&kept.key, 0, CLOCK_START, CLOCK_START + 600).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_next_process_takes_channels_over_from_a_dead_one_within_seconds_and_fences_it() {
+    let schema = Server::shared().new_schema();
+    let (first, process, second) = numbered(&schema).await;
+    channels::open(&first, 1, 100).await;
+    let held = first.advance(&channels::id(1), &channels::begin(1, hash(1), 10, 10)).await.unwrap();
+    let claim = |until| ChannelStep::BeginClaim { now: CLOCK_START, until };
+    first.advance(&channels::id(1), &claim(CLOCK_START + 600)).await.unwrap();
+
+    let begin = async || second.advance(&channels::id(1), &channels::begin(1, hash(2), 10, 10)).await;
+    tokio::time::sleep(TAKEN_OVER).await;
+    assert!(matches!(begin().await, Err(ChannelLedgerError::Busy { .. })), "its process is alive");
+    let claimed = second.advance(&channels::id(1), &claim(CLOCK_START + 601)).await;
+    assert!(matches!(claimed, Err(ChannelLedgerError::Busy { .. })));
+
+    let stalled = silence(&schema, process).await;
+    let mut taken = None;
+    within_the_bound("taking over", async || {
+        taken = begin().await.ok();
+        taken.is_some()
+    })
+    .await;
+    second.advance(&channels::id(1), &claim(CLOCK_START + 601)).await.unwrap();
+
+    // It was only held up.
+    drop(stalled);
+    let charge = |epoch| ChannelStep::Charge { epoch, amount: 10, response: None, now: CLOCK_START };
+    let late = first.advance(&channels::id(1), &charge(held.epoch)).await;
+    assert!(matches!(late, Err(ChannelLedgerError::LeaseLost)));
+    first.advance(&channels::id(1), &ChannelStep::EndClaim { until: CLOCK_START + 600 }).await.unwrap();
+    let charged = second.advance(&channels::id(1), &charge(taken.unwrap().epoch)).await.unwrap();
+    assert_eq!((charged.charged, charged.claiming_until), (10, Some(CLOCK_START + 601)), "once, and still claimed");
+}
+
+/// A deploy: the process goes, and says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_process_that_leaves_is_taken_over_from_at_once() {
+    let schema = Server::shared().new_schema();
+    let (first, _, second) = numbered(&schema).await;
+    let lease = reserve(&first, record(1, 1)).await;
+    drop(first);
+    let started = std::time::Instant::now();
+    within_the_bound("taking over", async || {
+        second.take_over(&lease.key, 0, CLOCK_START, CLOCK_START + 600).await.unwrap().is_some()
+    })
+    .await;
+    assert!(started.elapsed() < Duration::from_secs(3), "it need not fall silent first");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -1,12 +1,13 @@
 //! One case of the matrix: where the process is killed, and what must hold after that.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_provider::Provider as _;
 use alloy_rpc_types_eth::{BlockNumberOrTag, Filter};
 use alloy_sol_types::SolEvent as _;
 use bytes::Bytes;
+use tokio::time::Instant;
 use tower_x402::{
     ledger::{Record, SettlementState},
     payment::PaymentKey,
@@ -16,7 +17,7 @@ use super::{
     buyers::Buyer,
     facilitator_server::{Cut, FacilitatorServer},
     points::Point,
-    process::Process,
+    process::{PATIENCE, Process},
     scene::{Ended, Life, Scene},
     server::{Flow, PRICE, Via},
     store::Store,
@@ -69,6 +70,8 @@ pub(crate) struct Report {
     pub(crate) told: usize,
     /// Payments that were served and can never be paid, and are on record as owed.
     pub(crate) dead: usize,
+    /// The time from the last kill until the last buyer was answered.
+    pub(crate) waited: Duration,
     pub(crate) details: Vec<String>,
 }
 
@@ -94,12 +97,15 @@ pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Poi
             report.kills += 1;
         }
         scene.kill(process).await;
+        let killed = Instant::now();
         scene.spend_elsewhere();
         kept.look(&scene, &mut report).await;
         let runs = scene.runs();
         process = scene.reopen(stops.get(number + 1).cloned()).await;
         if number + 1 == stops.len() {
             end(&scene, &mut process, life(number + 1, stops.len()), &mut report).await;
+            let answered = *scene.answered.lock().unwrap();
+            report.waited = answered.map_or(PATIENCE, |at| at.duration_since(killed));
         }
         kept.compare(&scene, &runs, &mut report);
     }

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet};
@@ -124,6 +125,8 @@ pub(crate) struct Tally {
     pub(crate) wrong: Wrong,
     pub(crate) told: usize,
     pub(crate) dead: usize,
+    /// The longest time from a kill until all buyers were answered.
+    pub(crate) waited: Duration,
     /// Processes that finished without passing there again.
     pub(crate) missed: usize,
     /// What went wrong, in words, so that a test that fails says it.
@@ -131,6 +134,16 @@ pub(crate) struct Tally {
 }
 
 pub(crate) type Matrix = BTreeMap<Place, Tally>;
+
+/// Returns the longest time from a kill until all buyers were answered, for each row of the published table.
+pub(crate) fn longest_waits(matrix: &Matrix) -> BTreeMap<(Via, Flow, Backend), Duration> {
+    let mut longest = BTreeMap::<_, Duration>::new();
+    for (Place { course: Course { via, flow, backend, .. }, .. }, tally) in matrix {
+        let waited = longest.entry((*via, *flow, *backend)).or_default();
+        *waited = (*waited).max(tally.waited);
+    }
+    longest
+}
 
 /// Returns all courses of these flows on these ledgers with these facilitators.
 pub(crate) fn courses(vias: &[Via], backends: &[Backend], flows: &[Flow], times: &[When]) -> Vec<Course> {
@@ -342,5 +355,6 @@ fn count(matrix: &mut Matrix, (place, report): (Place, Report)) {
     tally.wrong.add(report.wrong);
     tally.told += report.told;
     tally.dead += report.dead;
+    tally.waited = tally.waited.max(report.waited);
     tally.details.extend(report.details);
 }

@@ -45,6 +45,10 @@ const REMOTE_FLOWS: [Flow; 3] = [Flow::Authorization, Flow::Upfront, Flow::Defer
 async fn small_matrix(courses: Vec<Course>) {
     let places = matrix::explore(courses).await;
     let outcome = matrix::run(matrix::some(&places)).await;
+    for ((via, flow, backend), waited) in matrix::longest_waits(&outcome) {
+        let row = [via.name(), flow.name(), backend.name()].join(", ");
+        eprintln!("{row}: the longest wait for an answer after a kill was {:.1} s", waited.as_secs_f64());
+    }
     is_flawless(&outcome);
 }
 

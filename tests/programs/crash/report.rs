@@ -26,8 +26,8 @@ written by
 
 which needs PostgreSQL's programs, takes 20 to 30 minutes on two cores, and fails unless *violations* is 0 everywhere.
 
-| facilitator | flow | ledger | points | kills | cuts | by chance | violations | told | dead | commits alone | of 8 |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+| facilitator | flow | ledger | points | kills | cuts | by chance | violations | told | dead | longest wait | commits alone | of 8 |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 const TAIL: &str = "
@@ -41,6 +41,7 @@ const TAIL: &str = "
 | violations | the sum of the columns *missed* to *untrue* of the CSV, below |
 | told | streamed responses that the crash interrupted; their payer is answered 409 with the transaction that paid, or is not charged |
 | dead | payments whose payer spent its balance elsewhere while the process was down; answers given on credit are recorded as owed |
+| longest wait | seconds from a kill until the last of the eight buyers was answered: the next process starts, and takes over what the dead one held |
 | commits alone, of 8 | commits of SQLite (each an `fsync`) or syncs of PostgreSQL's log per payment until it is final: alone, and as one of 8 at a time |
 
 What counts as a violation:
@@ -65,7 +66,7 @@ chain lives in the parent process and makes a block every 100 ms; so does the re
 2. For each point a process is started and gets eight payments of four payers at once. It stops at the point and is killed. A
    write or request that had begun may complete while the process dies.
 3. The next process is started on another port. Every buyer presents the same payment with the same request until there is an
-   answer, and once more after that. Leases of the dead process end by the clock, which is put ahead.
+   answer, and once more after that. The clock is put ahead only after everybody was answered.
 4. Ledger, chain and answers are compared.
 
 In a *second life* the restarted process is killed, too: the settlement was on record and *not sent*, or done and its result *not seen*.
@@ -145,7 +146,7 @@ pub(crate) fn document(matrix: &Matrix, costs: &BTreeMap<(Via, Flow, Backend), C
     text
 }
 
-/// Returns the columns from points to dead, added up over the places that count.
+/// Returns the columns from points to the longest wait, added up over the places that count.
 fn sums(matrix: &Matrix, is_counted: impl Fn(&Place) -> bool) -> String {
     let (mut sum, mut places, mut kills, mut cuts, mut by_chance) = (Tally::default(), 0, 0, 0, 0);
     for (place, tally) in matrix.iter().filter(|(place, _)| is_counted(place)) {
@@ -153,25 +154,29 @@ fn sums(matrix: &Matrix, is_counted: impl Fn(&Place) -> bool) -> String {
         *(if place.course.when == When::Never { &mut cuts } else { &mut kills }) += tally.kills;
         sum.told += tally.told;
         sum.dead += tally.dead;
+        sum.waited = sum.waited.max(tally.waited);
         *(if place.by_chance { &mut by_chance } else { &mut sum.missed }) += tally.missed;
         sum.wrong.add(tally.wrong);
     }
     let violations = sum.missed + sum.wrong.sum();
-    format!("{places} | {kills} | {cuts} | {by_chance} | {violations} | {} | {}", sum.told, sum.dead)
+    let waited = sum.waited.as_secs_f64();
+    format!("{places} | {kills} | {cuts} | {by_chance} | {violations} | {} | {} | {waited:.1}", sum.told, sum.dead)
 }
 
 /// Returns the CSV: a line for each place.
 pub(crate) fn places(matrix: &Matrix) -> String {
     let mut text =
-        "facilitator,flow,ledger,life,point,seen,kills,missed,lost,paid twice,worked twice,unanswered,open,untrue\n"
+        "facilitator,flow,ledger,life,point,seen,longest wait,kills,missed,lost,paid twice,worked twice,unanswered,open,untrue\n"
             .to_owned();
     for (Place { course, name, by_chance, .. }, tally) in matrix {
         let Course { via, backend, flow, when } = course;
         let seen = if *by_chance { "by chance" } else { "always" };
         let named =
             [via.name(), flow.name(), backend.name(), when.name(), name, seen].map(|field| format!("{field:?}"));
+        let waited = tally.waited.as_secs_f64();
         let numbers = [tally.kills, tally.missed].map(|number| number.to_string());
-        let _ = writeln!(text, "{},{},{}", named.join(","), numbers.join(","), wrong(&tally.wrong).join(","));
+        let _ =
+            writeln!(text, "{},{waited:.1},{},{}", named.join(","), numbers.join(","), wrong(&tally.wrong).join(","));
     }
     text
 }

@@ -1,6 +1,10 @@
 //! A chain, a seller on it and its buyers, over several lives of the seller's process.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
@@ -37,7 +41,7 @@ use support::{
 const BLOCKS: Duration = Duration::from_millis(100);
 /// The interval at which a scene is polled.
 const TICK: Duration = Duration::from_millis(150);
-/// Seconds after which all leases and claims of a dead process have ended.
+/// The seconds by which clocks are put ahead at a time, so that payments become final or expire.
 const JUMP: u64 = 120;
 /// The most by which clocks are put ahead before the payments would expire.
 const FURTHEST: u64 = 2_500;
@@ -58,6 +62,8 @@ pub(crate) struct Scene {
     client: Client,
     /// The number of requests to the node so far.
     asked: watch::Receiver<u64>,
+    /// When the last buyer of the current life got its first answer.
+    pub(crate) answered: Mutex<Option<Instant>>,
     _port: DevnetPort,
     _directory: TempDir,
 }
@@ -126,6 +132,7 @@ impl Scene {
             clock,
             client: client(),
             asked,
+            answered: Mutex::default(),
             _port: port,
             _directory: directory,
         }
@@ -192,8 +199,8 @@ impl Scene {
         timeout(PATIENCE, paid).await.expect("payments become final");
     }
 
-    /// Everybody presents their payments until all are answered and paid for good, or the process stops. A ledger that other
-    /// processes may use makes a payment wait for the end of a dead one's leases: then the clocks are put ahead.
+    /// Everybody presents their payments until all are answered and paid for good, or the process stops. The clocks are put ahead only once
+    /// everybody is answered: an answer that waits for the end of a lease is late.
     pub(crate) async fn live(&self, process: &mut Process, life: Life) -> Ended {
         let restart = life.number > 0;
         let mut presenting = JoinSet::new();
@@ -201,14 +208,16 @@ impl Scene {
         for buyer in present {
             let (buyer, client, url) = (buyer.clone(), self.client.clone(), process.url.clone());
             presenting.spawn(async move {
-                if buyer.persist(&client, &url).await == Said::Served && restart {
+                let said = buyer.persist(&client, &url).await;
+                let at = Instant::now();
+                if said == Said::Served && restart {
                     // A buyer that has its answer gets the same one again.
                     buyer.persist(&client, &url).await;
                 }
+                at
             });
         }
-        // A payment that was delegated to a facilitator is claimed for a while, in every ledger.
-        let leases_outlive = restart && (self.setup.via != Via::Chain || !matches!(self.setup.store, Store::Sqlite(_)));
+        *self.answered.lock().unwrap() = None;
         let (mut stopped, started) = (process.stopped(), Instant::now());
         let mut ticks = interval(TICK);
         let (mut left_until_jump, mut quiet_ticks) = (3, 4);
@@ -216,7 +225,12 @@ impl Scene {
             let is_stopped = stopped.wait_for(Option::is_some);
             tokio::select! {
                 _ = is_stopped => return Ended::Stopped,
-                Some(_) = presenting.join_next(), if !presenting.is_empty() => continue,
+                Some(at) = presenting.join_next(), if !presenting.is_empty() => {
+                    let at = at.expect("a buyer does not panic");
+                    let mut last = self.answered.lock().unwrap();
+                    *last = (*last).max(Some(at));
+                    continue;
+                }
                 _ = ticks.tick() => {}
             }
             let answered = presenting.is_empty();
@@ -231,22 +245,16 @@ impl Scene {
                 return Ended::Stuck;
             }
             left_until_jump -= 1;
-            if left_until_jump == 0 {
+            if left_until_jump <= 0 && answered {
                 left_until_jump = 8;
-                let ahead = match answered && life.is_last && self.setup.flow == Flow::Spent {
+                let ahead = match life.is_last && self.setup.flow == Flow::Spent {
                     // Payments that are open until then are proven dead afterwards.
                     true if self.others_have_paid(&process.url).await => EXPIRED.max(self.clock.get() + 3 * JUMP),
                     // Kept responses must not age out (after 600 s) before they are asked for.
-                    _ => (self.clock.get() + JUMP).min(if answered && life.is_last {
-                        FURTHEST
-                    } else {
-                        JUMP * (life.number + 1)
-                    }),
+                    _ => (self.clock.get() + JUMP).min(if life.is_last { FURTHEST } else { JUMP * (life.number + 1) }),
                 };
-                if answered || leases_outlive {
-                    self.clock.set(ahead);
-                    process.ahead(ahead).await;
-                }
+                self.clock.set(ahead);
+                process.ahead(ahead).await;
             }
         }
     }

@@ -43,8 +43,6 @@ use actors::{Answer, LIFE, Role, SETUP, Setup, Step, cost, done};
 use support::authorization::{random_address, random_nonce};
 
 const BLOCKS: Duration = Duration::from_millis(100);
-/// Seconds after which all leases of a dead seller have ended, and before which no response is too old to be asked for again.
-const JUMP: u64 = 250;
 /// Seconds after which a withdrawal can be made.
 const WITHDRAW_DELAY: u64 = 901;
 /// Seconds after which no deposit that was signed can still be made.
@@ -193,7 +191,6 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
                 report.kills += 1;
                 stage.kill(seller).await;
                 marks.look(&stage, &mut report).await;
-                stage.clock.set(stage.clock.get() + JUMP);
                 seller = stage.start(Role::Seller, None).await;
             }
             Ok(_) = buyer_stopped.wait_for(Option::is_some) => {

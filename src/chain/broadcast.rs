@@ -28,6 +28,11 @@ pub(crate) enum SendResult {
     Underpriced,
     /// The node's pool is full.
     PoolFull,
+    /// The node's pool has no room for another transaction of this account.
+    AccountFull {
+        /// The account has delegated its code (EIP-7702). Nodes keep one transaction of such an account, or a few.
+        is_delegated: bool,
+    },
     /// It can never be included, for this reason of the node's.
     Refused(String),
 }
@@ -85,7 +90,11 @@ fn classify(failure: &RpcFailure) -> SendResult {
     } else if says(&["underpriced", "less than block base fee", "fee cap less than", "gas price too low", "feetoolow"])
     {
         SendResult::Underpriced
-    } else if says(&["pool is full", "txpool full", "account limit", "exceeds the configured limit"]) {
+    } else if says(&["delegated account"]) {
+        SendResult::AccountFull { is_delegated: true }
+    } else if says(&["account limit", "exceeds the configured limit"]) {
+        SendResult::AccountFull { is_delegated: false }
+    } else if says(&["pool is full", "txpool full"]) {
         SendResult::PoolFull
     } else if says(&[
         "intrinsic gas too low",
@@ -117,6 +126,10 @@ mod tests {
         assert!(matches!(classified("insufficient funds for gas * price + value"), SendResult::InsufficientGas));
         assert!(matches!(classified("max fee per gas less than block base fee: address 0x"), SendResult::Underpriced));
         assert!(matches!(classified("txpool is full"), SendResult::PoolFull));
+        let is_full = |message: &str, delegated| matches!(classified(message), SendResult::AccountFull { is_delegated } if is_delegated == delegated);
+        assert!(is_full("in-flight transaction limit reached for delegated accounts", true));
+        assert!(is_full("gapped-nonce tx from delegated accounts", true));
+        assert!(is_full("account limit exceeded", false));
         assert!(matches!(classified("exceeds block gas limit"), SendResult::Refused(_)));
     }
 

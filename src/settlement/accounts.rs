@@ -38,6 +38,8 @@ const SYNC_PAUSE: Duration = Duration::from_secs(1);
 const SIGN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an account that could not pay for gas is used only if there is no other.
 const REST: Duration = Duration::from_secs(30);
+/// After what time a window that was narrowed gets one of its places back.
+const WIDENING: Duration = Duration::from_secs(60);
 /// How often balances are checked while transactions are sent.
 const BALANCE_INTERVAL: Duration = Duration::from_secs(60);
 /// A balance is low if it does not pay for this many more transactions.
@@ -95,8 +97,8 @@ impl Accounts {
         if account.room(kept) == 0 {
             return None;
         }
-        let permit = account.0.window.clone().try_acquire_owned().ok()?;
-        Some((account.clone(), WindowPermit { permit: Some(permit), freed: account.0.freed.clone() }))
+        let permit = account.0.window.places.clone().try_acquire_owned().ok()?;
+        Some((account.clone(), account.permit(Some(permit))))
     }
 
     /// Fails if no account could pay for gas a moment ago. Does not ask the node.
@@ -123,6 +125,9 @@ impl Accounts {
     /// Returns why no account could send a transaction with this gas limit now, if that is so.
     pub(super) async fn cannot_send(&self, node: &Node, gas_limit: u128) -> Option<NotReady> {
         let Ok(balance) = self.highest_balance().await else { return Some(NotReady::Node) };
+        if !node.rpc().gives_receipts().await {
+            return Some(NotReady::Receipts);
+        }
         match node.fees().await {
             Ok(fees) => {
                 let needed = U256::from(fees.max_fee.saturating_mul(gas_limit));
@@ -185,9 +190,7 @@ pub(crate) struct Account(Arc<Inner>);
 struct Inner {
     signer: SharedSigner,
     node: Arc<Node>,
-    window: Arc<Semaphore>,
-    /// The places of the window.
-    size: usize,
+    window: Arc<Window>,
     /// Notified whenever a place becomes free, here or in another account.
     freed: Arc<Notify>,
     /// Until when the account is used only if there is no other, and its balance in wei when it could not pay for gas.
@@ -229,17 +232,83 @@ struct Nonces {
     foreign: Option<(u64, Instant)>,
 }
 
+/// The places for an account's transactions in flight. There are fewer for a while if nodes keep fewer of them.
+#[derive(Debug)]
+struct Window {
+    places: Arc<Semaphore>,
+    configured: usize,
+    width: Mutex<Width>,
+}
+
+#[derive(Debug)]
+struct Width {
+    places: usize,
+    /// Places in use that end with their transaction.
+    surplus: usize,
+    changed: Instant,
+}
+
+impl Window {
+    fn new(places: usize) -> Self {
+        let places = places.clamp(1, Semaphore::MAX_PERMITS);
+        let width = Mutex::new(Width { places, surplus: 0, changed: Instant::now() });
+        Self { places: Arc::new(Semaphore::new(places)), configured: places, width }
+    }
+
+    fn width(&self) -> MutexGuard<'_, Width> {
+        self.width.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of free places beyond those that are kept, of which one is open to everybody. A window that was narrowed is wider
+    /// by one again from time to time.
+    fn room(&self, kept: usize) -> usize {
+        let mut width = self.width();
+        if width.places < self.configured && width.changed.elapsed() >= WIDENING {
+            (width.places, width.changed) = (width.places + 1, Instant::now());
+            match width.surplus.checked_sub(1) {
+                Some(fewer) => width.surplus = fewer,
+                None => self.places.add_permits(1),
+            }
+        }
+        self.places.available_permits().saturating_sub(kept.min(width.places.saturating_sub(1)))
+    }
+
+    /// Leaves at most so many places, at least one.
+    fn narrow(&self, most: usize) {
+        let mut width = self.width();
+        width.changed = Instant::now();
+        let fewer = width.places.saturating_sub(most.max(1));
+        width.places -= fewer;
+        width.surplus += fewer - self.places.forget_permits(fewer);
+    }
+
+    /// Takes a place out of use if there are more than there should be.
+    fn put_back(&self, permit: OwnedSemaphorePermit) {
+        let mut width = self.width();
+        match width.surplus.checked_sub(1) {
+            Some(fewer) => {
+                width.surplus = fewer;
+                permit.forget();
+            }
+            None => drop(permit),
+        }
+    }
+}
+
 /// A place in an account's window of transactions in flight.
 #[derive(Debug)]
 pub(crate) struct WindowPermit {
     permit: Option<OwnedSemaphorePermit>,
+    window: Arc<Window>,
     freed: Arc<Notify>,
 }
 
 impl Drop for WindowPermit {
     fn drop(&mut self) {
         // The place must be free before a waiter is woken.
-        self.permit = None;
+        if let Some(permit) = self.permit.take() {
+            self.window.put_back(permit);
+        }
         self.freed.notify_one();
     }
 }
@@ -264,15 +333,13 @@ pub(crate) struct NonceLease {
 
 impl Account {
     fn new(signer: SharedSigner, node: Arc<Node>, window: usize, freed: Arc<Notify>) -> Self {
-        let size = window.clamp(1, Semaphore::MAX_PERMITS);
         Self(Arc::new(Inner {
             signer,
             node,
             freed,
             resting: Mutex::default(),
             filling: AtomicBool::new(false),
-            window: Arc::new(Semaphore::new(size)),
-            size,
+            window: Arc::new(Window::new(window)),
             predecessor: AsyncMutex::default(),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
@@ -285,6 +352,11 @@ impl Account {
 
     pub(super) async fn balance(&self) -> Result<U256, RpcFailure> {
         self.0.node.rpc().balance(self.address()).await
+    }
+
+    /// Returns how many of the account's transactions are in blocks up to this one.
+    pub(super) async fn nonce_in(&self, block: u64) -> Result<u64, RpcFailure> {
+        self.0.node.rpc().nonce_in(self.address(), block).await
     }
 
     /// Returns how many of the account's transactions are in blocks (`latest`), in final blocks (`finalized`), or in blocks and in the
@@ -310,7 +382,7 @@ impl Account {
 
     /// Returns how many places of the window are free beyond those that are kept.
     fn room(&self, kept: usize) -> usize {
-        self.0.window.available_permits().saturating_sub(kept.min(self.0.size - 1))
+        self.0.window.room(kept)
     }
 
     /// Waits until what an earlier process with this key left in the pool is in blocks, but no longer than `patience`: it may hang, and is
@@ -335,7 +407,18 @@ impl Account {
     /// Waits for a place in the window. It takes no nonce yet.
     pub(super) async fn enter(&self) -> WindowPermit {
         // The semaphore is never closed; without a permit the window would only be wider.
-        WindowPermit { permit: self.0.window.clone().acquire_owned().await.ok(), freed: self.0.freed.clone() }
+        self.permit(self.0.window.places.clone().acquire_owned().await.ok())
+    }
+
+    fn permit(&self, permit: Option<OwnedSemaphorePermit>) -> WindowPermit {
+        WindowPermit { permit, window: self.0.window.clone(), freed: self.0.freed.clone() }
+    }
+
+    /// Keeps fewer transactions in flight, since the node takes none beside those that it has: one, if the account `is_delegated`.
+    pub(super) fn narrow(&self, is_delegated: bool) {
+        // The transaction that was refused still has its nonce.
+        let others = self.in_flight().saturating_sub(1);
+        self.0.window.narrow(if is_delegated { 1 } else { others });
     }
 
     /// Prefers other accounts for half a minute, since this one could not pay for gas with this balance.
@@ -377,7 +460,7 @@ impl Account {
     /// Takes a free nonce that keeps others from being included, if there is one. After `patience` it does so without a place in the
     /// window: those that fill the window may all wait for this nonce.
     pub(super) async fn take_gap(&self, patience: Duration) -> Option<NonceLease> {
-        let outside = |_| WindowPermit { permit: None, freed: self.0.freed.clone() };
+        let outside = |_| self.permit(None);
         let permit = timeout(patience, self.enter()).await.unwrap_or_else(outside);
         let nonce = {
             let mut nonces = self.nonces();

@@ -334,6 +334,9 @@ impl Caller {
                 Ok(Sent::Waiting(Box::new(Waiting { transaction, fees, most, lease, pending, started })))
             }
             refusal => {
+                if let SendResult::AccountFull { is_delegated } = refusal {
+                    account.narrow(is_delegated);
+                }
                 lease.release();
                 self.fill_gaps_of(&account);
                 Ok(Sent::Refused(refusal))

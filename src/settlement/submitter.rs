@@ -200,6 +200,11 @@ impl Submitter {
                 }
             },
             refusal => {
+                if let SendResult::AccountFull { is_delegated } = refusal {
+                    account.narrow(is_delegated);
+                    // It waits for its turn, and the queue bounds for how long.
+                    payments.iter_mut().for_each(|queued| queued.attempts = queued.attempts.saturating_sub(1));
+                }
                 // A transaction that stays in the journal may be sent again, and pay then.
                 if self.give_back(lease).await {
                     payments.iter_mut().for_each(|queued| queued.ineffective.push(signed.hash));
@@ -332,7 +337,7 @@ impl Submitter {
                 }
                 Err(FacilitatorError::InsufficientGas { balance })
             }
-            SendResult::PoolFull => {
+            SendResult::PoolFull | SendResult::AccountFull { .. } => {
                 // Other processes may share the key. With the next block there is room again.
                 self.wait_for_block().await;
                 Ok(())

@@ -37,6 +37,9 @@ pub(crate) struct PendingTransaction {
     rebroadcast_pause: Duration,
     /// Since when the node has reported the nonce as used, and how often while there was no receipt.
     nonce_used: Option<(Instant, u32)>,
+    /// How often the node has refused receipts, and until when it is not asked again.
+    refusals: u32,
+    pause_until: Option<Instant>,
 }
 
 /// Whether a transaction is in a block.
@@ -64,6 +67,8 @@ impl PendingTransaction {
             rebroadcast_at: Instant::now() + pause,
             rebroadcast_pause: pause,
             nonce_used: None,
+            refusals: 0,
+            pause_until: None,
         }
     }
 
@@ -89,11 +94,27 @@ impl PendingTransaction {
         let mut pause = pace.poll_interval();
         let patient_from = Instant::now() + (4 * pace.block_time()).max(Duration::from_secs(4));
         loop {
+            if let Some(until) = self.pause_until.take_if(|until| *until > Instant::now()) {
+                sleep(until.min(deadline).saturating_duration_since(Instant::now())).await;
+                if until >= deadline {
+                    self.pause_until = Some(until);
+                    return Inclusion::Pending;
+                }
+            }
             // A failed request proves nothing; the next one may succeed.
             let is_missing = match self.receipt(rpc).await {
                 Ok(Some(receipt)) => return Inclusion::Included(receipt),
-                Ok(None) => true,
-                Err(_) => false,
+                Ok(None) => {
+                    self.refusals = 0;
+                    true
+                }
+                Err(RpcFailure::Refused { .. }) => {
+                    self.refusals = self.refusals.saturating_add(1);
+                    let pause = pace.poll_interval().saturating_mul(1 << self.refusals.min(8)).min(MAX_PAUSE);
+                    self.pause_until = Some(Instant::now() + pause);
+                    false
+                }
+                Err(RpcFailure::Silent) => false,
             };
             if is_missing && self.is_nonce_taken(pace) {
                 return Inclusion::NonceTaken;
@@ -102,7 +123,8 @@ impl PendingTransaction {
             if now >= deadline {
                 return Inclusion::Pending;
             }
-            if self.nonce_used.is_some_and(|(_, times)| times < CONVINCING) || now >= self.rebroadcast_at {
+            let is_in_doubt = is_missing && self.nonce_used.is_some_and(|(_, times)| times < CONVINCING);
+            if is_in_doubt || now >= self.rebroadcast_at {
                 self.nonce_used = match node.resend(rpc, &self.raw).await {
                     SendResult::NonceUsed => {
                         let (since, times) = self.nonce_used.unwrap_or((now, 0));

@@ -273,8 +273,14 @@ async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(B
     Ok((Block { number: number.saturating_to(), time: time.saturating_to() }, results))
 }
 
-/// Decodes a result. A contract that answers by another interface counts as a node that does not answer.
+/// Decodes a result. A contract that answers by another interface counts as a node that does not answer. Where there is no contract, as
+/// in the first blocks of a chain, there is an empty result.
 fn decode<C: SolCall>(result: &[u8]) -> Result<C::Return, RpcFailure> {
+    if result.is_empty() {
+        let message = "the block that was asked for has none of the contracts that payment channels need; on a young chain, try again when \
+             newer blocks are final";
+        return Err(RpcFailure::Refused { code: -32000, message: message.to_owned() });
+    }
     C::abi_decode_returns_validate(result).map_err(|error| {
         tracing::debug!(%error, function = C::SIGNATURE, "a contract's answer cannot be read");
         RpcFailure::Silent

@@ -204,7 +204,8 @@ impl FeeOracle {
 async fn fetch(rpc: &Rpc) -> Result<Market, RpcFailure> {
     let history = rpc.call::<History>("eth_feeHistory", (U64::from(BLOCKS), "latest", [50.0])).await;
     let history = match history {
-        Err(failure) if failure.is_method_missing() => {
+        // Nodes without it, and those that give no history to everybody, know the price.
+        Err(RpcFailure::Refused { .. }) => {
             let price: u128 = rpc.call::<U128>("eth_gasPrice", [(); 0]).await?.to();
             return Ok(Market { base_fee: price, tip: MIN_TIP });
         }

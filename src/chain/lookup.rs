@@ -195,7 +195,7 @@ impl PaymentLookup {
     /// # Errors
     /// [`LookupError::NoAnswer`].
     pub async fn finalized(&self) -> Result<Option<u64>, LookupError> {
-        Ok(self.rpc.block("finalized").await?.map(|block| block.number.saturating_to()))
+        Ok(self.rpc.finalized().await?.map(|block| block.number.saturating_to()))
     }
 
     /// Returns whether a payment that was in this transaction and block is final. It may be in another block by now.

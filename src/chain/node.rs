@@ -2,10 +2,13 @@
 //!
 //! Settlement and the confirmation of remote settlements talk to a chain through this type only.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use alloy_primitives::{B256, Bytes, U256};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{
     authorization_use::{self, AuthorizationUse},
@@ -22,10 +25,14 @@ use super::{
 use crate::{
     network::Network,
     payment::{Prechecked, Rejection},
+    protocol::Reason,
 };
 
 /// How many blocks pass between two checks of a transaction that is in no block.
 const CHECK_BLOCKS: u32 = 3;
+
+/// How often a node is asked again whose newest block is older than one that was seen.
+const LAGGING_RETRIES: u32 = 8;
 
 /// What the newest block shows of an authorization.
 pub(crate) enum AuthorizationState {
@@ -35,6 +42,8 @@ pub(crate) enum AuthorizationState {
     Expired,
     /// It is unused; with the reason why it would fail now, if it would.
     Unused(ProbeResult, Option<Rejection>),
+    /// The node is behind a block that was seen, so that what it shows may be out of date.
+    Behind,
 }
 
 /// A node of one chain.
@@ -45,6 +54,8 @@ pub(crate) struct Node {
     batcher: RpcBatcher,
     probe: Probe,
     block_time: BlockTime,
+    /// The newest block that was seen. Behind one address there may be several nodes, and some may be behind the others.
+    newest_block: AtomicU64,
     fees: FeeOracle,
     broadcaster: Broadcaster,
 }
@@ -65,6 +76,7 @@ impl Node {
             rpc,
             probe: Probe::new(max_transfer_gas)?,
             block_time: BlockTime::new(block_time),
+            newest_block: AtomicU64::new(0),
             fees: FeeOracle::new(max_gas_price),
             broadcaster: Broadcaster::new(),
         })
@@ -78,20 +90,67 @@ impl Node {
         &self.rpc
     }
 
-    /// Simulates the payment in the newest block. Returns what the chain shows, and why the payment would fail, if it would.
+    /// Simulates the payment in the newest block. Returns what the chain shows, and why the payment would fail, if it would. A payment fails
+    /// only by a block that is as new as any that was seen.
     pub(crate) async fn verify(&self, payment: &Prechecked) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
+        self.look(payment, false).await?.ok_or(RpcFailure::Silent)
+    }
+
+    /// Simulates the payment in a block as new as any that was seen. An older one will do to show that the authorization is used and, unless
+    /// `must_be_new`, that the payment would be executed. Returns `None` if the node stays behind.
+    async fn look(
+        &self,
+        payment: &Prechecked,
+        must_be_new: bool,
+    ) -> Result<Option<(ProbeResult, Option<Rejection>)>, RpcFailure> {
         let calldata = transfer::calldata(payment.authorization(), payment.signature());
-        let result = self.probe.run(&self.batcher, payment, &calldata).await?;
-        self.observe_block(result.block);
-        let rejection = self.probe.diagnose(&result, payment);
-        Ok((result, rejection))
+        let mut has_asked = false;
+        for _ in 0..LAGGING_RETRIES {
+            let mut newest = self.newest_block();
+            let result = self.probe.run(&self.batcher, payment, &calldata).await?;
+            self.observe_block(result.block);
+            let rejection = self.probe.diagnose(&result, payment);
+            if result.used || (rejection.is_none() && !must_be_new) {
+                return Ok(Some((result, rejection)));
+            }
+            let is_short = rejection.as_ref().is_some_and(|why| why.reason == Reason::InsufficientFunds);
+            if is_short && !std::mem::replace(&mut has_asked, true) {
+                // A payer that was funded a moment ago is the one whom an old block wrongs.
+                self.ask_newest_block().await;
+                newest = self.ask_newest_block().await;
+            }
+            if result.block >= newest {
+                return Ok(Some((result, rejection)));
+            }
+            sleep(self.poll_interval()).await;
+        }
+        tracing::debug!(network = %self.network, "the node is behind a block that was seen");
+        Ok(None)
+    }
+
+    /// Returns the number of the newest block that was seen.
+    fn newest_block(&self) -> u64 {
+        self.newest_block.load(Ordering::Relaxed)
+    }
+
+    /// Asks for the newest block, and returns the newest that was seen.
+    pub(crate) async fn ask_newest_block(&self) -> u64 {
+        if let Ok(number) = self.rpc.block_number().await {
+            self.observe_block(number);
+        }
+        self.newest_block()
+    }
+
+    /// Fails if the node refused the last receipts that it was asked for: no payment could be confirmed. Does not ask the node.
+    pub(crate) fn check_known_receipts(&self) -> Result<(), RpcFailure> {
+        if self.rpc.refuses_receipts() { Err(RpcFailure::Silent) } else { Ok(()) }
     }
 
     /// Returns the state of a payment's authorization.
     pub(crate) async fn authorization_state(&self, payment: &Prechecked) -> Result<AuthorizationState, RpcFailure> {
         // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
         let finalized = self.rpc.finalized().await?;
-        let (result, rejection) = self.verify(payment).await?;
+        let Some((result, rejection)) = self.look(payment, true).await? else { return Ok(AuthorizationState::Behind) };
         let is_after_expiry = finalized.is_some_and(|block| {
             U256::from(block.timestamp) >= payment.authorization().valid_before
                 && result.block >= block.number.saturating_to::<u64>()
@@ -121,6 +180,7 @@ impl Node {
 
     /// Notes that a block is the newest now.
     pub(crate) fn observe_block(&self, number: u64) {
+        self.newest_block.fetch_max(number, Ordering::Relaxed);
         self.block_time.observe(number);
     }
 

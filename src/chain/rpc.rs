@@ -2,7 +2,13 @@
 //!
 //! Requests go to the transport directly, since alloy's client traces whole requests, and ours hold payers' signatures.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_json_rpc::{Request, RequestPacket, ResponsePacket, ResponsePayload, RpcError, SerializedRequest};
 use alloy_primitives::{Address, B256, Bytes, U64, U256};
@@ -10,7 +16,7 @@ use alloy_rpc_client::RpcClient;
 use alloy_transport::{BoxTransport, TransportErrorKind};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
 /// A client of a node.
@@ -19,6 +25,43 @@ pub(crate) struct Rpc {
     client: RpcClient,
     transport: BoxTransport,
     timeout: Duration,
+    receipts: Arc<Receipts>,
+}
+
+/// How often in succession a node refuses receipts before it counts as one that has none to give.
+const REFUSALS: u32 = 3;
+/// For how long the last receipt shows that there are others.
+const RECEIPTS_FRESH: Duration = Duration::from_secs(30);
+
+/// Whether the node answers requests for receipts. Some nodes answer all other requests and refuse these.
+#[derive(Debug, Default)]
+struct Receipts {
+    /// The refusals since the last answer.
+    refusals: AtomicU32,
+    answered: Mutex<Option<Instant>>,
+}
+
+impl Receipts {
+    fn note<T>(&self, answer: &Result<T, RpcFailure>) {
+        match answer {
+            Ok(_) => {
+                self.refusals.store(0, Ordering::Relaxed);
+                *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            }
+            Err(RpcFailure::Refused { .. }) => drop(self.refusals.fetch_add(1, Ordering::Relaxed)),
+            // A node that is down gives no other answers either.
+            Err(RpcFailure::Silent) => {}
+        }
+    }
+
+    fn are_refused(&self) -> bool {
+        self.refusals.load(Ordering::Relaxed) >= REFUSALS
+    }
+
+    fn are_given(&self) -> bool {
+        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refusals.load(Ordering::Relaxed) == 0 && answered.is_some_and(|at| at.elapsed() < RECEIPTS_FRESH)
+    }
 }
 
 /// Why a request has no result.
@@ -38,7 +81,7 @@ pub(crate) enum RpcFailure {
 impl Rpc {
     pub(crate) fn new(client: RpcClient, timeout: Duration) -> Self {
         let transport = client.transport().clone();
-        Self { client, transport, timeout }
+        Self { client, transport, timeout, receipts: Arc::default() }
     }
 
     /// Sends a request and waits for its result, within the default timeout.
@@ -86,7 +129,12 @@ impl Rpc {
             Err(Unanswered::Error(RpcError::ErrorResp(error))) => Ok(ResponsePayload::Failure(error)),
             Err(unanswered) => {
                 tracing::debug!(method, why = unanswered.describe(), "the node did not answer");
-                Err(RpcFailure::Silent)
+                Err(match unanswered.refusing_status() {
+                    Some(status) => {
+                        RpcFailure::Refused { code: status.into(), message: format!("HTTP status {status}") }
+                    }
+                    None => RpcFailure::Silent,
+                })
             }
         }
     }
@@ -150,7 +198,48 @@ impl Rpc {
     }
 
     pub(crate) async fn receipt(&self, transaction: B256) -> Result<Option<Receipt>, RpcFailure> {
-        self.call("eth_getTransactionReceipt", [transaction]).await
+        let answer = self.call("eth_getTransactionReceipt", [transaction]).await;
+        self.receipts.note(&answer);
+        answer
+    }
+
+    /// Returns `true` if the node refused the last receipts that it was asked for. Does not ask it.
+    pub(crate) fn refuses_receipts(&self) -> bool {
+        self.receipts.are_refused()
+    }
+
+    /// Asks for a receipt, unless the node gave one a short while ago. Returns `false` if it refuses.
+    pub(crate) async fn gives_receipts(&self) -> bool {
+        self.receipts.are_given() || !matches!(self.any_receipt().await, Err(RpcFailure::Refused { .. }))
+    }
+
+    /// Asks for the receipt of a transaction in the newest block: of one that does not exist, if there is none in it. Returns `false` if
+    /// there is a transaction and no receipt of it, as where a node is behind another one.
+    pub(crate) async fn any_receipt(&self) -> Result<bool, RpcFailure> {
+        let newest = self.transactions("latest").await?.and_then(|transactions| transactions.first().copied());
+        let receipt = self.receipt(newest.unwrap_or(B256::repeat_byte(0x42))).await?;
+        Ok(receipt.is_some() || newest.is_none())
+    }
+
+    /// Returns the hashes of the transactions in a block, or `None` if the node does not have the block.
+    pub(crate) async fn transactions(&self, block: impl Serialize) -> Result<Option<Vec<B256>>, RpcFailure> {
+        #[derive(Deserialize)]
+        struct Transactions {
+            #[serde(default)]
+            transactions: Vec<B256>,
+        }
+        let block: Option<Transactions> = self.call("eth_getBlockByNumber", (block, false)).await?;
+        Ok(block.map(|block| block.transactions))
+    }
+
+    /// Returns the number of the newest block.
+    pub(crate) async fn block_number(&self) -> Result<u64, RpcFailure> {
+        Ok(self.call::<U64>("eth_blockNumber", [(); 0]).await?.saturating_to())
+    }
+
+    /// Returns how many transactions of `account` are in blocks up to this one.
+    pub(crate) async fn nonce_in(&self, account: Address, block: u64) -> Result<u64, RpcFailure> {
+        Ok(self.call::<U64>("eth_getTransactionCount", (account, U64::from(block))).await?.saturating_to())
     }
 
     /// Returns the block with this number, on the chain as the node sees it now.
@@ -202,6 +291,16 @@ impl Unanswered {
             }
             Self::Error(RpcError::ErrorResp(_) | RpcError::DeserError { .. }) => true,
             _ => false,
+        }
+    }
+
+    /// Returns the HTTP status with which a node refuses the request.
+    fn refusing_status(&self) -> Option<u16> {
+        match self {
+            Self::Error(RpcError::Transport(TransportErrorKind::HttpError(error))) if self.is_refusal() => {
+                Some(error.status)
+            }
+            _ => None,
         }
     }
 

@@ -255,6 +255,7 @@ impl Confirmation {
                 return Ok(SettlementOutcome::expired(record.authorization.valid_before, newest));
             }
             AuthorizationState::Unused(result, rejection) => (result, rejection),
+            AuthorizationState::Behind => return Ok(SettlementOutcome::Unknown { transaction: newest }),
         };
         for transaction in newest_first() {
             let unpaid_in = unpaid_in.get(&transaction).copied();

@@ -187,6 +187,7 @@ impl Engine {
         self.queue.check_open()?;
         self.queue.check_room()?;
         self.node.check_known_fees()?;
+        self.node.check_known_receipts()?;
         self.accounts.check_known_balances()
     }
 
@@ -558,6 +559,10 @@ impl Reconcile for Engine {
         if self.node.check_known_fees().is_err() {
             // Nothing is verified until the fees are looked up again.
             let _ = self.node.fees().await;
+        }
+        if self.node.check_known_receipts().is_err() {
+            // Nor until a receipt is given.
+            let _ = self.node.rpc().any_receipt().await;
         }
     }
 

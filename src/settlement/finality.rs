@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, U64};
 use tokio::{sync::Mutex, time::sleep};
 
 use super::{journal::Journal, reconciler::Reconcile};
@@ -14,7 +14,7 @@ use crate::{
         authorization_use::AuthorizationUse,
         node::Node,
         receipt_check::ExpectedTransfer,
-        rpc::{Block, Receipt},
+        rpc::{Block, Receipt, RpcFailure},
     },
     ledger::{Record, SettlementState, SettlementStep},
     settlement::FacilitatorError,
@@ -109,10 +109,14 @@ impl FinalityTracker {
     ) -> Result<(), FacilitatorError> {
         // One pause is enough for all: many receipts may be missing.
         let mut has_waited = false;
+        let mut is_behind = false;
         let mut after = None;
         loop {
             let page = self.journal.settled(self.node.network(), finalized, after, PAGE).await?;
-            let Some(last) = page.last() else { return Ok(()) };
+            let Some(last) = page.last() else {
+                // The next pass checks again.
+                return if is_behind { Err(RpcFailure::Silent.into()) } else { Ok(()) };
+            };
             after = Some(last.key);
             // Payments of one batch share a receipt.
             let mut receipts = HashMap::new();
@@ -122,11 +126,12 @@ impl FinalityTracker {
                     entry.insert(self.receipt(transaction, &mut has_waited).await?);
                 }
                 let receipt = receipts.get(&transaction).and_then(Option::as_ref);
-                self.check(facilitator, record, transaction, receipt, finalized).await?;
+                is_behind |= !self.check(facilitator, record, transaction, receipt, finalized).await?;
             }
         }
     }
 
+    /// Returns `false` if the node is behind the payment's block, so that it shows nothing.
     async fn check<R: Reconcile>(
         &self,
         facilitator: &Arc<R>,
@@ -134,15 +139,19 @@ impl FinalityTracker {
         transaction: B256,
         receipt: Option<&Receipt>,
         finalized: Option<u64>,
-    ) -> Result<(), FacilitatorError> {
+    ) -> Result<bool, FacilitatorError> {
         let expected = ExpectedTransfer::of_payment(&record.payment());
         let Some(paid) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
             if receipt.is_none() && self.is_pruned(&record, finalized).await? {
                 let key = &record.key;
                 tracing::warn!(payer = %key.payer, nonce = %key.nonce, %transaction, "the node keeps no receipt of a settlement");
-                return Ok(());
+                return Ok(true);
             }
-            return self.reorged(facilitator, record).await;
+            if receipt.is_none() && !self.is_replaced(&record, transaction).await? {
+                return Ok(false);
+            }
+            self.reorged(facilitator, record).await?;
+            return Ok(true);
         };
         let block = paid.block();
         if record.settlement.block() != Some(block) {
@@ -152,7 +161,15 @@ impl FinalityTracker {
         if finalized.is_some_and(|finalized| block <= finalized) {
             self.journal.try_record(&record.key, SettlementStep::Finalize).await?;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Returns `true` if the payment's block is another one by now, without the transaction. A node that is behind does not have the
+    /// block, and one that has it with the transaction has not read its receipts yet.
+    async fn is_replaced(&self, record: &Record, transaction: B256) -> Result<bool, RpcFailure> {
+        let Some(block) = record.settlement.block() else { return Ok(true) };
+        let transactions = self.node.rpc().transactions(U64::from(block)).await?;
+        Ok(transactions.is_some_and(|transactions| !transactions.contains(&transaction)))
     }
 
     /// Makes a reorged payment due again, and reconciles it: it is settled again if the payer has the response.

@@ -42,6 +42,9 @@ pub enum NotReady {
         /// The age of its newest block, in seconds.
         age: u64,
     },
+    /// The node refuses receipts, without which no payment can be confirmed.
+    #[error("the node refuses receipts of transactions (eth_getTransactionReceipt): use one that gives them")]
+    Receipts,
     /// The remote facilitator does not answer.
     #[error("the facilitator does not answer")]
     Facilitator,
@@ -75,13 +78,14 @@ pub enum NotReady {
 }
 
 impl NotReady {
-    /// Returns a code for programs: `ledger`, `node`, `node_behind`, `facilitator`, `catching_up`, `backlog`, `gas_tank`,
+    /// Returns a code for programs: `ledger`, `node`, `node_behind`, `receipts`, `facilitator`, `catching_up`, `backlog`, `gas_tank`,
     /// `gas_price`, `claims_fail` or `shutting_down`.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Ledger => "ledger",
             Self::Node => "node",
             Self::NodeBehind { .. } => "node_behind",
+            Self::Receipts => "receipts",
             Self::Facilitator => "facilitator",
             Self::CatchingUp => "catching_up",
             Self::Backlog { .. } => "backlog",

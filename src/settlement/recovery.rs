@@ -73,9 +73,10 @@ impl Recovery {
         for account in self.accounts.iter() {
             let seen = account.consumed();
             if seen > 0 && account.chain_nonce("latest").await? < seen {
-                // The node may lag behind the one asked before. Then it catches up.
+                // The node may lag behind the one asked before. Then it catches up, or does not have the newest block that was seen.
                 sleep(self.node.block_time().clamp(MIN_LAG, 4 * MIN_LAG)).await;
-                if account.chain_nonce("latest").await? < seen {
+                let newest = self.node.ask_newest_block().await;
+                if account.nonce_in(newest).await.is_ok_and(|nonce| nonce < seen) {
                     return Ok(true);
                 }
             }

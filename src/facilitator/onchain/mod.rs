@@ -33,6 +33,8 @@ use crate::{
 ///
 /// - **Verifying** takes one `eth_call`, which reads balance, nonce, pause, blacklist and domain, and simulates the transfer.
 ///   Payments verified within a millisecond of each other share a JSON-RPC batch. A node that refuses batches is asked one by one.
+///   Behind one address there may be several nodes. A payment is refused only by a block as new as any that was seen; before it is
+///   refused for lack of funds, the newest block is asked for twice.
 /// - **Chains.** The chain's opcode `NUMBER` must return its own block number, since the block of a simulation is compared with those
 ///   of receipts. On other chains, such as Arbitrum, payments whose transaction reverted stay unknown and others are refused.
 /// - **Settling** takes one more request if the node has `eth_sendRawTransactionSync` ([EIP-7966]). Otherwise it polls for the

@@ -1,9 +1,10 @@
 //! Checking the node, the clock and the settlement keys before the first payment.
 
 use alloy_primitives::Address;
+use tokio::time::sleep;
 
 use crate::{
-    chain::{endpoint::EndpointError, node::Node},
+    chain::{endpoint::EndpointError, node::Node, rpc::RpcFailure},
     clock::Clock,
     network::Network,
     telemetry,
@@ -11,6 +12,8 @@ use crate::{
 
 /// A clock this far from the chain's, in seconds, is reported: it misjudges validity windows.
 const SKEW_WARNING: u64 = 30;
+/// How often the receipt of a transaction in the newest block is asked for.
+const RECEIPT_TRIES: u32 = 12;
 /// A clock this far from the chain's, in seconds, is an error.
 const SKEW_LIMIT: u64 = 86_400;
 
@@ -32,7 +35,15 @@ pub(super) async fn preflight(node: &Node, clock: &dyn Clock, accounts: &[Addres
     if skew > SKEW_WARNING {
         tracing::warn!(seconds = skew, "this machine's clock differs from the time of the newest block");
     }
+    check_receipts(node).await?;
     for account in accounts {
+        if rpc.code(*account).await.is_ok_and(|code| !code.is_empty()) {
+            tracing::warn!(
+                %account,
+                "the settlement key has delegated its account (EIP-7702), and nodes keep only a few transactions of such an account: \
+                 use another key, or end the delegation"
+            );
+        }
         let balance = rpc.balance(*account).await.map_err(|_| OnchainBuildError::Node)?;
         telemetry::gas_tank(network, *account, balance);
         if balance.is_zero() {
@@ -48,6 +59,22 @@ pub(super) async fn preflight(node: &Node, clock: &dyn Clock, accounts: &[Addres
         tracing::info!(%network, %account, %balance, "settling on chain");
     }
     Ok(())
+}
+
+/// Checks that the node gives receipts: no payment is confirmed without one.
+async fn check_receipts(node: &Node) -> Result<(), OnchainBuildError> {
+    let method = "eth_getTransactionReceipt";
+    for _ in 0..RECEIPT_TRIES {
+        match node.rpc().any_receipt().await {
+            Ok(true) => return Ok(()),
+            // The node may be behind the one that has the block.
+            Ok(false) => sleep(node.poll_interval()).await,
+            Err(RpcFailure::Refused { message, .. }) => return Err(OnchainBuildError::Refused { method, message }),
+            Err(RpcFailure::Silent) => return Err(OnchainBuildError::Node),
+        }
+    }
+    let message = "it has none of the newest block's transactions".to_owned();
+    Err(OnchainBuildError::Refused { method, message })
 }
 
 /// Why a facilitator that uses a chain was not built.
@@ -66,6 +93,14 @@ pub enum OnchainBuildError {
     /// The node did not answer, or its answer cannot be used.
     #[error("the node does not answer: check rpc_url, its key and the network, or raise rpc_timeout")]
     Node,
+    /// The node refuses a request without which no payment can be confirmed. Use another node.
+    #[error("the node refuses {method} ({message}), and no payment can be confirmed without it: use another node")]
+    Refused {
+        /// The JSON-RPC method.
+        method: &'static str,
+        /// The node's message, cut to 160 bytes.
+        message: String,
+    },
     /// The node is on another chain.
     #[error("the node is on {found}, not on {expected}: change rpc_url or network")]
     WrongChain {

@@ -257,6 +257,9 @@ pub enum RemoteBuildError {
     /// The node did not answer, or its answer cannot be used.
     #[error("the confirming node of {0} does not answer")]
     Node(Network),
+    /// The node refuses receipts, without which no payment can be confirmed. Use another node.
+    #[error("the confirming node of {0} refuses receipts of transactions (eth_getTransactionReceipt): use another one")]
+    Receipts(Network),
     /// The node is on another chain.
     #[error("the confirming node is on {found}, not on {expected}")]
     WrongChain {

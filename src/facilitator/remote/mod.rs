@@ -260,6 +260,10 @@ impl Remote {
                 readiness.reasons.push(NotReady::Node);
                 break;
             }
+            if !observer.gives_receipts().await {
+                readiness.reasons.push(NotReady::Receipts);
+                break;
+            }
         }
         readiness
     }

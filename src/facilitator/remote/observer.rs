@@ -67,7 +67,7 @@ mod confirming {
     const MAX_TIMEOUT: Duration = Duration::from_secs(5);
     /// How long to wait for a transaction that the facilitator names: the node may lag behind the facilitator's.
     const PATIENCE: Duration = Duration::from_secs(5);
-    /// Between two requests for a receipt.
+    /// Between two requests for a receipt, at first. After each refusal it is twice as long.
     const POLL: Duration = Duration::from_millis(100);
     /// The absence of a receipt is believed after this pause: the node may lag behind another one.
     const SECOND_LOOK: Duration = Duration::from_millis(500);
@@ -75,11 +75,16 @@ mod confirming {
     /// Returns the receipt of a transaction that the facilitator names, after waiting for it for a few seconds.
     pub(in super::super) async fn receipt(node: &Node, transaction: B256) -> Result<Option<Receipt>, RpcFailure> {
         let deadline = Instant::now() + PATIENCE;
+        let mut pause = POLL;
         loop {
-            match node.rpc().receipt(transaction).await {
-                Err(_) | Ok(None) if Instant::now() < deadline => sleep(POLL).await,
-                answer => return answer,
+            let answer = node.rpc().receipt(transaction).await;
+            if Instant::now() >= deadline || matches!(answer, Ok(Some(_))) {
+                return answer;
             }
+            if answer.is_err() {
+                pause *= 2;
+            }
+            sleep(pause).await;
         }
     }
 
@@ -106,6 +111,11 @@ mod confirming {
             if found != network.chain_id() {
                 return Err(RemoteBuildError::WrongChain { expected: network, found: Network::eip155(found) });
             }
+            match rpc.any_receipt().await {
+                Ok(_) => {}
+                Err(RpcFailure::Refused { .. }) => return Err(RemoteBuildError::Receipts(network)),
+                Err(RpcFailure::Silent) => return Err(RemoteBuildError::Node(network)),
+            }
             let node = Node::new(network, rpc, MAX_TRANSFER_GAS, None, None).ok_or(RemoteBuildError::Probe)?;
             let node = Arc::new(node);
             Ok(Self { finality: FinalityTracker::new(node.clone(), journal.clone(), SECOND_LOOK), node })
@@ -124,8 +134,21 @@ mod confirming {
             self.node.rpc().block("latest").await.is_ok()
         }
 
+        /// Returns `true` if the node gives receipts, without which nothing can be confirmed.
+        pub(in super::super) async fn gives_receipts(&self) -> bool {
+            self.node.rpc().gives_receipts().await
+        }
+
+        /// Asks for a receipt again, if the last ones were refused.
+        pub(in super::super) async fn recheck(&self) {
+            if self.node.check_known_receipts().is_err() {
+                let _ = self.node.rpc().any_receipt().await;
+            }
+        }
+
         /// Simulates a payment that is to be verified.
         pub(in super::super) async fn observe(&self, payment: &Prechecked) -> Result<Observation, FacilitatorError> {
+            self.node.check_known_receipts()?;
             let (result, rejection) = self.node.verify(payment).await?;
             let funds = Funds { balance: result.balance, block: result.block };
             Ok(Observation { funds, contract_wallet: result.payer_has_code(), rejection })
@@ -168,6 +191,7 @@ mod confirming {
                     return Ok(Fate::Known(SettlementOutcome::expired(valid_before, None)));
                 }
                 AuthorizationState::Unused(..) => return Ok(Fate::Open),
+                AuthorizationState::Behind => return Ok(Fate::Unclear),
             };
             // It may have been used before it was seen unused, for something else.
             let Some(seen_unused) = seen_unused else { return Ok(Fate::Unclear) };
@@ -221,6 +245,14 @@ mod missing {
         }
 
         pub(in super::super) async fn answers(&self) -> bool {
+            match *self {}
+        }
+
+        pub(in super::super) async fn gives_receipts(&self) -> bool {
+            match *self {}
+        }
+
+        pub(in super::super) async fn recheck(&self) {
             match *self {}
         }
 

@@ -266,6 +266,10 @@ impl Reconcile for Remote {
         if let Err(error) = reconciler::reconcile_listed(self, Listing::of(OPEN)).await {
             tracing::warn!(%error, "open payments could not be reconciled");
         }
+        for observer in &self.observers {
+            // Nothing is verified while its node refuses receipts.
+            observer.recheck().await;
+        }
     }
 
     async fn reconcile_payment(self: &Arc<Self>, record: Record) -> Result<(), FacilitatorError> {

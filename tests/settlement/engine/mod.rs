@@ -6,6 +6,7 @@ mod faults;
 mod gas_balance;
 mod keys;
 mod limits;
+mod nodes;
 mod nonces;
 mod prices;
 mod reconcile;

@@ -114,7 +114,7 @@ async fn stale_verification_is_repeated() {
         ),
         "{outcome:?}"
     );
-    assert_eq!(stage.requests(), 1);
+    assert_eq!((stage.calls("eth_call"), stage.calls("eth_blockNumber"), stage.requests()), (1, 2, 3));
 }
 
 #[tokio::test(start_paused = true)]

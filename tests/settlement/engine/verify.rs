@@ -35,7 +35,8 @@ async fn rejection_for_insufficient_funds_names_balance_and_amount() {
     let rejection = stage.rejection(&stage.payment(&key)).await;
     assert_eq!(rejection.reason, Reason::InsufficientFunds);
     assert!(rejection.detail.contains('7') && rejection.detail.contains("1000"), "{rejection}");
-    assert_eq!(stage.requests(), 1);
+    // Another node may have a newer block.
+    assert_eq!((stage.calls("eth_call"), stage.calls("eth_blockNumber"), stage.requests()), (1, 2, 3));
 }
 
 #[tokio::test(start_paused = true)]

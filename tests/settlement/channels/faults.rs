@@ -297,9 +297,12 @@ async fn gaps_below_fillers_and_removed_fillers_are_filled() {
 async fn gaps_below_a_full_window_are_all_filled_before_the_next_block() {
     let narrow = Narrow::with(24, |builder| builder).await;
     let made = futures_util::future::join_all((0..8).map(|n| narrow.made(n))).await;
-    let waiting = narrow.wait_if_there_is_room(8..24).await;
+    narrow.wait_if_there_is_room(8..24).await;
+    // On a slow machine a request ends before it is told that its transaction was sent.
+    let all = narrow.stage.pending().await;
+    assert!(all > 8, "{all}");
     narrow.removed(*made.iter().min().unwrap(), 0).await;
-    eventually("the pool has all", async || narrow.stage.pending().await == 8 + waiting as u64).await;
+    eventually("the pool has all", async || narrow.stage.pending().await == all).await;
 }
 
 #[tokio::test]

@@ -255,9 +255,9 @@ impl ChannelEntry {
         self.ceiling(amount) > self.escrow
     }
 
-    /// Returns `true` while a deposit that was signed may still be executed: until then no other one is signed in its place.
+    /// Returns `true` while the pending deposit may still be executed: until then no other one is signed in its place.
     pub(super) fn may_be_deposited(&self, now: u64) -> bool {
-        now < self.deposits_until.saturating_add(EXPIRY_MARGIN)
+        self.pending.as_ref().is_some_and(|pending| now < pending.valid_before.saturating_add(EXPIRY_MARGIN))
     }
 
     /// Gives up on a deposit that has expired.

@@ -444,7 +444,7 @@ impl VoucherPayment {
                 self.is_corrected = true;
                 self.correct(headers, was_in_doubt)
             }
-            // The last deposit may be on its way into a block. The voucher is sent again, and then the same deposit, but no other one.
+            // The deposit may be on its way into a block. The voucher is sent again, and then the same deposit, but no other one.
             "channel_not_found" | "cumulative_exceeds_balance"
                 if !with_deposit && lease.entry.may_be_deposited(self.payer.now()) =>
             {

@@ -505,8 +505,7 @@ async fn idle_channels_are_refunded_and_their_buyers_suspect_nobody() {
     for _ in 0..3 {
         stage.buyer = PrivateKeySigner::random();
         stage.chain.mint(stage.buyer.address(), 1_000 * PRICE).await;
-        let payer = Payer::builder(stage.buyer.clone()).budget(Budget::builder().build()).clock(clock.clone());
-        let payer = payer.vouchers(ChannelPolicy::new()).build();
+        let payer = stage.payer(Journal::in_memory());
         buy(&app, &payer, "costs 100").await;
         buyers.push((channel(&payer).id(), stage.buyer.address(), payer));
     }

@@ -46,7 +46,7 @@ impl PaymentLookup {
     pub async fn search_claim(&self, charge: &SoughtCharge, blocks: u64) -> Result<PaymentState, LookupError> {
         let latest = self.latest().await?;
         // One read spares the search for a charge that is not claimed yet.
-        let seen = escrow::observe(&self.rpc, &[charge.channel], None).await;
+        let seen = escrow::observe(&self.rpc, self.network, &[charge.channel], None).await;
         if seen.is_ok_and(|seen| seen.iter().all(|channel| channel.state.total_claimed < charge.charged)) {
             return Ok(PaymentState::NotFound);
         }
@@ -84,7 +84,7 @@ impl PaymentLookup {
     /// Returns `true` if a claim that was in this block and has no receipt now is gone, as of that final block. A missing receipt proves
     /// nothing.
     async fn is_claim_gone(&self, charge: &SoughtCharge, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
-        let observed = escrow::observe(&self.rpc, &[charge.channel], Some(is_final)).await;
+        let observed = escrow::observe(&self.rpc, self.network, &[charge.channel], Some(is_final)).await;
         let Some(channel) = observed.ok().and_then(|channels| channels.first().copied()) else { return false };
         if channel.state.total_claimed < charge.charged {
             return true;

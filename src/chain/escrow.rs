@@ -9,11 +9,14 @@ use super::{
     rpc::{Log, Receipt, Revert, Rpc, RpcFailure},
     transfer::Token,
 };
-use crate::vouchers::{
-    ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow,
-    abi::{
-        self,
-        BatchSettlement::{self, BatchSettlementErrors},
+use crate::{
+    network::Network,
+    vouchers::{
+        ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow,
+        abi::{
+            self,
+            BatchSettlement::{self, BatchSettlementErrors},
+        },
     },
 };
 
@@ -33,6 +36,7 @@ sol! {
 
         function aggregate3(Call3[] calls) external payable returns (Result[] returnData);
         function getBlockNumber() external view returns (uint256 blockNumber);
+        function getChainId() external view returns (uint256 chainid);
         function getCurrentBlockTimestamp() external view returns (uint256 timestamp);
     }
 
@@ -91,27 +95,29 @@ pub(crate) async fn missing_contract(rpc: &Rpc) -> Result<Option<(&'static str, 
 /// Reads channels in the order asked for, all as of one block: the newest, or `block`.
 pub(crate) async fn observe(
     rpc: &Rpc,
+    network: Network,
     channels: &[ChannelId],
     block: Option<u64>,
 ) -> Result<Vec<ChannelObservation>, RpcFailure> {
-    observe_with_time(rpc, channels, block).await.map(|(observations, _)| observations)
+    observe_with_time(rpc, network, channels, block).await.map(|(observations, _)| observations)
 }
 
 /// Does the same, and returns the timestamp of the block. Without channels there is none.
 pub(crate) async fn observe_with_time(
     rpc: &Rpc,
+    network: Network,
     channels: &[ChannelId],
     mut block: Option<u64>,
 ) -> Result<(Vec<ChannelObservation>, Option<u64>), RpcFailure> {
     let mut observations = Vec::with_capacity(channels.len());
     let mut time = None;
     for part in channels.chunks(CHANNELS_PER_CALL) {
-        let (read, results) = aggregate(rpc, block, part.iter().flat_map(reads).collect()).await?;
+        let (read, results) = aggregate(rpc, network, block, part.iter().flat_map(reads).collect()).await?;
         // The following parts are of the same block.
         block = Some(read.number);
         time = time.or(Some(read.time));
         for (channel, results) in part.iter().zip(results.chunks(READS)) {
-            observations.push(observation(*channel, results, read.number)?);
+            observations.push(observation(*channel, results, read)?);
         }
     }
     Ok((observations, time))
@@ -120,6 +126,7 @@ pub(crate) async fn observe_with_time(
 /// Reads what decides on a deposit: the channel, the payer's balance and whether the authorization with this nonce is used.
 pub(crate) async fn deposit_state(
     rpc: &Rpc,
+    network: Network,
     channel: ChannelId,
     config: &ChannelConfig,
     nonce: B256,
@@ -128,10 +135,10 @@ pub(crate) async fn deposit_state(
     calls.push((config.token, balanceOfCall { account: config.payer }.abi_encode().into()));
     let used = Token::authorizationStateCall { authorizer: config.payer, nonce };
     calls.push((config.token, used.abi_encode().into()));
-    let (block, results) = aggregate(rpc, None, calls).await?;
+    let (block, results) = aggregate(rpc, network, None, calls).await?;
     let [channel_reads @ .., balance, used] = &results[..] else { return Err(RpcFailure::Silent) };
     Ok(DepositState {
-        channel: observation(channel, channel_reads, block.number)?,
+        channel: observation(channel, channel_reads, block)?,
         payer_balance: decode::<balanceOfCall>(balance)?,
         is_used: decode::<Token::authorizationStateCall>(used)?,
         time: block.time,
@@ -158,14 +165,19 @@ async fn pending<C: SolCall>(rpc: &Rpc, to: Address, call: C) -> Option<C::Retur
 }
 
 /// Returns the timestamp of the newest block.
-pub(crate) async fn newest_time(rpc: &Rpc) -> Result<u64, RpcFailure> {
-    aggregate(rpc, None, Vec::new()).await.map(|(block, _)| block.time)
+pub(crate) async fn newest_time(rpc: &Rpc, network: Network) -> Result<u64, RpcFailure> {
+    aggregate(rpc, network, None, Vec::new()).await.map(|(block, _)| block.time)
 }
 
 /// Returns what was claimed for a receiver and not transferred yet, in atomic units, after the number of the block.
-pub(crate) async fn unsettled(rpc: &Rpc, receiver: Address, token: Address) -> Result<(u64, u128), RpcFailure> {
+pub(crate) async fn unsettled(
+    rpc: &Rpc,
+    network: Network,
+    receiver: Address,
+    token: Address,
+) -> Result<(u64, u128), RpcFailure> {
     let call = BatchSettlement::receiversCall { receiver, token };
-    let (block, results) = aggregate(rpc, None, vec![(Escrow::ADDRESS, call.abi_encode().into())]).await?;
+    let (block, results) = aggregate(rpc, network, None, vec![(Escrow::ADDRESS, call.abi_encode().into())]).await?;
     let totals = decode::<BatchSettlement::receiversCall>(results.first().ok_or(RpcFailure::Silent)?)?;
     Ok((block.number, totals.totalClaimed.saturating_sub(totals.totalSettled)))
 }
@@ -235,7 +247,7 @@ fn reads(channel: &ChannelId) -> [Read; READS] {
     .map(|calldata| (Escrow::ADDRESS, calldata.into()))
 }
 
-fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<ChannelObservation, RpcFailure> {
+fn observation(channel_id: ChannelId, results: &[Bytes], block: Block) -> Result<ChannelObservation, RpcFailure> {
     let [channel, withdrawal, refund_nonce] = results else { return Err(RpcFailure::Silent) };
     let channel = decode::<BatchSettlement::channelsCall>(channel)?;
     let withdrawal = decode::<BatchSettlement::pendingWithdrawalsCall>(withdrawal)?;
@@ -248,15 +260,22 @@ fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<C
         refund_nonce: refund_nonce.try_into().map_err(|_| RpcFailure::Silent)?,
         charged_cumulative_amount: None,
     };
-    Ok(ChannelObservation { state, withdrawal: withdrawal.amount, block })
+    Ok(ChannelObservation { state, withdrawal: withdrawal.amount, block: block.number, time: block.time })
 }
 
-/// Makes these reads in one call, as of `block` or the newest. Returns the block and the results in order.
-async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(Block, Vec<Bytes>), RpcFailure> {
+/// Makes these reads in one call, as of `block` or the newest. Returns the block and the results in order. Fails if the call was made on
+/// another chain, which has other channels: behind one address there may be nodes of several.
+async fn aggregate(
+    rpc: &Rpc,
+    network: Network,
+    block: Option<u64>,
+    reads: Vec<Read>,
+) -> Result<(Block, Vec<Bytes>), RpcFailure> {
+    let chain = (MULTICALL3, Multicall3::getChainIdCall {}.abi_encode().into());
     let number = (MULTICALL3, Multicall3::getBlockNumberCall {}.abi_encode().into());
     let time = (MULTICALL3, Multicall3::getCurrentBlockTimestampCall {}.abi_encode().into());
     let count = reads.len();
-    let calls = [number, time].into_iter().chain(reads);
+    let calls = [chain, number, time].into_iter().chain(reads);
     let calls = calls.map(|(target, data)| Multicall3::Call3 { target, allowFailure: false, callData: data }).collect();
     let request = json!({ "to": MULTICALL3, "data": Bytes::from(Multicall3::aggregate3Call { calls }.abi_encode()) });
     let answer: Bytes = match block {
@@ -264,6 +283,11 @@ async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(B
         None => rpc.call("eth_call", (request, "latest")).await?,
     };
     let mut results = decode::<Multicall3::aggregate3Call>(&answer)?.into_iter().map(|result| result.returnData);
+    let chain = decode::<Multicall3::getChainIdCall>(&results.next().ok_or(RpcFailure::Silent)?)?;
+    if chain != U256::from(network.chain_id()) {
+        tracing::warn!(%network, %chain, "the node answered for another chain; its answer is not used");
+        return Err(RpcFailure::Silent);
+    }
     let number = decode::<Multicall3::getBlockNumberCall>(&results.next().ok_or(RpcFailure::Silent)?)?;
     let time = decode::<Multicall3::getCurrentBlockTimestampCall>(&results.next().ok_or(RpcFailure::Silent)?)?;
     let results: Vec<Bytes> = results.collect();

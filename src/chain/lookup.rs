@@ -46,7 +46,7 @@ pub(super) const NEAR: u64 = 1_000;
 /// # Ok(()) }
 /// ```
 pub struct PaymentLookup {
-    network: Network,
+    pub(super) network: Network,
     client: RpcClient,
     pub(super) rpc: Rpc,
     is_of_network: OnceCell<()>,

@@ -15,6 +15,7 @@ use tokio::{sync::watch, task::JoinSet, time::sleep};
 
 use super::{Inner, LONGEST_TRUST, in_the_books};
 use crate::{
+    clock::age,
     facilitator::channels::{ChannelError, Claimed, RefusedClaim},
     ledger::channels::{ChannelLedgerError, ChannelRecord, ChannelStep},
     telemetry::{self, ChannelSums},
@@ -30,6 +31,8 @@ pub(super) const TIME_TO_CLAIM: Duration = Duration::from_secs(240);
 pub(super) const TOGETHER: usize = 100;
 /// How many of these are looked at or claimed side by side: as many as a key has transactions in flight.
 pub(super) const SIDE_BY_SIDE: usize = 8;
+/// How long after a claim became due selling on credit stops: time for many claims that are due at once, and for a few that fail.
+const CLAIM_GRACE: Duration = Duration::from_secs(600);
 /// For how long one process has a channel to claim, in seconds. A transaction that hangs is replaced within that time.
 pub(super) const CLAIM_LEASE: u64 = 180;
 
@@ -49,6 +52,8 @@ pub(super) const CLAIM_LEASE: u64 = 180;
 pub struct ClaimPolicy {
     amount: Usdc,
     age: Duration,
+    /// What may be unclaimed, if that is set.
+    credit: Option<Usdc>,
     /// After how long without use a channel is refunded, and what must be left in it.
     idle: Option<(Duration, Usdc)>,
 }
@@ -63,6 +68,17 @@ impl ClaimPolicy {
     /// Sets how long a charge may stay unclaimed. Default: one hour.
     pub const fn age(mut self, age: Duration) -> Self {
         self.age = age;
+        self
+    }
+
+    /// Sets how much of one channel may be charged and not claimed, whatever fails. A request that would go beyond it is answered 503, and
+    /// nothing is charged for it, until something was claimed; a single request may cost more if nothing is unclaimed. Selling on a channel
+    /// also stops ten minutes after a charge on it reached the [`age`](Self::age) and was not claimed. Default: a hundred times the
+    /// [`amount`](Self::amount).
+    ///
+    /// From half of it on, the seller claims at once. A channel that is charged so much while a claim takes its few seconds has to wait.
+    pub const fn credit(mut self, most: Usdc) -> Self {
+        self.credit = Some(most);
         self
     }
 
@@ -87,6 +103,20 @@ impl ClaimPolicy {
         self
     }
 
+    /// Returns what may be unclaimed of one channel, in atomic units.
+    pub(super) fn most_unclaimed(&self) -> u128 {
+        self.credit.map_or_else(|| u128::from(self.amount.atomic()).saturating_mul(100), |most| most.atomic().into())
+    }
+
+    /// Returns `true` if a request of this price may be sold on the channel: what is unclaimed is neither too much nor too old.
+    pub(super) fn gives_credit(&self, record: &ChannelRecord, price: u128, now: u64) -> bool {
+        let unclaimed = record.unclaimed();
+        let longest = self.age.saturating_add(CLAIM_GRACE).as_secs();
+        unclaimed == 0
+            || (unclaimed.saturating_add(price) <= self.most_unclaimed()
+                && record.unclaimed_since.is_none_or(|since| age(now, since) <= longest))
+    }
+
     pub(super) const fn refunds_idle(&self) -> bool {
         self.idle.is_some()
     }
@@ -105,15 +135,15 @@ impl ClaimPolicy {
 
     fn is_due(&self, record: &ChannelRecord, now: u64) -> bool {
         let unclaimed = record.unclaimed();
-        let is_old = record.unclaimed_since.is_some_and(|since| now.saturating_sub(since) >= self.age.as_secs());
+        let is_old = record.unclaimed_since.is_some_and(|since| age(now, since) >= self.age.as_secs());
         unclaimed > 0 && (record.observed.withdrawal > 0 || unclaimed >= self.amount.atomic().into() || is_old)
     }
 }
 
 impl Default for ClaimPolicy {
-    /// Returns $0.10 per channel, or one hour, and no refunds of idle channels.
+    /// Returns $0.10 per channel, or one hour, with a credit of $10, and no refunds of idle channels.
     fn default() -> Self {
-        Self { amount: Usdc::from_atomic(100_000), age: Duration::from_secs(3_600), idle: None }
+        Self { amount: Usdc::from_atomic(100_000), age: Duration::from_secs(3_600), credit: None, idle: None }
     }
 }
 
@@ -319,7 +349,7 @@ impl Inner {
     fn is_stale(&self, record: &ChannelRecord) -> bool {
         let now = self.clock.now();
         let is_needed = record.voucher.is_some() && record.forget_at().is_none_or(|at| at > now);
-        is_needed && now.saturating_sub(record.observed_at) >= LONGEST_TRUST / 2
+        is_needed && age(now, record.observed_at) >= LONGEST_TRUST / 2
     }
 
     /// Looks at channels on the chain. Returns them as they are in the books then.
@@ -354,7 +384,9 @@ impl Inner {
     async fn observe(&self, observation: ChannelObservation) -> Option<ChannelRecord> {
         let step = ChannelStep::Observe { observation, now: self.clock.now() };
         let observed = self.ledger.advance(&observation.state.channel_id, &step).await;
-        observed.inspect_err(|error| tracing::warn!(%error, "a channel's state was not recorded")).ok()
+        let record = observed.inspect_err(|error| tracing::warn!(%error, "a channel's state was not recorded")).ok()?;
+        self.find_refund(&record).await;
+        Some(record)
     }
 
     /// Claims these channels in one transaction. If `anyhow`, also those that another process or task is claiming: it may hang.
@@ -462,7 +494,7 @@ mod tests {
             refund_nonce: 0,
             charged_cumulative_amount: None,
         };
-        let observation = ChannelObservation { state, withdrawal, block: 1 };
+        let observation = ChannelObservation { state, withdrawal, block: 1, time: NOW };
         let mut record = ChannelRecord::open(Network::BASE, config, observation, NOW).unwrap();
         if unclaimed > 0 {
             let mut signature = [1; 65];
@@ -491,5 +523,28 @@ mod tests {
             let record = channel(unclaimed, withdrawal);
             assert_eq!(policy.is_due(&record, NOW + age), is_due, "{unclaimed} {withdrawal} {age}");
         }
+        assert!(policy.is_due(&channel(1, 0), NOW - 61), "the clock was set back");
+    }
+
+    #[test]
+    fn credit_ends_at_its_amount_and_with_the_age_of_what_is_unclaimed() {
+        let policy = ClaimPolicy::default().amount(Usdc::from_atomic(10)).age(Duration::from_secs(60));
+        for (credit, unclaimed, price, age, is_given) in [
+            (None, 999, 1, 0, true),
+            (None, 999, 2, 0, false),
+            (Some(20), 10, 10, 0, true),
+            (Some(20), 10, 11, 0, false),
+            (Some(20), 0, 500, 0, true),
+            (Some(0), 0, 1, 0, true),
+            (Some(0), 1, 1, 0, false),
+            (None, 1, 1, 660, true),
+            (None, 1, 1, 661, false),
+            (None, 0, 1, 661, true),
+        ] {
+            let policy = credit.map_or(policy, |most| policy.credit(Usdc::from_atomic(most)));
+            let is = policy.gives_credit(&channel(unclaimed, 0), price, NOW + age);
+            assert_eq!(is, is_given, "{credit:?} {unclaimed} {price} {age}");
+        }
+        assert!(!policy.gives_credit(&channel(1, 0), 1, NOW - 61), "the clock was set back");
     }
 }

@@ -4,6 +4,7 @@
 
 use std::sync::Weak;
 
+use alloy_primitives::B256;
 use tokio::time::sleep;
 
 use super::{
@@ -69,7 +70,7 @@ impl Channels {
         let Some(record) = self.refresh(record.id, &record.config).await? else { return Ok(()) };
         let Some(voucher) = record.voucher.as_ref().filter(|_| self.is_idle(&record)) else { return Ok(()) };
         // If a request comes now, either it has the channel and this step is refused, or it finds the channel empty.
-        let (executed, record) = self.refund(&record, voucher, None).await?;
+        let (executed, record) = self.refund(&record, B256::ZERO, voucher, None).await?;
         let (channel, amount, transaction) = (record.id, executed.amount, executed.transaction);
         tracing::info!(%channel, amount, %transaction, "an idle channel was refunded");
         Ok(())

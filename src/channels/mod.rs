@@ -23,7 +23,7 @@ use at_risk::AtRisk;
 pub use claims::{ClaimPolicy, ClaimReport};
 
 use crate::{
-    clock::{Clock, SystemClock},
+    clock::{Clock, SystemClock, age},
     facilitator::{
         FacilitatorError, NotReady, Readiness,
         channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder},
@@ -31,7 +31,8 @@ use crate::{
     ledger::{
         LedgerError, StoredResponse,
         channels::{
-            self as channel_ledger, ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, PendingRefund,
+            self as channel_ledger, ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, ExecutedRefund,
+            LastRefund,
         },
     },
     network::{Asset, Network},
@@ -48,6 +49,12 @@ use crate::{
 const READINESS_TTL: Duration = Duration::from_secs(1);
 /// For how many seconds a channel that was looked at is believed to be as it was: a third of the time that the shortest withdrawal takes.
 const LONGEST_TRUST: u64 = 300;
+/// How long after a refund a part of the same channel is refunded again, in seconds. Each costs the seller gas.
+const REFUND_PAUSE: u64 = 3_600;
+/// The smallest part of a channel that is refunded, in atomic units: several times what its gas costs on Base.
+const LEAST_REFUND: u128 = 5_000;
+/// For how long a refund counts as under way if its outcome is not known, in seconds. A transaction that hangs is replaced within that time.
+const REFUND_LEASE: u64 = 180;
 
 /// The channels of one seller on one chain. A clone is the same channels.
 ///
@@ -163,11 +170,16 @@ impl Channels {
 
     /// Returns `true` if the channel was looked at so recently that no withdrawal can have taken what its vouchers are for.
     pub(crate) fn is_fresh(&self, record: &ChannelRecord) -> bool {
-        self.0.clock.now().saturating_sub(record.observed_at) <= LONGEST_TRUST
+        age(self.0.clock.now(), record.observed_at) <= LONGEST_TRUST
     }
 
-    /// Looks at a channel on the chain, and opens it in the books. Returns `None` if nothing is in it, and fails if the node is behind the
-    /// books.
+    /// Returns `true` if a request of this price may be sold on the channel before something of it is claimed.
+    pub(crate) fn gives_credit(&self, record: &ChannelRecord, price: u128) -> bool {
+        self.0.policy.gives_credit(record, price, self.0.clock.now())
+    }
+
+    /// Looks at a channel on the chain, and opens it in the books. Returns `None` if nothing is in it and the books do not have it, and fails
+    /// if the node is behind the books.
     pub(crate) async fn refresh(
         &self,
         id: ChannelId,
@@ -177,16 +189,26 @@ impl Channels {
         let Some(observation) = observed.first().copied().filter(|seen| seen.state.channel_id == id) else {
             return Err(FacilitatorError::Misconfigured("the node told of another channel".to_owned()).into());
         };
-        if observation.state.balance == 0 {
-            return Ok(None);
+        let record = if observation.state.balance > 0 {
+            self.note(id, config, observation).await?
+        } else {
+            // Anybody can name a channel that is empty.
+            let step = ChannelStep::Observe { observation, now: self.0.clock.now() };
+            match self.advance(&id, &step).await {
+                Err(ChannelLedgerError::NotFound) => return Ok(None),
+                noted => noted.map_err(in_the_books)?,
+            }
+        };
+        self.check_fresh(record).map(Some)
+    }
+
+    /// Fails if the books have a later block than the node that was just asked, which does not show what has happened since (invariant I11).
+    fn check_fresh(&self, record: ChannelRecord) -> Result<ChannelRecord, ChannelError> {
+        if self.is_fresh(&record) {
+            return Ok(record);
         }
-        let record = self.note(id, config, observation).await?;
-        if !self.is_fresh(&record) {
-            // The books have a later block than the node, which does not show what has happened since.
-            let what = "a node that has the newest blocks";
-            return Err(FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }.into());
-        }
-        Ok(Some(record))
+        let what = "a node that has the newest blocks";
+        Err(FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }.into())
     }
 
     /// Returns the channel as it is before the deposit, if the deposit would be made now. Moves nothing.
@@ -207,40 +229,84 @@ impl Channels {
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
         let executed = self.0.facilitator.deposit(config, voucher, deposit).await?;
         let record = self.note(voucher.channel_id, config, executed.observed).await?;
-        Ok((executed, record))
+        // The deposit may have been made long ago, and withdrawn since.
+        Ok((executed, self.check_fresh(record)?))
     }
 
     /// Refunds at most `asked` of what was not charged, all if `None`, and claims what was charged in the same transaction. The channel
     /// must be held, by a request with this voucher or by [`BeginClaim`](ChannelStep::BeginClaim), and have been looked at just before.
+    ///
+    /// `request` identifies who asks: a repeated request gets the same refund. It is zero for a refund that no payer asked for, which need
+    /// not be worth its gas.
     pub(crate) async fn refund(
         &self,
         record: &ChannelRecord,
+        request: B256,
         voucher: &Voucher,
         asked: Option<u128>,
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
-        let left = record.observed.state.balance.saturating_sub(record.charged);
-        let amount = asked.unwrap_or(left).min(left);
-        if amount == 0 {
-            let detail = "nothing is left to refund".to_owned();
-            return Err(ChannelError::Rejected { reason: reason::REFUND_NO_BALANCE, detail });
+        let now = self.0.clock.now();
+        let mut before = record.refund.filter(|last| last.request == request);
+        if let Some(last) = before
+            && let Some(ExecutedRefund { transaction, amount }) = last.executed
+        {
+            if is_repeated(record, &last, asked, now) {
+                return Ok((Executed { transaction, amount, observed: record.observed }, record.clone()));
+            }
+            before = None;
         }
-        // From now on it counts as gone. If it is not executed, the payer may ask again.
-        let record = self.advance(&record.id, &ChannelStep::Refund { amount, now: self.0.clock.now() }).await;
-        let record = record.map_err(in_the_books)?;
-        let signed = record.refund.unwrap_or(PendingRefund { nonce: record.observed.state.refund_nonce, amount });
-        let order = RefundOrder {
-            config: record.config,
-            voucher: voucher.clone(),
-            amount: signed.amount,
-            nonce: signed.nonce,
-            claim: record.claim(),
+        before = before.filter(|last| age(now, last.asked_at) < REFUND_PAUSE);
+        let (record, signed) = match before {
+            // It is in a block, and was not noted.
+            Some(last) if last.nonce < record.observed.state.refund_nonce => (record.clone(), last),
+            Some(last) if last.until > now => return Err(ChannelError::Pending { transaction: None }),
+            _ => self.sign_refund(record, (request, asked, before), now).await?,
         };
-        let executed = self.0.facilitator.refund(&order, &self.0.authorizer).await?;
+        let order = order(&record, &signed, voucher);
+        let executed = match self.0.facilitator.refund(&order, &self.0.authorizer).await {
+            Ok(executed) => executed,
+            Err(error @ ChannelError::Pending { .. }) => return Err(error),
+            // The transaction of an earlier process may wait in the node's pool, and what it does be in the node's simulations.
+            Err(error) if is_open(before) && !is_empty(&error) => {
+                return Err(match error {
+                    ChannelError::Rejected { .. } => ChannelError::Pending { transaction: None },
+                    error => error,
+                });
+            }
+            Err(error) => {
+                self.0.end_refund(&record, signed.nonce, None).await;
+                return Err(error);
+            }
+        };
+        let done = ExecutedRefund { transaction: executed.transaction, amount: executed.amount };
+        self.0.end_refund(&record, signed.nonce, Some(done)).await;
         let record = self.note(record.id, &record.config, executed.observed).await?;
         Ok((executed, record))
     }
 
-    /// Takes a step, and claims at once if a withdrawal was announced.
+    /// Counts a refund as gone, before it is signed. If it is not executed, the payer may ask again.
+    async fn sign_refund(
+        &self,
+        record: &ChannelRecord,
+        (request, asked, before): (B256, Option<u128>, Option<LastRefund>),
+        now: u64,
+    ) -> Result<(ChannelRecord, LastRefund), ChannelError> {
+        let amount = match before {
+            Some(last) => last.amount,
+            None => refundable(record, request, asked, now)?,
+        };
+        let step = ChannelStep::Refund { request, amount, now, until: now.saturating_add(REFUND_LEASE) };
+        let record = match self.advance(&record.id, &step).await {
+            // Another one, which may be for all that is left.
+            Err(ChannelLedgerError::Busy { .. }) => return Err(ChannelError::Pending { transaction: None }),
+            record => record.map_err(in_the_books)?,
+        };
+        let lost = || FacilitatorError::Misconfigured("the ledger did not keep a refund".to_owned());
+        let signed = record.refund.ok_or_else(lost)?;
+        Ok((record, signed))
+    }
+
+    /// Takes a step, and claims at once if a withdrawal was announced, or half of the credit is used.
     pub(crate) async fn advance(
         &self,
         id: &ChannelId,
@@ -248,6 +314,9 @@ impl Channels {
     ) -> Result<ChannelRecord, ChannelLedgerError> {
         let record = self.0.ledger.advance(id, step).await?;
         self.0.notice(&record);
+        if matches!(step, ChannelStep::Charge { .. }) && record.unclaimed() > self.0.policy.most_unclaimed() / 2 {
+            self.0.at_risk.add(record.id, record.at_risk());
+        }
         Ok(record)
     }
 
@@ -300,6 +369,31 @@ impl Channels {
 }
 
 impl Inner {
+    /// Notes what became of a refund. If that fails, it is found on the chain when it is asked for again.
+    async fn end_refund(&self, record: &ChannelRecord, nonce: u128, executed: Option<ExecutedRefund>) {
+        let ended = self.ledger.advance(&record.id, &ChannelStep::EndRefund { nonce, executed }).await;
+        if let Err(error) = ended {
+            tracing::warn!(%error, channel = %record.id, "the result of a refund was not recorded");
+        }
+    }
+
+    /// Finds the transaction of a refund that was made by a process that is gone, as long as it is in the newest blocks, so that its payer is
+    /// told whenever it asks again.
+    async fn find_refund(&self, record: &ChannelRecord) {
+        let is_lost = |last: &LastRefund| {
+            let is_made = last.nonce < record.observed.state.refund_nonce;
+            is_made && last.executed.is_none() && age(self.clock.now(), last.asked_at) < REFUND_PAUSE
+        };
+        let (Some(last), Some(voucher)) = (record.refund.filter(is_lost), record.voucher.as_ref()) else { return };
+        // Its nonce is used, so that nothing is sent.
+        match self.facilitator.refund(&order(record, &last, voucher), &self.authorizer).await {
+            Ok(Executed { transaction, amount, .. }) => {
+                self.end_refund(record, last.nonce, Some(ExecutedRefund { transaction, amount })).await;
+            }
+            Err(error) => tracing::warn!(%error, channel = %record.id, "a refund that was made was not found"),
+        }
+    }
+
     async fn check_readiness(&self) -> Readiness {
         let mut readiness = self.facilitator.readiness().await;
         if self.ledger.channels(None, 1).await.is_err() {
@@ -321,6 +415,66 @@ impl fmt::Debug for Channels {
             .field("policy", &self.0.policy)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the order for a refund that the books have.
+fn order(record: &ChannelRecord, signed: &LastRefund, voucher: &Voucher) -> RefundOrder {
+    RefundOrder {
+        config: record.config,
+        voucher: voucher.clone(),
+        amount: signed.amount,
+        nonce: signed.nonce,
+        claim: record.claim(),
+    }
+}
+
+/// Returns `true` if the same refund was begun before, and its outcome is not known.
+fn is_open(before: Option<LastRefund>) -> bool {
+    before.is_some_and(|last| last.until > 0)
+}
+
+/// Returns `true` if the contract shows that nothing is left.
+fn is_empty(error: &ChannelError) -> bool {
+    matches!(error, ChannelError::Rejected { reason: reason::REFUND_NO_BALANCE, .. })
+}
+
+/// Returns `true` if a request for a refund is for the one that was made: nothing is left that it could be for, or it asks for a part
+/// soon again.
+fn is_repeated(record: &ChannelRecord, last: &LastRefund, asked: Option<u128>, now: u64) -> bool {
+    let left = record.observed.state.balance.saturating_sub(record.charged);
+    let is_part_again = asked.is_some() && !last.is_all && age(now, last.asked_at) < REFUND_PAUSE;
+    last.nonce < record.observed.state.refund_nonce && (left == 0 || is_part_again)
+}
+
+/// Returns the amount to refund. A part must be worth its gas, and comes once in a while; all that is left is refunded whenever something
+/// was charged since.
+fn refundable(record: &ChannelRecord, request: B256, asked: Option<u128>, now: u64) -> Result<u128, ChannelError> {
+    let left = record.observed.state.balance.saturating_sub(record.charged);
+    let amount = asked.unwrap_or(left).min(left);
+    if asked == Some(0) {
+        return Err(ChannelError::rejected(reason::REFUND_AMOUNT_INVALID, "a refund of nothing"));
+    }
+    if amount == 0 {
+        return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
+    }
+    if request.is_zero() {
+        return Ok(amount);
+    }
+    let is_all = amount == left;
+    if !is_all && amount < LEAST_REFUND {
+        let detail = format!("the smallest part to refund is {LEAST_REFUND} units; ask for so much, or for all");
+        return Err(ChannelError::rejected(reason::REFUND_AMOUNT_INVALID, detail));
+    }
+    let is_soon = |last: &LastRefund| {
+        let uses_it_up = !is_all || (last.is_all && last.charged == record.charged);
+        last.executed.is_some() && uses_it_up && age(now, last.asked_at) < REFUND_PAUSE
+    };
+    if let Some(last) = record.refund.filter(is_soon) {
+        let wait = REFUND_PAUSE.saturating_sub(age(now, last.asked_at));
+        let detail = format!("a refund was made a short while ago, and each costs gas; ask again in {wait} seconds");
+        return Err(ChannelError::rejected(reason::CHANNEL_BUSY, detail));
+    }
+    Ok(amount)
 }
 
 /// A step of the books that cannot be refused by a channel's state failed.

@@ -140,7 +140,7 @@ impl Answer {
     }
 
     /// Adds when to try again.
-    fn retry_after(mut self, delay: Duration) -> Self {
+    pub(super) fn retry_after(mut self, delay: Duration) -> Self {
         self.0.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
         self
     }

@@ -501,7 +501,7 @@ impl PaidRequest {
         // Unless it was deferred, nobody has it before it is settled, however long that takes.
         let settled_at = record.settled_at.filter(|_| !record.deferred);
         let since = record.produced_at.max(settled_at).unwrap_or(0);
-        let age = now.saturating_sub(since);
+        let age = crate::clock::age(now, since);
         if !limits.may_replay(has_secret, replays, age) {
             return Err(self.context.answered_before(record));
         }

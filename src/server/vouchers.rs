@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     channels::Channels,
+    clock::age,
     facilitator::channels::{ChannelError, Executed},
     ledger::{
         Fingerprint, LedgerError, StoredResponse,
@@ -38,6 +39,8 @@ use crate::{
 
 /// Where handlers of the official packages say what a request cost.
 const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
+/// When a payer may ask again whose channel has to be claimed first.
+const RETRY_UNCLAIMED: Duration = Duration::from_secs(30);
 /// How often a channel that another process holds is looked at.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -332,6 +335,7 @@ impl VoucherRequest {
                     }
                 },
             };
+            self.check_credit(&record)?;
             let now = config.settings.clock.now();
             let (request, voucher) = (self.request_key, self.payment.voucher.clone());
             let until = now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30;
@@ -448,11 +452,16 @@ impl VoucherRequest {
             (&self.context.config.catalogue, &self.payment);
         let head = Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by());
         self.has_secret = head.names_caller || id.is_some() || !body.is_empty();
-        // The voucher of a refund may be the one that paid last.
-        let kind = if refund.is_some() { &b"refund"[..] } else { b"" };
-        let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), kind].concat());
-        self.name = id.filter(|_| refund.is_none()).map(|id| RequestName { id, request });
-        let request = keccak256([request, id.unwrap_or_default()].concat());
+        let request = match refund {
+            None => {
+                let request = keccak256([head.digest.as_slice(), &Sha256::digest(body)].concat());
+                self.name = id.map(|id| RequestName { id, request });
+                keccak256([request, id.unwrap_or_default()].concat())
+            }
+            // It is the same wherever it is asked for. Its voucher may be the one that paid last.
+            Some(None) => keccak256(b"refund of all"),
+            Some(Some(amount)) => keccak256([&b"refund"[..], &amount.to_be_bytes()].concat()),
+        };
         self.request_key = ChannelRecord::request_key(voucher, request);
         Span::current().record("nonce", display(self.request_key));
     }
@@ -539,6 +548,17 @@ impl VoucherRequest {
         Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))))
     }
 
+    /// Refuses work while too much of the channel is unclaimed, or for too long: as long as claims fail, all that is charged can be lost.
+    fn check_credit(&self, record: &ChannelRecord) -> Result<(), Answer> {
+        if self.payment.price == 0 || self.channels.gives_credit(record, self.payment.price) {
+            return Ok(());
+        }
+        let detail = "what was charged on this channel has to be claimed before more is sold on it; nothing was charged for \
+             this request; repeat it later";
+        let answer = Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "claim_pending", detail, None);
+        Err(answer.retry_after(RETRY_UNCLAIMED))
+    }
+
     /// Returns `true` if the books show that the channel covers the voucher.
     fn is_covered(&self, record: &ChannelRecord) -> bool {
         self.payment.voucher.max_claimable_amount <= record.covered()
@@ -566,7 +586,7 @@ impl VoucherRequest {
                 counted.answer_to(charged.request).map_or(u32::MAX, |answer| answer.replays)
             }
         };
-        let age = settings.clock.now().saturating_sub(charged.at);
+        let age = age(settings.clock.now(), charged.at);
         match stored.filter(|_| settings.limits.may_replay(self.has_secret, replays, age)) {
             Some(stored) => Ok(Next::Replay(stored, charged, Box::new(record.clone()))),
             None => {
@@ -678,7 +698,8 @@ impl VoucherRequest {
     /// Refunds what is left, or as much of it as was asked for.
     async fn refund(self, mut held: Box<HeldChannel>) -> Answer {
         let PrecheckedVoucher { voucher, refund, .. } = &self.payment;
-        let refunded = self.channels.refund(&held.lease.record, voucher, refund.flatten()).await;
+        let asked = refund.flatten();
+        let refunded = self.channels.refund(&held.lease.record, self.request_key, voucher, asked).await;
         held.lease.release().await;
         let (executed, record) = match refunded {
             Ok(refunded) => refunded,

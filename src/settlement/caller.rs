@@ -57,6 +57,8 @@ const KEPT: usize = 1;
 const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 /// The gas limit that an account must be able to pay for: that of a deposit into a payment channel.
 const MIN_GAS: u64 = 215_000;
+/// The gas that calls which can wait leave to an account: claims of some eighty channels.
+const KEPT_GAS: u128 = 2_000_000;
 
 /// Sends calls from one or more accounts, whose keys nobody else may use.
 pub(crate) struct Caller {
@@ -153,6 +155,11 @@ impl Caller {
     /// Returns why no call could be sent now, if that is so.
     pub(crate) async fn cannot_send(&self) -> Option<NotReady> {
         self.accounts.cannot_send(&self.node, MIN_GAS.into()).await
+    }
+
+    /// Returns why no call that can wait should be sent now: gas is kept for claims.
+    pub(crate) async fn cannot_spare(&self) -> Option<NotReady> {
+        self.accounts.cannot_send(&self.node, KEPT_GAS).await
     }
 
     /// Waits until the transactions that an earlier process with these keys left in the pool are in blocks: they may do what is about to be

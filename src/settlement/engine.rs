@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     chain::{node::Node, probe::ProbeResult, rpc::Receipt},
+    clock::age,
     ledger::{Fulfilment, Listing, Record, Settlement, SettlementState},
     network::Network,
     payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
@@ -341,7 +342,7 @@ impl Engine {
     fn is_fresh(&self, queued: &QueuedPayment) -> bool {
         queued.left_out_of.is_none()
             && queued.verified.gas.is_some()
-            && self.journal.now().saturating_sub(queued.verified.at) <= FRESH
+            && age(self.journal.now(), queued.verified.at) <= FRESH
             && self.backoff.rejection(queued.key().payer).is_none()
     }
 

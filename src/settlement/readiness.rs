@@ -36,10 +36,10 @@ pub enum NotReady {
     /// The node does not answer.
     #[error("the node does not answer")]
     Node,
-    /// The node's newest block is older than the channels' `max_block_age`: the node would not show withdrawals from them.
-    #[error("the node's newest block is {age} seconds old")]
+    /// The node's newest block is further from the clock than the channels' `max_block_age`: the node would not show withdrawals from them.
+    #[error("the node's newest block and this clock are {age} seconds apart")]
     NodeBehind {
-        /// The age of its newest block, in seconds.
+        /// The time between its newest block and now, in seconds.
         age: u64,
     },
     /// The node refuses receipts, without which no payment can be confirmed.

@@ -32,7 +32,18 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     deserializer.deserialize_str(Canonical)
 }
 
-/// The same for a field that may be absent.
+/// The same for a field that may be absent, and is an amount if it is there: `null` is none.
+pub(crate) mod present {
+    use serde::Deserializer;
+
+    pub(crate) use super::option::serialize;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u128>, D::Error> {
+        super::deserialize(deserializer).map(Some)
+    }
+}
+
+/// The same for a field that may be absent or `null`.
 pub(crate) mod option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -60,8 +60,9 @@ pub struct RefundRequest {
     pub channel_config: ChannelConfig,
     /// A voucher for exactly what was charged so far.
     pub voucher: Voucher,
-    /// Atomic units to refund; from a payer, all that is left if absent.
-    #[serde(default, with = "amount::option", skip_serializing_if = "Option::is_none")]
+    /// Atomic units to refund; from a payer, all that is left if absent. `null` is an error: a program that computes an amount and fails
+    /// does not want all.
+    #[serde(default, with = "amount::present", skip_serializing_if = "Option::is_none")]
     pub amount: Option<u128>,
     /// Seller to facilitator: the contract's `refundNonce`.
     #[serde(default, with = "amount::option", skip_serializing_if = "Option::is_none")]

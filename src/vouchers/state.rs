@@ -51,6 +51,16 @@ pub struct ChannelObservation {
     pub withdrawal: u128,
     /// The number of the block.
     pub block: u64,
+    /// The block's timestamp, in Unix seconds.
+    pub time: u64,
+}
+
+impl ChannelObservation {
+    /// Returns `true` if this is of an earlier block than `other`. Timestamps decide, and numbers only between blocks of one second: a number
+    /// that no chain has yet would otherwise be the newest for ever.
+    pub const fn is_before(&self, other: &Self) -> bool {
+        self.time < other.time || (self.time == other.time && self.block < other.block)
+    }
 }
 
 /// `extra` of a seller's `PAYMENT-RESPONSE`, and of a facilitator's answer to `/settle`.

@@ -155,6 +155,7 @@ fn advancing(step: &ChannelStep) -> &'static str {
         ChannelStep::BeginClaim { .. } => "advance BeginClaim",
         ChannelStep::EndClaim { .. } => "advance EndClaim",
         ChannelStep::Refund { .. } => "advance Refund",
+        ChannelStep::EndRefund { .. } => "advance EndRefund",
         step => panic!("{step:?} has no name here"),
     }
 }

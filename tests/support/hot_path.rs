@@ -242,6 +242,7 @@ impl ChannelFacilitator for RichChannels {
             },
             withdrawal: 0,
             block: 1,
+            time: 1,
         };
         Ok(channels.iter().map(rich).collect())
     }

@@ -63,6 +63,8 @@ pub enum Fate {
     Result(&'static str),
     /// It is answered with this HTTP status, nothing was forwarded.
     Status(u16),
+    /// It is forwarded, and the first text is replaced by the second in its answer.
+    Replace(&'static str, &'static str),
     /// It is forwarded twice, and the second answer is given.
     Twice,
     /// It is forwarded, and every second answer of a batch is left out.
@@ -178,6 +180,12 @@ impl Shared {
             Fate::Hold => {
                 let _ = self.released.acquire().await;
                 self.forward(body).await
+            }
+            Fate::Replace(from, to) => {
+                let (parts, body) = self.forward(body).await?.into_parts();
+                let bytes = body.collect().await.map_err(io::Error::other)?.to_bytes();
+                let text = String::from_utf8_lossy(&bytes).replace(from, to);
+                Ok(Response::from_parts(parts, Full::new(text.into())))
             }
             Fate::Twice => {
                 self.forward(body.clone()).await?;

@@ -64,8 +64,10 @@ where
     let mut found = ChannelReconciliation::default();
     let rpc = rpc(provider);
     let chain_id = rpc.chain_id().await?;
-    let ids = budget.journal().channels().into_iter().filter(|entry| entry.network.chain_id() == chain_id);
-    let ids: Vec<_> = ids.map(|entry| entry.id()).collect();
+    let here = budget.journal().channels().into_iter().filter(|entry| entry.network.chain_id() == chain_id);
+    let entries: Vec<_> = here.collect();
+    let Some(network) = entries.first().map(|entry| entry.network) else { return Ok(found) };
+    let ids: Vec<_> = entries.iter().map(ChannelEntry::id).collect();
     // While a channel is leased, no request changes it.
     let leases: Vec<_> = ids.iter().filter_map(|id| Lease::get(budget, *id)).collect();
     found.in_use = ids.len() - leases.len();
@@ -74,7 +76,7 @@ where
     }
     let last = rpc.block("finalized").await?.ok_or(ReconcileError::NoFinality)?;
     let ids: Vec<_> = leases.iter().map(Lease::id).collect();
-    let observed = escrow::observe(&rpc, &ids, Some(last.number.saturating_to())).await?;
+    let observed = escrow::observe(&rpc, network, &ids, Some(last.number.saturating_to())).await?;
     for (mut lease, observation) in leases.into_iter().zip(observed) {
         let pending_used = match pending_deposit(&lease.entry) {
             Some(expected) => authorization_use::is_used(&rpc, &expected, last.number.saturating_to()).await?,
@@ -114,7 +116,7 @@ where
     P: Provider<N>,
     N: alloy_network::Network,
 {
-    let observed = escrow::observe(&rpc(provider), &[channel.id()], None).await?;
+    let observed = escrow::observe(&rpc(provider), channel.network, &[channel.id()], None).await?;
     let amount = observed.first().map_or(0, |observation| observation.state.available());
     let call = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount };
     Ok((amount > 0).then(|| transaction(channel, call.abi_encode())))

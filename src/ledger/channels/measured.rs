@@ -51,6 +51,7 @@ impl ChannelLedger for MeasuredChannels {
             ChannelStep::BeginClaim { .. } => timed_step!("channel_begin_claim", self.0.advance(id, step)),
             ChannelStep::EndClaim { .. } => timed_step!("channel_end_claim", self.0.advance(id, step)),
             ChannelStep::Refund { .. } => timed_step!("channel_refund", self.0.advance(id, step)),
+            ChannelStep::EndRefund { .. } => timed_step!("channel_end_refund", self.0.advance(id, step)),
         }
     }
 

@@ -18,8 +18,8 @@
 //!    chain can be asked again. The response in a `Charge` is kept in the same step.
 //! 4. **The watermark.** [`ChannelRecord::charged`] never falls, and no charge exceeds the voucher that it was signed for. A step that
 //!    is refused changes nothing.
-//! 5. **The mirror.** An observation of an earlier block never replaces one of a later block. What an announced withdrawal or a signed
-//!    refund could take covers no further voucher.
+//! 5. **The mirror.** An observation of an earlier block never replaces one of a later block, by the timestamps of both. What an announced
+//!    withdrawal or a signed refund could take covers no further voucher. One refund is under way at a time, and its result is kept.
 //! 6. **Retention.** A channel is kept as long as something of it is unclaimed, and for an hour after it was claimed and used last.
 //!    Later it may be removed when there is no room: what was claimed of it is on the chain.
 
@@ -38,7 +38,9 @@ use super::{LedgerError, StoredResponse};
 use crate::{payment::PaymentKey, vouchers::ChannelId};
 
 pub(super) use memory::MemoryChannels;
-pub use record::{Answer, Attempts, ChannelRecord, ChannelStep, PendingRefund, PendingRequest, RequestName};
+pub use record::{
+    Answer, Attempts, ChannelRecord, ChannelStep, ExecutedRefund, LastRefund, PendingRequest, RequestName,
+};
 
 /// A store of payment channels. The [module](self) states the contract that every implementation keeps.
 #[async_trait]

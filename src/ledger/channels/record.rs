@@ -20,6 +20,9 @@ const ANSWERS: usize = 4;
 /// the voucher.
 const RETENTION: u64 = 3_600;
 
+/// How far ahead of the clock a block's timestamp may be, in seconds. The next observation replaces one that is further ahead.
+const AHEAD: u64 = 120;
+
 /// What a seller knows of a channel. Amounts are in atomic units of its token, times in Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -55,8 +58,8 @@ pub struct ChannelRecord {
     pub unclaimed_since: Option<u64>,
     /// Since when all that was charged is claimed. `None` while something is unclaimed.
     pub claimed_since: Option<u64>,
-    /// The last refund that may have been signed.
-    pub refund: Option<PendingRefund>,
+    /// The last refund that may have been signed, and its result.
+    pub refund: Option<LastRefund>,
     /// Until when one process claims or refunds.
     pub claiming_until: Option<u64>,
 }
@@ -65,11 +68,35 @@ pub struct ChannelRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct PendingRefund {
+pub struct LastRefund {
+    /// Identifies the request for it. Zero if no payer asked.
+    pub request: B256,
     /// The contract's refund nonce.
     #[serde(with = "crate::vouchers::amount")]
     pub nonce: u128,
     /// The most that it takes from the escrow.
+    #[serde(with = "crate::vouchers::amount")]
+    pub amount: u128,
+    /// Whether that was all that was not charged.
+    pub is_all: bool,
+    /// What was charged in all by then.
+    #[serde(with = "crate::vouchers::amount")]
+    pub charged: u128,
+    /// When it was asked for.
+    pub asked_at: u64,
+    /// Until when its transaction counts as under way, after which it is sent again; 0 if none is known to have been sent.
+    pub until: u64,
+    /// What was refunded, once that is known.
+    pub executed: Option<ExecutedRefund>,
+}
+
+/// A refund that is in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExecutedRefund {
+    /// Its transaction.
+    pub transaction: B256,
+    /// The amount that it took from the escrow, in atomic units.
     #[serde(with = "crate::vouchers::amount")]
     pub amount: u128,
 }
@@ -209,12 +236,24 @@ pub enum ChannelStep {
         until: u64,
     },
     /// Counts an amount as gone from the escrow, before a refund of it is signed. Then the field `refund` of the [`ChannelRecord`] has the
-    /// nonce to sign. What was charged, or is being worked for, cannot be refunded. A request whose time is over loses the channel.
+    /// nonce to sign. What was charged, or is being worked for, cannot be refunded. A request whose time is over loses the channel. One
+    /// refund is under way at a time; a repeated request takes its own up again.
     Refund {
+        /// Identifies the request for it. Zero if no payer asked.
+        request: B256,
         /// The most to refund.
         amount: u128,
         /// The time.
         now: u64,
+        /// Until when the refund counts as under way.
+        until: u64,
+    },
+    /// Ends that. Does nothing if another refund was signed meanwhile.
+    EndRefund {
+        /// The contract's refund nonce.
+        nonce: u128,
+        /// What was refunded. `None` if nothing was sent.
+        executed: Option<ExecutedRefund>,
     },
 }
 
@@ -283,7 +322,7 @@ impl ChannelRecord {
     }
 
     /// Returns the refund that was signed and may still be executed.
-    pub fn open_refund(&self) -> Option<PendingRefund> {
+    pub fn open_refund(&self) -> Option<LastRefund> {
         self.refund.filter(|refund| refund.nonce >= self.observed.state.refund_nonce)
     }
 
@@ -347,7 +386,7 @@ impl ChannelRecord {
     ///   [`ChannelLedgerError::Mismatch`] or [`ChannelLedgerError::ExceedsBalance`].
     /// - `Charge`: [`ChannelLedgerError::LeaseLost`] or [`ChannelLedgerError::ExceedsVoucher`].
     /// - `BeginClaim`: [`ChannelLedgerError::Busy`].
-    /// - `Refund`: [`ChannelLedgerError::ExceedsBalance`].
+    /// - `Refund`: [`ChannelLedgerError::Busy`] or [`ChannelLedgerError::ExceedsBalance`].
     pub fn apply(&mut self, step: &ChannelStep) -> Result<(), ChannelLedgerError> {
         match step {
             ChannelStep::Open { observation, now, .. } | ChannelStep::Observe { observation, now } => {
@@ -370,7 +409,7 @@ impl ChannelRecord {
                 Ok(())
             }
             ChannelStep::BeginClaim { now, until } => {
-                if let Some(running) = self.claiming_until.filter(|running| running > now) {
+                if let Some(running) = self.claiming_until.filter(|running| is_running(*running, *now, *until)) {
                     return Err(ChannelLedgerError::Busy { until: running });
                 }
                 self.claiming_until = Some(*until);
@@ -380,7 +419,15 @@ impl ChannelRecord {
                 self.claiming_until = self.claiming_until.filter(|running| running != until);
                 Ok(())
             }
-            ChannelStep::Refund { amount, now } => self.refund(*amount, *now),
+            ChannelStep::Refund { request, amount, now, until } => self.refund(*request, *amount, *now, *until),
+            ChannelStep::EndRefund { nonce, executed } => {
+                if let Some(last) = self.refund.as_mut().filter(|last| last.nonce == *nonce && last.executed.is_none())
+                {
+                    last.until = 0;
+                    last.executed = *executed;
+                }
+                Ok(())
+            }
         }
     }
 
@@ -393,7 +440,8 @@ impl ChannelRecord {
         if observation.state.channel_id != self.id {
             return Err(ChannelLedgerError::OtherChannel);
         }
-        if observation.block < self.observed.block {
+        let is_possible = self.observed.time <= now.saturating_add(AHEAD);
+        if is_possible && observation.is_before(&self.observed) {
             return Ok(());
         }
         let was_claimed = observation.state.total_claimed > self.observed.state.total_claimed;
@@ -474,13 +522,16 @@ impl ChannelRecord {
         Ok(())
     }
 
-    fn refund(&mut self, amount: u128, now: u64) -> Result<(), ChannelLedgerError> {
+    fn refund(&mut self, request: B256, amount: u128, now: u64, until: u64) -> Result<(), ChannelLedgerError> {
         let working = self.pending.as_ref().filter(|pending| pending.until > now);
         let bound = working.map_or(0, |pending| pending.voucher.max_claimable_amount).max(self.charged);
         let nonce = self.observed.state.refund_nonce;
+        let open = self.open_refund().filter(|refund| refund.nonce == nonce);
+        if let Some(other) = open.filter(|open| open.request != request && is_running(open.until, now, until)) {
+            return Err(ChannelLedgerError::Busy { until: other.until });
+        }
         // A refund that was signed before with this nonce may be executed in its place.
-        let signed = self.open_refund().filter(|refund| refund.nonce == nonce).map_or(0, |refund| refund.amount);
-        let amount = amount.max(signed);
+        let amount = amount.max(open.map_or(0, |refund| refund.amount));
         if self.observed.state.balance.saturating_sub(amount) < bound {
             return Err(ChannelLedgerError::ExceedsBalance(Box::new(self.clone())));
         }
@@ -488,9 +539,18 @@ impl ChannelRecord {
             // Its handler may still run, and must not charge for what is refunded.
             self.pending = None;
         }
-        self.refund = Some(PendingRefund { nonce, amount });
+        let is_all = amount >= self.observed.state.balance.saturating_sub(self.charged);
+        let asked_at = open.filter(|open| open.request == request).map_or(now, |open| open.asked_at);
+        let charged = self.charged;
+        self.refund = Some(LastRefund { request, nonce, amount, is_all, charged, asked_at, until, executed: None });
         Ok(())
     }
+}
+
+/// Returns `true` if a lease that was given until `running` has not ended, where one that is given now ends at `until`. One that has longer
+/// to go than two of them was given by a clock that ran ahead.
+const fn is_running(running: u64, now: u64, until: u64) -> bool {
+    running > now && running - now <= 2 * until.saturating_sub(now)
 }
 
 #[cfg(test)]
@@ -503,7 +563,7 @@ mod tests {
 
     const NOW: u64 = 1_800_000_000;
 
-    /// As the first version wrote it.
+    /// As it is stored.
     const WRITTEN_BEFORE: &str = r#"{
         "id":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","network":"eip155:8453",
         "config":{"payer":"0x3C44CdDdB6a900fa2b585dd299e03d12FA4293BC","payerAuthorizer":"0x90F79bf6EB2c4f870365E785982E1f101E93b906",
@@ -514,7 +574,7 @@ mod tests {
         "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3000",
             "signature":"0x0d51a896f37baae7437042bbaa35a576204cb457e2ceae611bd8aed3e598950775d93570c879adb5dd1605a2aeb1420c4dfb83cf184c7b64a4a329d32f7b32c91c"},
         "observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
-            "totalClaimed":"1000","withdrawRequestedAt":1800000007,"refundNonce":"1"},"withdrawal":"4000","block":17},
+            "totalClaimed":"1000","withdrawRequestedAt":1800000007,"refundNonce":"1"},"withdrawal":"4000","block":17,"time":1800000009},
         "observedAt":1800000010,
         "pending":{"request":"0x1111111111111111111111111111111111111111111111111111111111111111",
             "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3300",
@@ -523,7 +583,10 @@ mod tests {
         "epoch":4,
         "answers":[{"request":"0x2222222222222222222222222222222222222222222222222222222222222222","epoch":3,"charged":"300",
             "total":"2300","at":1800000005}],
-        "usedAt":1800000012,"unclaimedSince":1800000003,"claimedSince":null,"refund":{"nonce":"0","amount":"700"},
+        "usedAt":1800000012,"unclaimedSince":1800000003,"claimedSince":null,
+        "refund":{"request":"0x3333333333333333333333333333333333333333333333333333333333333333","nonce":"0","amount":"700",
+            "isAll":false,"charged":"2300","askedAt":1800000006,"until":0,
+            "executed":{"transaction":"0x4444444444444444444444444444444444444444444444444444444444444444","amount":"700"}},
         "claimingUntil":1800000100
     }"#;
 
@@ -549,7 +612,7 @@ mod tests {
             refund_nonce: 0,
             charged_cumulative_amount: None,
         };
-        ChannelObservation { state, withdrawal: 0, block }
+        ChannelObservation { state, withdrawal: 0, block, time: NOW + block }
     }
 
     fn channel(balance: u128) -> ChannelRecord {
@@ -580,12 +643,16 @@ mod tests {
         channel.apply(&charge(channel.epoch, amount)).unwrap();
     }
 
+    fn refund(amount: u128, now: u64) -> ChannelStep {
+        ChannelStep::Refund { request: B256::repeat_byte(7), amount, now, until: now + 180 }
+    }
+
     fn observe(channel: &mut ChannelRecord, observation: ChannelObservation, now: u64) {
         channel.apply(&ChannelStep::Observe { observation, now }).unwrap();
     }
 
     #[test]
-    fn a_channel_of_the_first_version_is_read_and_written_as_the_same() {
+    fn a_channel_is_read_and_written_as_the_same() {
         let before: ChannelRecord = serde_json::from_str(WRITTEN_BEFORE).unwrap();
         assert_eq!((before.charged, before.unclaimed(), before.at_risk(), before.covered()), (2_300, 1_300, 0, 6_000));
         assert_eq!(before.answer_to(B256::repeat_byte(0x22)).map(|answer| answer.charged), Some(300));
@@ -710,7 +777,7 @@ mod tests {
     fn a_signed_refund_is_no_cover_until_the_chain_has_passed_its_nonce() {
         let mut channel = channel(100);
         sell(&mut channel, 1, 40, 40);
-        let refund = |amount| ChannelStep::Refund { amount, now: NOW };
+        let refund = |amount| refund(amount, NOW);
         assert!(matches!(channel.apply(&refund(61)), Err(ChannelLedgerError::ExceedsBalance(_))), "it was charged");
         channel.apply(&refund(60)).unwrap();
         channel.apply(&refund(10)).unwrap();
@@ -729,11 +796,36 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_with_a_signed_refund_is_not_forgotten() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 40, 40);
+        observe(&mut channel, observation(100, 40, 2), NOW);
+        assert_eq!(channel.forget_at(), Some(NOW + RETENTION), "all is claimed");
+        channel.apply(&refund(60, NOW)).unwrap();
+        assert_eq!(channel.forget_at(), None, "the refund would be cover again");
+        let mut refunded = observation(40, 40, 3);
+        refunded.state.refund_nonce = 1;
+        observe(&mut channel, refunded, NOW);
+        assert_eq!(channel.forget_at(), Some(NOW + RETENTION));
+    }
+
+    #[test]
+    fn a_lease_of_a_clock_that_ran_ahead_ends() {
+        let mut channel = channel(100);
+        let claim = |now: u64| ChannelStep::BeginClaim { now, until: now + 180 };
+        channel.apply(&claim(NOW + 3_600)).unwrap();
+        channel.apply(&claim(NOW)).expect("nothing is claimed for an hour");
+        // The clocks of two processes may differ.
+        channel.apply(&ChannelStep::EndClaim { until: NOW + 180 }).unwrap();
+        channel.apply(&claim(NOW + 180)).unwrap();
+        assert!(matches!(channel.apply(&claim(NOW)), Err(ChannelLedgerError::Busy { .. })));
+    }
+
+    #[test]
     fn a_refund_leaves_what_a_request_in_progress_may_cost() {
         let mut channel = channel(100);
         let first = begin(&channel, 1, 30, 30, NOW);
         channel.apply(&first).unwrap();
-        let refund = |amount, now| ChannelStep::Refund { amount, now };
         assert!(matches!(channel.apply(&refund(71, NOW)), Err(ChannelLedgerError::ExceedsBalance(_))));
         channel.apply(&refund(70, NOW)).unwrap();
         channel.apply(&refund(100, NOW + 30)).expect("its time is over");
@@ -894,7 +986,7 @@ mod tests {
                         let observation = ChannelObservation { withdrawal: a, ..observation(200 + b, total, block - later % 3) };
                         ChannelStep::Observe { observation, now }
                     }
-                    6 => ChannelStep::Refund { amount: a * 4, now },
+                    6 => refund(a * 4, now),
                     7 => ChannelStep::Replay { request: B256::repeat_byte(request) },
                     _ => ChannelStep::BeginClaim { now, until: now + 10 },
                 };
@@ -906,7 +998,7 @@ mod tests {
                 }
                 prop_assert!(channel.charged >= before.charged, "the watermark fell");
                 prop_assert!(channel.observed.state.total_claimed <= channel.charged);
-                prop_assert!(channel.observed.block >= before.observed.block);
+                prop_assert!(!channel.observed.is_before(&before.observed));
                 let max = channel.voucher.as_ref().map_or(0, |voucher| voucher.max_claimable_amount);
                 prop_assert!(channel.charged <= max.max(most_claimed), "more was charged than was signed");
                 if let Some(claim) = channel.claim() {

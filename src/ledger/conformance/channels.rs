@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
-    ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, RequestName},
+    ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, ExecutedRefund, RequestName},
     vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow, Voucher, VoucherSignature},
 };
 
@@ -43,6 +43,8 @@ const TESTS: &[ChannelTest] = table! {
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,
+    one_refund_is_under_way_at_a_time_and_its_result_is_kept,
+    a_block_that_is_too_high_is_replaced_by_a_later_one,
     a_reorged_claim_can_be_claimed_again,
     one_of_many_processes_claims,
     channels_are_listed_in_order_by_page,
@@ -76,7 +78,7 @@ pub fn observation(salt: u8, balance: u128, total_claimed: u128, block: u64) -> 
         refund_nonce: 0,
         charged_cumulative_amount: None,
     };
-    ChannelObservation { state, withdrawal: 0, block }
+    ChannelObservation { state, withdrawal: 0, block, time: START + block }
 }
 
 /// Opens a channel with this balance, as of block 1.
@@ -104,6 +106,11 @@ pub fn begin(salt: u8, request: B256, max: u128, price: u128) -> ChannelStep {
 /// Returns the step that charges, without a response.
 pub fn charge(epoch: u64, amount: u128) -> ChannelStep {
     ChannelStep::Charge { epoch, amount, response: None, now: START }
+}
+
+/// Returns the step that signs a refund, which counts as under way for three minutes from [`START`].
+pub fn refund(request: B256, amount: u128) -> ChannelStep {
+    ChannelStep::Refund { request, amount, now: START, until: START + 180 }
 }
 
 /// Charges a request for its whole price. Returns the channel after it.
@@ -173,7 +180,7 @@ async fn a_channel_is_read_as_it_was_written(ledger: Arc<dyn ChannelLedger>, _: 
         step,
         ChannelStep::Observe { observation: observation(1, 1_000, 5, 2), now: START + 1 },
         ChannelStep::BeginClaim { now: START, until: START + 10 },
-        ChannelStep::Refund { amount: 50, now: START },
+        refund(hash(9), 50),
     ] {
         let after = ledger.advance(&id(1), &step).await.unwrap();
         assert_eq!(get(&*ledger, 1).await, after, "after {step:?}");
@@ -206,7 +213,7 @@ async fn a_refused_step_changes_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<M
     assert!(matches!(error, ChannelLedgerError::OtherChannel), "{error:?}");
     let error = refused(charge(2, 10)).await;
     assert!(matches!(error, ChannelLedgerError::LeaseLost), "{error:?}");
-    let error = refused(ChannelStep::Refund { amount: 91, now: START }).await;
+    let error = refused(refund(hash(9), 91)).await;
     assert!(matches!(error, ChannelLedgerError::ExceedsBalance(_)), "{error:?}");
     assert_eq!(get(&*ledger, 1).await, sold);
     let held = ledger.advance(&id, &begin(1, hash(2), 20, 10)).await.unwrap();
@@ -427,7 +434,7 @@ async fn a_withdrawal_ends_credit_and_not_a_charge(ledger: Arc<dyn ChannelLedger
 
 async fn a_signed_refund_covers_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
     open(&*ledger, 1, 100).await;
-    let refunding = ledger.advance(&id(1), &ChannelStep::Refund { amount: 95, now: START }).await.unwrap();
+    let refunding = ledger.advance(&id(1), &refund(hash(9), 95)).await.unwrap();
     assert_eq!(refunding.open_refund().map(|refund| (refund.nonce, refund.amount)), Some((0, 95)));
     let next = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await;
     assert!(matches!(next, Err(ChannelLedgerError::ExceedsBalance(_))), "{next:?}");
@@ -436,9 +443,57 @@ async fn a_signed_refund_covers_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<M
     refunded.state.refund_nonce = 1;
     observe(&*ledger, 1, refunded).await;
     let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
-    let refund = ledger.advance(&id(1), &ChannelStep::Refund { amount: 95, now: START }).await;
+    let refund = ledger.advance(&id(1), &refund(hash(8), 95)).await;
     assert!(matches!(refund, Err(ChannelLedgerError::ExceedsBalance(_))), "a request is being worked for: {refund:?}");
     ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
+}
+
+async fn one_refund_is_under_way_at_a_time_and_its_result_is_kept(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let tasks = (1..=20).map(|request| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { ledger.advance(&id(1), &refund(hash(request), 10 + u128::from(request))).await })
+    });
+    let mut signed = Vec::new();
+    for advanced in join_all(tasks).await {
+        match advanced.unwrap() {
+            Ok(record) => signed.extend(record.refund),
+            Err(ChannelLedgerError::Busy { until }) => assert_eq!(until, START + 180),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    let [first] = signed[..] else { panic!("{} are under way", signed.len()) };
+    let again = ledger.advance(&id(1), &refund(first.request, 5)).await.expect("it is taken up again");
+    assert_eq!(again.refund, Some(first), "it is the one that was signed");
+    // Nothing was sent, so that another one may follow. Whoever has both signatures can execute the larger one.
+    let end = |nonce, executed| ChannelStep::EndRefund { nonce, executed };
+    ledger.advance(&id(1), &end(0, None)).await.unwrap();
+    let other = ledger.advance(&id(1), &refund(hash(99), 5)).await.unwrap().refund.unwrap();
+    assert_eq!((other.request, other.nonce, other.amount), (hash(99), 0, first.amount));
+    let executed = Some(ExecutedRefund { transaction: hash(7), amount: 9 });
+    let ended = ledger.advance(&id(1), &end(1, executed)).await.unwrap();
+    assert_eq!(ended.refund, Some(other), "another one was meant");
+    for result in [executed, None] {
+        let ended = ledger.advance(&id(1), &end(0, result)).await.unwrap();
+        assert_eq!(ended.refund.map(|refund| (refund.executed, refund.until)), Some((executed, 0)));
+        assert_eq!(get(&*ledger, 1).await, ended);
+    }
+}
+
+async fn a_block_that_is_too_high_is_replaced_by_a_later_one(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let high = ChannelObservation { block: 20_000_000, ..observation(1, 100, 0, 5) };
+    observe(&*ledger, 1, high).await;
+    let same_second = observation(1, 90, 0, 5);
+    assert_eq!(observe(&*ledger, 1, same_second).await.observed, high);
+    let later = observation(1, 90, 0, 6);
+    assert_eq!(observe(&*ledger, 1, later).await.observed, later);
+    // A timestamp of a time to come is not believed either.
+    let ahead = ChannelObservation { time: START + 1_000, ..observation(1, 80, 0, 7) };
+    observe(&*ledger, 1, ahead).await;
+    let next = observation(1, 70, 0, 8);
+    assert_eq!(observe(&*ledger, 1, next).await.observed, next);
+    assert_eq!(get(&*ledger, 1).await.observed, next);
 }
 
 async fn a_reorged_claim_can_be_claimed_again(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {

@@ -165,7 +165,7 @@ async fn request_without_a_body_shows_the_price_of_one_output() {
     let paying = browser.get(booth.url.join("evaluate").unwrap()).header("accept", "text/html");
     assert_eq!(paying.header("user-agent", "Mozilla/5.0").body(body).send().await.unwrap().status(), 405);
     assert_eq!(booth.income(&stage).await, 0);
-    for (method, path, status) in [("GET", "evaluate", 405), ("POST", "stats", 405), ("GET", "nothing", 404)] {
+    for (method, path, status) in [("GET", "evaluate", 402), ("POST", "stats", 405), ("GET", "nothing", 404)] {
         let url = booth.url.join(path).unwrap();
         let response = client.request(method.parse().unwrap(), url).send().await.unwrap();
         assert_eq!(response.status(), status, "{method} {path}");

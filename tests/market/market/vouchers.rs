@@ -87,6 +87,28 @@ fn left(paid: u64) -> Usdc {
     Usdc::from_atomic((100 - paid) * PRICE)
 }
 
+/// As clients of the official packages ask for it.
+#[tokio::test]
+async fn refund_is_taken_with_get() {
+    let stage = Stage::set().await;
+    let (booth, _channels) = open(&stage).await;
+    let payer = payer(&stage, 100 * PRICE).await;
+    let client = EvaluationClient::new(payer.clone()).unwrap();
+    client.evaluate(&*booth.card().await, &submission("Written.")).await.unwrap();
+    let (http, url) = (reqwest::Client::new(), booth.url.join("evaluate").unwrap());
+    let probe = http.get(url.clone()).send().await.unwrap();
+    assert_eq!(
+        (probe.status(), probe.headers().contains_key("payment-required")),
+        (StatusCode::PAYMENT_REQUIRED, true)
+    );
+    let channel = payer.budget().journal().channels().pop().unwrap().id();
+    let mut refund = payer.refund(channel, None).await.unwrap().expect("something is left");
+    let answer = http.get(url).header(refund.header_name(), refund.header()).send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK, "{answer:?}");
+    assert!(!refund.answered(answer.status(), answer.headers()).await.unwrap(), "it is answered");
+    assert_eq!(refund.conclude().await.amount, left(1));
+}
+
 /// The offer of `exact` is what the card says, and the one of vouchers is not. The payer would take the second.
 #[tokio::test]
 async fn voucher_offer_that_differs_from_the_card_costs_nothing() {

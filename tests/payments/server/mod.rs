@@ -25,5 +25,8 @@ mod status;
 mod strangers;
 mod v1;
 mod voucher_attacks;
+mod voucher_credit;
 mod voucher_faults;
+mod voucher_observations;
+mod voucher_refunds;
 mod vouchers;

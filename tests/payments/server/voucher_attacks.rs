@@ -176,7 +176,7 @@ async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_th
     assert_eq!(unnoticed.status, StatusCode::OK, "{unnoticed:?}");
     stage.clock.advance(301);
     let answer = send(&app, pay(&app, &channel, 3 * COST, None, "c").await).await;
-    refused(&answer, "channel_not_found");
+    refused(&answer, "cumulative_exceeds_balance");
     assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
     // The same deposit again pays for what was charged, too.
     let again = in_time("the deposit is made again", async {

@@ -551,19 +551,19 @@ async fn a_refund_claims_what_was_charged_and_returns_the_rest() {
     let app = stage.app();
     let channel = stage.filled(&app).await;
     let before = stage.chain.balance(channel.payer.address()).await;
-    let part = refund(&app, &channel, COST, Some("4000")).await;
+    let part = refund(&app, &channel, COST, Some("5000")).await;
     assert_eq!(part.status, StatusCode::OK, "{part:?}");
     assert_eq!(part.json()["channelId"], channel.id().to_string());
     let settlement = part.settlement().unwrap();
-    assert_eq!(settlement["amount"], "4000");
+    assert_eq!(settlement["amount"], "5000");
     assert_eq!(settlement["extra"].get("chargedAmount"), None);
-    assert_eq!(channel.state(&stage.chain).await, (6_000, COST), "claimed in the same transaction");
+    assert_eq!(channel.state(&stage.chain).await, (5_000, COST), "claimed in the same transaction");
 
     let rest = refund(&app, &channel, COST, None).await;
-    assert_eq!(rest.settlement().unwrap()["amount"], "5000", "{rest:?}");
+    assert_eq!(rest.settlement().unwrap()["amount"], "4000", "{rest:?}");
     assert_eq!(channel.state(&stage.chain).await, (COST, COST));
     assert_eq!(stage.chain.balance(channel.payer.address()).await, before + 9_000);
-    refused(&refund(&app, &channel, COST, None).await, "refund_no_balance");
+    refused(&refund(&app, &channel, COST, Some("6000")).await, "refund_no_balance");
     refused(&refund(&app, &channel, 1, None).await, "cumulative_amount_mismatch");
     // What was charged is not forgotten with the money.
     for max in [COST + 1, COST + COST] {
@@ -924,7 +924,7 @@ async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_sig
     };
     let app = stage.shop.app(stage.shop.layer().price_with_body(price).vouchers(stage.channels.clone()));
     let ask_for = async |kind: &str, path: &str, config: ChannelConfig, voucher: Voucher, network: &str| {
-        let payload = json!({ "type": kind, "channelConfig": config, "voucher": voucher, "amount": "1000" });
+        let payload = json!({ "type": kind, "channelConfig": config, "voucher": voucher, "amount": "5000" });
         let accepted = json!({
             "scheme": "batch-settlement", "network": network, "amount": "0", "asset": config.token,
             "payTo": config.receiver, "maxTimeoutSeconds": 60,
@@ -943,11 +943,11 @@ async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_sig
         let answer = ask(path, channel.config, good.clone(), &network).await;
         assert_eq!(
             (answer.status, &answer.settlement().unwrap()["amount"]),
-            (StatusCode::OK, &json!("1000")),
+            (StatusCode::OK, &json!("5000")),
             "{path}"
         );
     }
-    let left = (DEPOSIT - 2_000, COST);
+    let left = (DEPOSIT - 5_000, COST);
     assert_eq!(channel.state(&stage.chain).await, left);
 
     let stranger = PrivateKeySigner::random().address();

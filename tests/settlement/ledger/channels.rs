@@ -46,6 +46,8 @@ on_every_ledger! { tower_x402::ledger::conformance::channels, channels;
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,
+    one_refund_is_under_way_at_a_time_and_its_result_is_kept,
+    a_block_that_is_too_high_is_replaced_by_a_later_one,
     a_reorged_claim_can_be_claimed_again,
     one_of_many_processes_claims,
     channels_are_listed_in_order_by_page,
@@ -136,8 +138,7 @@ async fn channels_and_their_responses_survive_a_restart() {
     open(&ledger, 1, 100).await;
     open(&ledger, 2, 100).await;
     let charged = sell_with_response(&ledger, 1, 7).await;
-    let refund = ChannelStep::Refund { amount: 5, now: START };
-    ledger.advance(&id(1), &refund).await.unwrap();
+    ledger.advance(&id(1), &channels::refund(hash(5), 5)).await.unwrap();
     ledger.advance(&id(1), &begin(1, hash(8), 2, 1)).await.unwrap();
     ledger.advance(&id(1), &ChannelStep::BeginClaim { now: START, until: START + 90 }).await.unwrap();
     ledger.close().await;
@@ -145,7 +146,8 @@ async fn channels_and_their_responses_survive_a_restart() {
     let ledger = sqlite(&path, 100).await;
     let restored = get(&ledger, 1).await;
     assert_eq!((restored.charged, &restored.voucher, restored.claim()), (1, &charged.voucher, charged.claim()));
-    assert_eq!(restored.open_refund().map(|refund| refund.amount), Some(5));
+    let refund = restored.open_refund().expect("it may be executed");
+    assert_eq!((refund.amount, refund.until), (5, START + 180), "its transaction may be under way");
     assert_eq!(restored.answers, charged.answers);
     let response = ledger.channel_response(&restored.response_key(hash(7))).await.unwrap().expect("kept");
     assert_eq!(&response.body[..], [7]);
@@ -222,7 +224,7 @@ fn steps() -> Vec<ChannelStep> {
         ChannelStep::Release { epoch: 2 },
         ChannelStep::BeginClaim { now, until },
         ChannelStep::EndClaim { until },
-        ChannelStep::Refund { amount: 5, now },
+        channels::refund(hash(5), 5),
         begin(1, hash(3), 17, 10),
     ]
 }

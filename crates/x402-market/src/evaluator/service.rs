@@ -22,7 +22,7 @@ use tower_service::Service;
 use tower_x402::{
     channels::Channels,
     facilitator::Facilitator,
-    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain, is_navigation},
+    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain},
 };
 
 use super::{
@@ -52,8 +52,8 @@ pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 /// | `GET /stats` | [`EvaluatorStats`] |
 /// | `GET /payments/status` | the [`PaymentStatus`] of a payment |
 ///
-/// Paths are matched by their ends, so the service can be mounted below another path. A POST without body and payment is answered with
-/// the price of one output.
+/// Paths are matched by their ends, so the service can be mounted below another path. A request to `/evaluate` without body and payment is
+/// answered with the price of one output, whatever its method, and a payer that paid by voucher can ask for a refund with any method.
 ///
 /// A submission that cannot be judged is refused before payment: one that cannot be read, has too many outputs or a skill that is not on
 /// the card, or that [`Judge::accepts`](crate::judge::Judge::accepts) refuses. Nothing is charged either if the judge fails, takes too
@@ -136,12 +136,9 @@ impl EvaluatorService {
     where
         B: Body<Data = Bytes> + Send + 'static,
     {
-        let (method, path) = (request.method(), request.uri().path());
-        let is_evaluation = path.ends_with(EVALUATE_PATH);
-        // A browser is shown the offer.
-        if is_evaluation
-            && (matches!(*method, Method::POST | Method::OPTIONS) || is_navigation(method, request.headers()))
-        {
+        if request.uri().path().ends_with(EVALUATE_PATH) {
+            // With any method: a browser is shown the offer, and clients of the official packages ask for refunds with GET. Only a POST has
+            // a price when it is paid, and is judged.
             return Box::pin(self.paid.call(request));
         }
         // Nothing else has a body; a client that sends one gets its answer.
@@ -149,9 +146,6 @@ impl EvaluatorService {
         let request = Request::from_parts(parts.clone(), ());
         drain(Request::from_parts(parts, body));
         let (method, path) = (request.method(), request.uri().path());
-        if is_evaluation {
-            return ready(not_allowed("POST"));
-        }
         if let Some((_, page)) = self.pages.iter().find(|(end, _)| path.ends_with(end)) {
             return ready(page.answer(method, request.headers()));
         }

@@ -80,10 +80,10 @@ impl OnchainChannelsBuilder {
         self
     }
 
-    /// Sets how old the newest block of the node may be, at most an hour. Default: two minutes.
+    /// Sets how far the time of the node's newest block may be from the clock, at most an hour. Default: two minutes.
     ///
     /// A node that has fallen behind does not show withdrawals, so that channels are sold on after their money has left. While its newest
-    /// block is older, actions and reads fail with [`ChannelError::Unavailable`](crate::facilitator::channels::ChannelError::Unavailable).
+    /// block is older, or of a time to come, actions and reads fail with [`ChannelError::Unavailable`](crate::facilitator::channels::ChannelError::Unavailable).
     /// Raise it for a test chain that makes blocks only when there are transactions.
     pub fn max_block_age(mut self, age: Duration) -> Self {
         self.max_block_age = age.min(LONGEST);

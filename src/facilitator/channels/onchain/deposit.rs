@@ -212,7 +212,9 @@ impl Inner {
         config: &ChannelConfig,
         nonce: B256,
     ) -> Result<DepositState, ChannelError> {
-        let state = escrow::deposit_state(self.node.rpc(), channel, config, nonce).await.map_err(unavailable)?;
+        let network = self.node.network();
+        let state =
+            escrow::deposit_state(self.node.rpc(), network, channel, config, nonce).await.map_err(unavailable)?;
         self.check_age(state.time)?;
         Ok(state)
     }

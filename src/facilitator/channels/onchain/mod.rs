@@ -300,13 +300,14 @@ impl Inner {
         }
     }
 
-    /// Returns the age of a node's newest block, in seconds, if it is so old that the node must have fallen behind.
+    /// Returns the time between a node's newest block and now, in seconds, if it is so long that the node must have fallen behind. A block
+    /// of the future is no better: the clock was set back, and tells nothing of the age of blocks.
     fn too_old(&self, block_time: u64) -> Option<u64> {
-        Some(self.clock.now().saturating_sub(block_time)).filter(|age| *age > self.rules.max_age)
+        Some(self.clock.now().abs_diff(block_time)).filter(|age| *age > self.rules.max_age)
     }
 
     async fn readiness(&self) -> Readiness {
-        let behind = match escrow::newest_time(self.node.rpc()).await {
+        let behind = match escrow::newest_time(self.node.rpc(), self.node.network()).await {
             Ok(time) => self.too_old(time).map(|age| NotReady::NodeBehind { age }),
             Err(_) => return NotReady::Node.into(),
         };
@@ -316,13 +317,14 @@ impl Inner {
     /// Fails if a block is so old that the node, whose newest it is, must have fallen behind: it would hide withdrawals (invariant I11).
     fn check_age(&self, block_time: u64) -> Result<(), ChannelError> {
         let Some(age) = self.too_old(block_time) else { return Ok(()) };
-        tracing::warn!(age, "the node's newest block is too old to rely on; see max_block_age");
+        tracing::warn!(age, "the node's newest block is too far from this clock's time to rely on; see max_block_age");
         let what = "a node that has the newest blocks";
         Err(FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }.into())
     }
 
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
-        let (observed, time) = escrow::observe_with_time(self.node.rpc(), channels, None).await.map_err(unavailable)?;
+        let read = escrow::observe_with_time(self.node.rpc(), self.node.network(), channels, None).await;
+        let (observed, time) = read.map_err(unavailable)?;
         time.map_or(Ok(()), |time| self.check_age(time))?;
         if let Some(first) = observed.first() {
             self.node.observe_block(first.block);
@@ -337,7 +339,7 @@ impl Inner {
     /// Reads channels as of a block that is known to exist. Returns `None` if no node shows it in time.
     async fn observe_at(&self, channels: &[ChannelId], block: u64) -> Option<Vec<ChannelObservation>> {
         for _ in 0..READS_AFTER {
-            match escrow::observe(self.node.rpc(), channels, Some(block)).await {
+            match escrow::observe(self.node.rpc(), self.node.network(), channels, Some(block)).await {
                 Ok(observed) => return Some(observed),
                 Err(_) => sleep(self.node.poll_interval()).await,
             }
@@ -378,7 +380,8 @@ impl Inner {
     }
 
     async fn unsettled(&self, receiver: Address, token: Address) -> Result<(u64, u128), ChannelError> {
-        escrow::unsettled(self.node.rpc(), receiver, token).await.map_err(unavailable)
+        let read = escrow::unsettled(self.node.rpc(), self.node.network(), receiver, token).await;
+        read.map_err(unavailable)
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Attempts, Inner, unavailable};
 use crate::{
     chain::escrow,
     facilitator::{
-        FacilitatorError,
+        FacilitatorError, NotReady,
         channels::{ChannelError, Executed, SignedRefund, gas},
     },
     settlement::line::Urgency,
@@ -47,6 +47,9 @@ impl Inner {
                 None => {
                     if before.state.balance <= before.state.total_claimed.max(to_claim) {
                         return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
+                    }
+                    if let Some(NotReady::InsufficientGas { balance }) = self.sender.cannot_spare().await {
+                        return Err(FacilitatorError::InsufficientGas { balance }.into());
                     }
                     let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
                     let input = call(refund, claim)?;
@@ -190,7 +193,7 @@ mod tests {
             refund_nonce: 3,
             charged_cumulative_amount: None,
         };
-        let before = ChannelObservation { state, withdrawal: 500, block: 8 };
+        let before = ChannelObservation { state, withdrawal: 500, block: 8, time: 7 };
         for (amount, withdrawal, requested_at) in [(499, 1, 7), (500, 0, 0), (501, 0, 0)] {
             let after = expected(before, amount, 200, 9);
             let state = (after.state.balance, after.state.total_claimed, after.state.refund_nonce);

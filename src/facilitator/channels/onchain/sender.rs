@@ -38,6 +38,11 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns why no call could be sent now, if that is so.
     async fn cannot_send(&self) -> Option<NotReady>;
 
+    /// Returns why no refund should be sent now: what is left to pay for gas is for claims. Default: it is not known what is left.
+    async fn cannot_spare(&self) -> Option<NotReady> {
+        None
+    }
+
     /// Waits until it is known what an earlier process with the same keys sent.
     ///
     /// # Errors
@@ -78,6 +83,10 @@ impl Sender for Arc<Caller> {
 
     async fn cannot_send(&self) -> Option<NotReady> {
         Caller::cannot_send(self).await
+    }
+
+    async fn cannot_spare(&self) -> Option<NotReady> {
+        Caller::cannot_spare(self).await
     }
 
     async fn outlive_predecessors(&self) -> Result<(), ChannelError> {

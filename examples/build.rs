@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 23] = [
+const BLOCKS: [Block; 24] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -44,6 +44,7 @@ const BLOCKS: [Block; 23] = [
         name: "refusals",
         replaced: &[("\"https://api.example/report\"", "var(\"SELLER_URL\").unwrap_or_default()")],
     },
+    Block { guide: "pay", name: "named", replaced: &[("\"https://api.example/report\"", "var(\"SELLER_URL\")?")] },
     Block { guide: "pay", name: "reopen", replaced: &[("\"https://mainnet.base.org\"", "var(\"RPC_URL\")?")] },
     Block {
         guide: "pay",

@@ -10,7 +10,7 @@ use axum::{
 };
 use tower_x402::{
     Network,
-    client::{Budget, Payer, PaymentMiddleware, key},
+    client::{Budget, Journal, Payer, PaymentMiddleware, key},
     facilitator::RemoteFacilitator,
     ledger::SqliteLedger,
     primitives::{Address, address},
@@ -43,6 +43,7 @@ blocks!(
     facilitator,
     gold,
     hire_evaluators,
+    named,
     on_base,
     pay,
     prices,
@@ -84,6 +85,12 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
             let budget = Budget::builder().per_payment("$0.0001".parse()?).build();
             let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).budget(budget).build();
             refusals::buy(&PaymentMiddleware::new(payer).client(reqwest::Client::builder())?).await;
+        }
+        "named" => {
+            let budget = Budget::builder().journal(Journal::open("payments.journal")?).build();
+            let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).budget(budget.clone()).build();
+            let report = named::report(&PaymentMiddleware::new(payer).client(reqwest::Client::builder())?).await?;
+            println!("{report} for {} in all", budget.spent());
         }
         "reopen" => drop(reopen::reopen().await?),
         "catalogue" => catalogue::look().await?,

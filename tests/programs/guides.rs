@@ -221,6 +221,19 @@ async fn parts_of_pay_say_which_limit_refused_and_what_is_open() {
 }
 
 #[tokio::test]
+async fn part_of_pay_names_a_purchase_that_is_paid_once_by_two_processes() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let seller = chain.seller_of_charge().await;
+    let (key, directory) = (chain.buyer("$1"), tempfile::tempdir().unwrap());
+    let url = format!("{}/by_path", seller.url);
+    for _ in 0..2 {
+        let bought = output_in(directory.path(), "named", &[("SELLER_URL", &url)], Some(&key)).await;
+        assert_eq!(bought, "well done for $0.001 in all\n");
+    }
+    assert_eq!(chain.devnet.balance_of(PAYEE).unwrap(), "$0.001".parse().unwrap());
+}
+
+#[tokio::test]
 async fn parts_of_production_deploy_the_batch_settler_and_list_the_days_payments() {
     let chain = Chain::start(Network::BASE_SEPOLIA).await;
     let variables = [("RPC_URL", chain.node.url().as_str())];

@@ -18,13 +18,15 @@ struct Progress {
     /// The request, its voucher, its price, until when it holds the channel, and its name.
     pending: Option<(B256, Signed, u128, u64, Option<Name>)>,
     epoch: u64,
-    /// Of each the request, its epoch, what it cost, the watermark after it, when it was answered, its replays, and its name.
-    answers: VecDeque<(B256, u64, u128, u128, u64, u32, Option<Name>)>,
+    answers: VecDeque<Answered>,
     attempts: Option<(B256, u32)>,
     used_at: u64,
     unclaimed_since: Option<u64>,
     claimed_since: Option<u64>,
 }
+
+/// The request, its epoch, what it cost, the watermark after it, when it was answered, its replays, and its name.
+type Answered = (B256, u64, u128, u128, u64, u32, Option<Name>);
 
 /// The payer's id of a request, and the digest of what it is for.
 type Name = (B256, B256);

@@ -57,6 +57,7 @@ impl Hanging {
             },
             withdrawal,
             block: 1,
+            time: unix_now(),
         }
     }
 

@@ -99,9 +99,9 @@ async fn neither_requests_nor_a_student_take_more_memory_than_they_did() {
     let wrong: Vec<String> = [
         judge("an unpaid request", unpaid, 10.0),
         judge("an unpaid request that names its host", named, 10.0),
-        judge("a paid request, signed by a key", by_key, 42.0),
-        judge("a paid request, signed by a wallet", by_wallet, 46.0),
-        judge("a payment by a client, beside its two requests", paying - asked_twice, 62.0),
+        judge("a paid request, signed by a key", by_key, 46.0),
+        judge("a paid request, signed by a wallet", by_wallet, 50.0),
+        judge("a payment by a client, beside its two requests", paying - asked_twice, 148.0),
     ]
     .into_iter()
     .flatten()

@@ -118,7 +118,7 @@ async fn refused_uploads_get_their_answers() {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     for (method, path, status) in [
         (Method::POST, "evaluate", 413),
-        (Method::PUT, "evaluate", 405),
+        (Method::PUT, "evaluate", 413),
         (Method::POST, "stats", 405),
         (Method::POST, "payments/status", 405),
         (Method::PUT, ".well-known/agent-card.json", 405),

@@ -3,7 +3,7 @@
 //! Settlement and the confirmation of remote settlements talk to a chain through this type only.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -55,9 +55,39 @@ pub(crate) struct Node {
     probe: Probe,
     block_time: BlockTime,
     /// The newest block that was seen. Behind one address there may be several nodes, and some may be behind the others.
-    newest_block: AtomicU64,
+    newest_block: Mutex<NewestBlock>,
     fees: FeeOracle,
     broadcaster: Broadcaster,
+}
+
+/// The newest block that was seen, and when it was seen last.
+#[derive(Debug, Default)]
+struct NewestBlock(Option<(u64, Instant)>);
+
+impl NewestBlock {
+    /// How many blocks of a chain may come in a second, and beside these at once, as after a pause. A number that is higher is another chain's.
+    const FASTEST: u64 = 20;
+    const AT_ONCE: u64 = 10_000;
+    /// For how long a block is believed to be there that is not seen again.
+    const TRUST: Duration = Duration::from_secs(120);
+
+    /// Notes a number that a node told. Returns `false` if time does not allow it.
+    fn observe(&mut self, number: u64) -> bool {
+        let now = Instant::now();
+        if let Some((newest, seen)) = self.0 {
+            let elapsed = now.duration_since(seen);
+            let most =
+                newest.saturating_add(Self::AT_ONCE).saturating_add(Self::FASTEST.saturating_mul(elapsed.as_secs()));
+            if number > most {
+                return false;
+            }
+            if number < newest && elapsed < Self::TRUST {
+                return true;
+            }
+        }
+        self.0 = Some((number, now));
+        true
+    }
 }
 
 impl Node {
@@ -76,7 +106,7 @@ impl Node {
             rpc,
             probe: Probe::new(max_transfer_gas)?,
             block_time: BlockTime::new(block_time),
-            newest_block: AtomicU64::new(0),
+            newest_block: Mutex::default(),
             fees: FeeOracle::new(max_gas_price),
             broadcaster: Broadcaster::new(),
         })
@@ -130,7 +160,7 @@ impl Node {
 
     /// Returns the number of the newest block that was seen.
     fn newest_block(&self) -> u64 {
-        self.newest_block.load(Ordering::Relaxed)
+        self.newest_block.lock().unwrap_or_else(PoisonError::into_inner).0.map_or(0, |(number, _)| number)
     }
 
     /// Asks for the newest block, and returns the newest that was seen.
@@ -180,8 +210,10 @@ impl Node {
 
     /// Notes that a block is the newest now.
     pub(crate) fn observe_block(&self, number: u64) {
-        self.newest_block.fetch_max(number, Ordering::Relaxed);
-        self.block_time.observe(number);
+        let is_possible = self.newest_block.lock().unwrap_or_else(PoisonError::into_inner).observe(number);
+        if is_possible {
+            self.block_time.observe(number);
+        }
     }
 
     /// Returns how long a block takes.

@@ -48,9 +48,11 @@ impl Receipts {
                 self.refusals.store(0, Ordering::Relaxed);
                 *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
             }
-            Err(RpcFailure::Refused { .. }) => drop(self.refusals.fetch_add(1, Ordering::Relaxed)),
-            // A node that is down gives no other answers either.
-            Err(RpcFailure::Silent) => {}
+            Err(RpcFailure::Refused { code, message }) if !is_passing(*code, message) => {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+            }
+            // A node that is down or has too much to do gives no other answers either.
+            Err(RpcFailure::Refused { .. } | RpcFailure::Silent) => {}
         }
     }
 
@@ -62,6 +64,13 @@ impl Receipts {
         let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         self.refusals.load(Ordering::Relaxed) == 0 && answered.is_some_and(|at| at.elapsed() < RECEIPTS_FRESH)
     }
+}
+
+/// Returns `true` for refusals that strangers can bring about by their number, and those that end by themselves.
+fn is_passing(code: i64, message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    [429, -32_005, -32_016].contains(&code)
+        || ["rate", "limit", "too many", "in progress"].iter().any(|word| message.contains(word))
 }
 
 /// Why a request has no result.
@@ -210,7 +219,8 @@ impl Rpc {
 
     /// Asks for a receipt, unless the node gave one a short while ago. Returns `false` if it refuses.
     pub(crate) async fn gives_receipts(&self) -> bool {
-        self.receipts.are_given() || !matches!(self.any_receipt().await, Err(RpcFailure::Refused { .. }))
+        self.receipts.are_given()
+            || !matches!(self.any_receipt().await, Err(RpcFailure::Refused { code, message }) if !is_passing(code, &message))
     }
 
     /// Asks for the receipt of a transaction in the newest block: of one that does not exist, if there is none in it. Returns `false` if

@@ -435,10 +435,11 @@ impl Inner {
         for record in &held {
             // If it fails, the lease ends by itself.
             let _ = self.ledger.advance(&record.id, &ChannelStep::EndClaim { until }).await;
+            let is_refused = |claimed: &Claimed| claimed.refused.iter().any(|refused| refused.channel == record.id);
             match &claimed {
-                Ok(_) => self.at_risk.claimed(&record.id),
-                Err(_) if record.at_risk() > 0 => self.at_risk.failed(record.id, record.at_risk()),
-                Err(_) => {}
+                Ok(claimed) if !is_refused(claimed) => self.at_risk.claimed(&record.id),
+                _ if record.at_risk() > 0 => self.at_risk.failed(record.id, record.at_risk()),
+                _ => {}
             }
         }
         let claimed = claimed?;

@@ -53,8 +53,9 @@ const LONGEST_TRUST: u64 = 300;
 const REFUND_PAUSE: u64 = 3_600;
 /// The smallest part of a channel that is refunded, in atomic units: several times what its gas costs on Base.
 const LEAST_REFUND: u128 = 5_000;
-/// For how long a refund counts as under way if its outcome is not known, in seconds. A transaction that hangs is replaced within that time.
-const REFUND_LEASE: u64 = 180;
+/// For how long nobody else looks after a refund that is under way, in seconds: its process may have died before it sent anything. To ask
+/// for the same refund again is safe, since the contract executes it once.
+const REFUND_LEASE: u64 = 20;
 
 /// The channels of one seller on one chain. A clone is the same channels.
 ///

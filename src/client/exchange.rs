@@ -126,8 +126,8 @@ pub(super) trait Exchange: Send {
     /// Returns what another request must have in common with this one to be a repetition of it.
     fn identity(&self) -> Identity;
 
-    /// Returns `true` if the error shows that nothing was sent.
-    fn is_unsent(error: &Self::Error) -> bool;
+    /// Returns `true` if the error shows that nothing was sent, to anybody.
+    fn is_unsent(&self, error: &Self::Error) -> bool;
 }
 
 /// Returns `true` for requests that are passed on without paying: the caller pays itself, or the method is `HEAD`, for which no
@@ -191,7 +191,7 @@ async fn send_paid<X: Exchange>(
                 let next = payment.answered(status, headers, body.as_deref());
                 (Ok(response), next)
             }
-            Ok(Err(error)) if !was_sent && X::is_unsent(&error) => {
+            Ok(Err(error)) if !was_sent && exchange.is_unsent(&error) => {
                 payment.set_sent(false);
                 (Err(error.into()), NextStep::Retry { after: None })
             }

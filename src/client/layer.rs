@@ -209,7 +209,7 @@ where
         Identity::of(method, &url, headers, |hash| hash_body(self.request.body().clone(), hash))
     }
 
-    fn is_unsent(_: &S::Error) -> bool {
+    fn is_unsent(&self, _: &S::Error) -> bool {
         // Errors of any client say this in their own way.
         false
     }

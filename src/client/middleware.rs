@@ -57,12 +57,14 @@ pub struct PaymentMiddleware {
     payer: Payer,
     retry: RetryPolicy,
     max_buffered_body: usize,
+    /// The client below follows no redirects.
+    is_direct: bool,
 }
 
 impl PaymentMiddleware {
     /// Creates a middleware that pays as `payer`, with the default [`RetryPolicy`].
     pub fn new(payer: Payer) -> Self {
-        Self { payer, retry: RetryPolicy::default(), max_buffered_body: 8 << 20 }
+        Self { payer, retry: RetryPolicy::default(), max_buffered_body: 8 << 20, is_direct: false }
     }
 
     /// Sets how often a payment is sent again while its outcome is unclear.
@@ -90,7 +92,8 @@ impl PaymentMiddleware {
     ///
     /// # Errors
     /// What [`reqwest::ClientBuilder::build`] returns.
-    pub fn client(self, builder: ::reqwest::ClientBuilder) -> ::reqwest::Result<ClientWithMiddleware> {
+    pub fn client(mut self, builder: ::reqwest::ClientBuilder) -> ::reqwest::Result<ClientWithMiddleware> {
+        self.is_direct = true;
         let client: Client = builder.redirect(redirect::Policy::none()).build()?;
         Ok(reqwest_middleware::ClientBuilder::new(client).with(self).build())
     }
@@ -109,7 +112,7 @@ impl Middleware for PaymentMiddleware {
         }
         let request = buffered(request, self.max_buffered_body).await;
         let url = request.url().clone();
-        let exchange = ReqwestExchange { request: Some(request), url, extensions, next };
+        let exchange = ReqwestExchange { request: Some(request), url, is_direct: self.is_direct, extensions, next };
         send_and_pay(&self.payer, &self.retry, exchange).await.map_err(|error| match error {
             AddPaymentError::Inner(error) => error,
             AddPaymentError::Payment(error) => reqwest_middleware::Error::middleware(error),
@@ -131,6 +134,7 @@ struct ReqwestExchange<'a> {
     /// `None` once a request was sent whose body is a stream: it cannot be sent again.
     request: Option<Request>,
     url: Url,
+    is_direct: bool,
     extensions: &'a mut Extensions,
     next: Next<'a>,
 }
@@ -195,8 +199,9 @@ impl Exchange for ReqwestExchange<'_> {
         })
     }
 
-    fn is_unsent(error: &reqwest_middleware::Error) -> bool {
-        matches!(error, reqwest_middleware::Error::Reqwest(error) if error.is_connect())
+    fn is_unsent(&self, error: &reqwest_middleware::Error) -> bool {
+        // Behind a redirect, the seller has the payment although the last connection failed.
+        self.is_direct && matches!(error, reqwest_middleware::Error::Reqwest(error) if error.is_connect())
     }
 }
 

@@ -263,6 +263,7 @@ impl RequirePaymentLayerBuilder {
             in_progress: PaymentsInProgress::default(),
             permits: Arc::new(Semaphore::new(concurrent)),
             unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
+            unverified_copies: Semaphore::new(concurrent),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             replays: AdmissionQueue::new(copies, UNPROVEN_WAIT),
@@ -741,6 +742,8 @@ pub(super) struct Config {
     pub(super) permits: Arc<Semaphore>,
     /// Permits for authorizations whose payer was not verified yet.
     pub(super) unverified: AdmissionQueue,
+    /// Permits for copies of them, which wait for what becomes of the first.
+    pub(super) unverified_copies: Semaphore,
     /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
     pub(super) unproven: AdmissionQueue,
     /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.

@@ -325,7 +325,15 @@ impl PaidRequest {
                 body.read(&config.settings.limits).await?;
             }
         }
-        wait_until(deadline, waiting.ended()).await
+        if self.place.take().is_none() {
+            return wait_until(deadline, waiting.ended()).await;
+        }
+        // While it waits, its place is another payment's: anybody can sign, and send copies.
+        let copy = config.unverified_copies.try_acquire().map_err(|_| answer::in_progress())?;
+        wait_until(deadline, waiting.ended()).await?;
+        drop(copy);
+        self.place = Some(config.unverified.enter_owned().await.ok_or_else(answer::overloaded)?);
+        Ok(())
     }
 
     /// Reserves the payment. A client that goes away meanwhile leaves nothing behind: the lease is then given back.

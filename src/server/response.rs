@@ -27,6 +27,7 @@ use tokio::time::Instant;
 
 use super::{
     answer::{Receipt, mark_paid},
+    fingerprint,
     lease::InProgress,
     payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
 };
@@ -529,8 +530,9 @@ fn varied_by(response: &HeaderMap, asked: &HeaderMap) -> Vec<(HeaderName, Option
     let shown = shown.into_iter().filter(|(shows, _)| response.contains_key(shows)).map(|(_, asked)| asked);
     for name in named.chain(shown) {
         let is_known = varied_by.iter().any(|(known, _)| *known == name);
-        // A payment may come again in another header, or in other words.
-        if !is_known && name != PAYMENT_SIGNATURE && name != X_PAYMENT {
+        // A payment may come again in another header, or in other words. Who calls is in the fingerprint, as a hash.
+        let is_stored = name != PAYMENT_SIGNATURE && name != X_PAYMENT && !fingerprint::HEADERS.contains(&name);
+        if !is_known && is_stored {
             let value = joined(asked, &name);
             varied_by.push((name, value));
         }

@@ -173,7 +173,7 @@ async fn the_402_declares_the_status_url() {
     for url in ["/payments/status", "https://api.example/payments/status?of=evaluator"] {
         for layer in [shop.layer(), shop.layer().resource_url("https://api.example/evaluate")] {
             let answer = send(&shop.app(layer.status_url(url)), evaluate("a")).await;
-            assert_eq!(demand(&answer)["extensions"]["payment-status"], json!({ "info": { "url": url } }));
+            assert_eq!(demand(&answer)["extensions"]["payment-status"]["info"], json!({ "url": url }));
             assert_eq!(answer.json()["x402Version"], 1, "v1 has no extensions: {}", answer.text());
         }
     }

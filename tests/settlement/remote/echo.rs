@@ -133,12 +133,14 @@ async fn extensions_that_were_changed_are_refused_before_the_work() {
         r#"{"payment-status":{"info":{}}}"#,
         r#"{"payment-status":{}}"#,
         r#"{"payment-status":null}"#,
-        "[]",
     ] {
         let answer = send(&seller.app, echoing(&purchase, RESOURCE, changed)).await;
         assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (402, "extension_echo_mismatch"), "{changed}");
         assert!(shop::demand(&answer)["extensions"]["payment-status"].is_object(), "the offer is made again");
     }
+    // Identifiers are offered, and cannot be looked for in it.
+    let answer = send(&seller.app, echoing(&purchase, RESOURCE, "[]")).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (400, "invalid_payload"));
     assert_eq!((seller.handled(), stage.settles().len()), (0, 0));
     assert!(seller.record(&purchase).await.is_none(), "nothing in the ledger");
     // The purchase is not lost when the seller offers something else.

@@ -21,7 +21,7 @@ use crate::{
     },
     eip3009::TokenDomain,
     facilitator::{
-        FacilitatorError,
+        FacilitatorError, NotReady,
         channels::{ChannelError, Executed, gas},
         single_flight::NoResult,
     },
@@ -116,13 +116,15 @@ impl Inner {
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
         self.sender.outlive_predecessors().await?;
         loop {
+            // An earlier request of the same may have left it under way. Copies that wait for that keep no place from others.
+            let joined = self.sender.join(nonce).await;
             // In its turn it is one of few.
-            let check = match turn {
-                Some(_) => None,
-                None => Some(self.checks.enter().await?),
+            let check = match (&turn, &joined) {
+                (None, None) => Some(self.checks.enter().await?),
+                _ => None,
             };
             let state = attempts.read(self.deposit_state(channel, config, nonce).await)?;
-            if state.is_used {
+            if state.is_used && joined.is_none() {
                 drop(check);
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
             }
@@ -134,9 +136,8 @@ impl Inner {
                 let what = "deposits of a payer whose last ones reverted";
                 attempts.next_for(config.payer, &self.deposit_backoff, what)?;
             }
-            let sent = match self.sender.join(nonce).await {
-                // An earlier request of the same left it under way.
-                Some(sent) => self.later_than(state.channel.block, sent?),
+            let sent = match joined {
+                Some(sent) => Ok(sent?),
                 None => {
                     let most = attempts.gas_left(gas::DEPOSIT);
                     let limit = match self.check_deposit(config, deposit, &state, most).await {
@@ -159,6 +160,11 @@ impl Inner {
                     if let Err(refused) = self.check_payer(config.payer, &state.channel).await {
                         *turn = None;
                         return Err(refused);
+                    }
+                    // What is charged has to be claimed with what is left.
+                    if let Some(NotReady::InsufficientGas { balance }) = self.sender.cannot_spare().await {
+                        *turn = None;
+                        return Err(FacilitatorError::InsufficientGas { balance }.into());
                     }
                     if promise.is_none() {
                         *promise = Some(self.promises.add(config.payer, deposit.amount, state.payer_balance)?);

@@ -293,3 +293,25 @@ impl Node {
 }
 
 debug_fields!(Node { network });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer of another chain's node, first or later, is not what blocks are compared with for ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_block_number_that_time_does_not_allow_is_not_believed() {
+        let mut newest = NewestBlock::default();
+        assert!(newest.observe(40_000_000));
+        assert!(!newest.observe(300_000_000));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert!(newest.observe(40_000_005) && newest.observe(40_000_002));
+        assert_eq!(newest.0.map(|(number, _)| number), Some(40_000_005));
+        let mut wrong = NewestBlock::default();
+        assert!(wrong.observe(300_000_000) && wrong.observe(40_000_000));
+        assert_eq!(wrong.0.map(|(number, _)| number), Some(300_000_000));
+        tokio::time::advance(NewestBlock::TRUST).await;
+        assert!(wrong.observe(40_000_060));
+        assert_eq!(wrong.0.map(|(number, _)| number), Some(40_000_060));
+    }
+}

@@ -70,7 +70,7 @@ impl Receipts {
 fn is_passing(code: i64, message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     [429, -32_005, -32_016].contains(&code)
-        || ["rate", "limit", "too many", "in progress"].iter().any(|word| message.contains(word))
+        || ["limit", "too many", "in progress"].iter().any(|word| message.contains(word))
 }
 
 /// Why a request has no result.
@@ -431,6 +431,20 @@ pub(crate) struct Block {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_has_too_much_to_do_does_not_refuse_receipts() {
+        let receipts = Receipts::default();
+        let refused = |code, message: &str| Err::<(), _>(RpcFailure::Refused { code, message: message.to_owned() });
+        for passing in
+            [refused(429, "HTTP status 429"), refused(-32_005, "slow down"), refused(-32_000, "Over Rate Limit")]
+        {
+            (0..REFUSALS).for_each(|_| receipts.note(&passing));
+            assert!(!receipts.are_refused(), "{passing:?}");
+        }
+        (0..REFUSALS).for_each(|_| receipts.note(&refused(-32_601, "archive requests need a paid plan")));
+        assert!(receipts.are_refused());
+    }
 
     #[test]
     fn foreign_text_is_bounded_and_without_control_characters() {

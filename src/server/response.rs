@@ -651,6 +651,13 @@ mod tests {
     }
 
     #[test]
+    fn what_a_response_varied_by_is_stored_without_the_callers_secrets() {
+        let asked: Fields<'_> = &[("cookie", "a secret"), ("authorization", "another"), ("accept", "text/csv")];
+        let stored = stored(&[("vary", "Cookie, Authorization, Accept")], asked);
+        assert_eq!(stored.varied_by, [(http::header::ACCEPT, Some(HeaderValue::from_static("text/csv")))]);
+    }
+
+    #[test]
     fn encoded_response_fits_requests_that_accept_its_encoding() {
         let stored = stored(&[("content-encoding", "gzip")], &[("accept-encoding", "gzip, br")]);
         for (accepted, fits) in [

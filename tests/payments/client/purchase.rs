@@ -556,6 +556,28 @@ async fn payment_that_could_not_be_sent_frees_its_amount() {
     assert_eq!((budget.reserved(), budget.spent()), (Usdc::ZERO, Usdc::ZERO));
 }
 
+/// The seller has the payment, and sends its request on to where nobody listens.
+#[tokio::test]
+async fn payment_that_a_redirect_carried_is_not_taken_as_unsent() {
+    let answer = async |request: Incoming| match request.headers().contains_key("payment-signature") {
+        true => Response::builder().status(307).header("location", "http://127.0.0.1:1/").body(Body::empty()).unwrap(),
+        false => Response::builder()
+            .status(402)
+            .header("payment-required", required(&[offer(1_000)]))
+            .body(Body::empty())
+            .unwrap(),
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    let budget = Budget::builder().build();
+    let follows = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = ClientBuilder::new(follows).with(middleware(&budget)).build();
+    let error = client.get(&url).send().await.unwrap_err();
+    assert!(matches!(PaymentError::of(&error), Some(PaymentError::Unanswered { .. })), "{error:?}");
+    assert_eq!(budget.reserved(), Usdc::from_atomic(1_000));
+}
+
 #[tokio::test]
 async fn failed_work_is_repeated_only_where_that_is_safe() {
     for code in 500..=505_u16 {

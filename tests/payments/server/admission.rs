@@ -32,6 +32,7 @@ use support::{
 use tower_x402::{
     Network,
     channels::Channels,
+    devnet::Fault,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
@@ -165,6 +166,43 @@ async fn strangers_without_money_keep_out_no_payer_and_have_no_body_kept() {
     // What a refused client goes on to send is thrown away piece by piece.
     assert!(held.most.load(Ordering::SeqCst) <= 2, "nobody's body is kept who has shown no money");
     assert_eq!(stage.shop.handled() - handled, 12);
+}
+
+/// While the first is verified, its copies wait without a place.
+#[tokio::test]
+async fn copies_of_payments_without_money_take_no_place_of_payers() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app(stage.shop.layer().max_concurrent(16));
+    let (stranger, customer) = (scripted::customer(), Customer::with_funds(&stage.chain, 2 * PRICE).await);
+    let purchase = customer.pay(&app, evaluate("paid")).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    let asked = Arc::<AtomicU64>::default();
+    let (counter, address) = (asked.clone(), alloy_primitives::hex::encode(stranger.from));
+    stage.chain.devnet.faults().set(move |call| {
+        let is_strangers = call.method == "eth_call" && json!(call.params).to_string().contains(&address);
+        if !is_strangers {
+            return Fault::None;
+        }
+        counter.fetch_add(1, Ordering::SeqCst);
+        Fault::Delay(Duration::from_secs(3_600))
+    });
+    let mut strangers = Vec::new();
+    for _ in 0..8 {
+        let payment = stranger.sign(&demanded, 0);
+        for _ in 0..3 {
+            let (app, request) = (app.clone(), payment.on(evaluate("a")));
+            strangers.push(tokio::spawn(async move { send(&app, request).await }));
+        }
+    }
+    in_time("the first of each is verified", async {
+        while asked.load(Ordering::SeqCst) < 8 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let answer = send(&app, purchase.on(evaluate("paid"))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 /// Looks at known channels only; others it leaves without an answer.

@@ -253,6 +253,23 @@ async fn refunds_leave_the_gas_that_claims_need() {
     assert_eq!(refunded(&refund(&app, &channel, COST, None).await).0, "9000");
 }
 
+#[tokio::test]
+async fn deposits_leave_the_gas_that_claims_need() {
+    let stage = Stage::open().await;
+    stage.chain.devnet.set_base_fee(1_000_000_000);
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(15))).await;
+    let poor = seller(&stage, &stage.chain.rpc_url(), sender.clone(), Duration::from_secs(15)).await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(poor));
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(16))).await;
+    let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+}
+
 /// Clients of the official packages look for the offer and ask for the refund with GET.
 #[tokio::test]
 async fn a_refund_is_taken_with_any_method_where_the_layer_sees_it() {

@@ -115,9 +115,10 @@ impl Inner {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
         self.sender.outlive_predecessors().await?;
+        // An earlier request of the same may have left it under way. Copies that wait for that keep no place from others.
+        let mut left = self.sender.join(nonce).await;
         loop {
-            // An earlier request of the same may have left it under way. Copies that wait for that keep no place from others.
-            let joined = self.sender.join(nonce).await;
+            let joined = left.take();
             // In its turn it is one of few.
             let check = match (&turn, &joined) {
                 (None, None) => Some(self.checks.enter().await?),
@@ -136,6 +137,10 @@ impl Inner {
                 let what = "deposits of a payer whose last ones reverted";
                 attempts.next_for(config.payer, &self.deposit_backoff, what)?;
             }
+            let joined = match joined {
+                Some(sent) => Some(sent),
+                None => self.sender.join(nonce).await,
+            };
             let sent = match joined {
                 Some(sent) => Ok(sent?),
                 None => {

@@ -62,12 +62,12 @@ impl Clock for ManualClock {
 }
 
 /// How far the clocks of two processes may be apart, in seconds.
-#[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
+#[cfg(any(feature = "server", feature = "onchain"))]
 const SKEW: u64 = 60;
 
 /// Returns how long ago something was, in seconds. If that is more than a minute ahead, it was noted by a clock that was wrong, and nothing is
 /// known of its age: `u64::MAX`. For whatever has to be recent; where a high age permits something, subtract instead.
-#[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
+#[cfg(any(feature = "server", feature = "onchain"))]
 pub(crate) const fn age(now: u64, then: u64) -> u64 {
     match now.checked_sub(then) {
         Some(age) => age,

@@ -245,16 +245,25 @@ impl PaidRequest {
     /// Verifies the payment before it is reserved, unless it is known: where a contract at the payer's address has to accept the signature,
     /// anybody can make it up.
     async fn authenticate(&self) -> Result<Option<Verified>, Answer> {
-        let record = self.facilitator.ledger().get(&self.key).await.map_err(|error| answer::ledger_failed(&error))?;
-        if record.is_some_and(|record| is_same_payment(&record, &self.payment)) {
+        if self.is_known().await? {
             return Ok(None);
         }
         let _permit = match self.payment.authenticity() {
             Authenticity::Proven => None,
             _ => Some(self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?),
         };
-        let verified = self.facilitator.as_ref().verify(&self.payment).await;
-        verified.map(Some).map_err(|error| self.context.not_verified(&error))
+        match self.facilitator.as_ref().verify(&self.payment).await {
+            Ok(verified) => Ok(Some(verified)),
+            // The money of a copy may have moved since it was looked for: then it is known, and not refused.
+            Err(_) if self.is_known().await? => Ok(None),
+            Err(error) => Err(self.context.not_verified(&error)),
+        }
+    }
+
+    /// Returns `true` if the ledger has the payment.
+    async fn is_known(&self) -> Result<bool, Answer> {
+        let record = self.facilitator.ledger().get(&self.key).await.map_err(|error| answer::ledger_failed(&error))?;
+        Ok(record.is_some_and(|record| is_same_payment(&record, &self.payment)))
     }
 
     /// Verifies the payment with the facilitator.

@@ -79,6 +79,8 @@ pub(super) struct Api {
     client: Client,
     base: Url,
     authenticate: Option<Arc<dyn Authenticate>>,
+    /// The requests have headers that are for one origin: those of `authenticate`, or what a caller's client may add to all of its own.
+    may_have_secrets: bool,
     timeout: Duration,
 }
 
@@ -110,21 +112,24 @@ pub(super) enum NoAnswer {
 }
 
 impl Api {
-    /// Returns `None` if the machine's TLS cannot be used.
+    /// Returns `None` if the machine's TLS cannot be used. `client` is the caller's, if it has set one.
     pub(super) fn new(
-        client: ClientBuilder,
+        client: Option<ClientBuilder>,
         base: Url,
         authenticate: Option<Arc<dyn Authenticate>>,
         timeout: Duration,
     ) -> Option<Self> {
+        // Whether a client has default headers cannot be seen.
+        let may_have_secrets = authenticate.is_some() || client.is_some();
         let client = client
+            .unwrap_or_default()
             .redirect(Policy::none())
             .connect_timeout(CONNECT.min(timeout))
             .pool_idle_timeout(IDLE)
             .tcp_nodelay(true)
             .build()
             .ok()?;
-        Some(Self { client, base, authenticate, timeout })
+        Some(Self { client, base, authenticate, may_have_secrets, timeout })
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Answer, NoAnswer> {
@@ -142,7 +147,7 @@ impl Api {
 
     /// Returns where the answer to a request for `path` says that the facilitator has moved to, if it is a redirect.
     ///
-    /// It may be used if the redirect keeps method and body, does not give up TLS, and leads to the host that credentials are for.
+    /// It may be used if the redirect keeps method and body, does not give up TLS, and leads to the host and port that secrets are for.
     pub(super) fn moved(&self, answer: &Answer, path: &str) -> Option<Moved> {
         let location = answer.location.as_ref().filter(|_| answer.status.is_redirection())?;
         let mut to = self.url_of(path).join(location).ok()?;
@@ -150,7 +155,8 @@ impl Api {
         let base = to.path().strip_suffix(path).and_then(|base| base.strip_suffix('/')).map(ToOwned::to_owned);
         let is_safe = matches!(answer.status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
             && (to.scheme() == "https" || to.scheme() == self.base.scheme())
-            && (self.authenticate.is_none() || to.host() == self.base.host());
+            // A scheme's own port is `None`, so that the step from http to https stays within.
+            && (!self.may_have_secrets || (to.host(), to.port()) == (self.base.host(), self.base.port()));
         match base {
             Some(base) => to.set_path(&base),
             None => return Some(Moved::Elsewhere(shown(&to))),
@@ -230,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirect_is_followed_if_it_keeps_the_request_tls_and_the_host_of_credentials() {
+    fn redirect_is_followed_if_it_keeps_the_request_tls_and_the_origin_of_credentials() {
         let to = |url: &str| Some(Moved::To(url.parse().unwrap()));
         let elsewhere = |url: &str| Some(Moved::Elsewhere(url.to_owned()));
         let secure = "https://x.example/facilitator";
@@ -247,6 +253,8 @@ mod tests {
             (secure, 308, "http://x.example/supported", false, elsewhere("http://x.example/")),
             (secure, 301, "https://y.example/supported", false, elsewhere("https://y.example/")),
             (secure, 308, "https://y.example:8/supported", true, elsewhere("https://y.example:8/")),
+            (secure, 308, "https://x.example:8/supported", true, elsewhere("https://x.example:8/")),
+            (secure, 308, "https://x.example:8/supported", false, to("https://x.example:8/")),
             (secure, 308, "https://u:p@y.example/login?s=1", false, elsewhere("https://y.example/login")),
             (secure, 308, "ftp://x.example/supported", false, elsewhere("ftp://x.example/")),
             (secure, 200, "https://y.example/supported", false, None),
@@ -257,7 +265,7 @@ mod tests {
                 Arc::new(made) as Arc<dyn Authenticate>
             };
             let authenticate = has_credentials.then(authenticate);
-            let api = Api::new(Client::builder(), base.parse().unwrap(), authenticate, CONNECT).unwrap();
+            let api = Api::new(None, base.parse().unwrap(), authenticate, CONNECT).unwrap();
             let status = StatusCode::from_u16(status).unwrap();
             let location = Some(location.to_owned());
             let answer = Answer { status, retry_after: None, location, body: Vec::new() };

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ::reqwest::{Client, ClientBuilder};
+use ::reqwest::ClientBuilder;
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use url::Url;
 
@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 #[must_use]
 pub struct RemoteFacilitatorBuilder {
     url: String,
-    client: ClientBuilder,
+    client: Option<ClientBuilder>,
     authenticate: Option<Arc<dyn Authenticate>>,
     unusable_token: bool,
     ledger: Option<Arc<dyn Ledger>>,
@@ -47,7 +47,7 @@ impl RemoteFacilitatorBuilder {
     pub(super) fn new(url: &str) -> Self {
         Self {
             url: url.to_owned(),
-            client: Client::builder(),
+            client: None,
             authenticate: None,
             unusable_token: false,
             ledger: None,
@@ -82,8 +82,11 @@ impl RemoteFacilitatorBuilder {
     }
 
     /// Sets the HTTP client to build on, for proxies and root certificates. Its redirects, timeouts and idle connections are overridden.
+    ///
+    /// Its default headers, which may be an API key, are sent to the facilitator's host and port alone: a redirect to another is an error
+    /// ([`RemoteBuildError::Moved`]) if a client is set.
     pub fn client(mut self, client: ClientBuilder) -> Self {
-        self.client = client;
+        self.client = Some(client);
         self
     }
 
@@ -136,8 +139,8 @@ impl RemoteFacilitatorBuilder {
 
     /// Asks the facilitator what it supports, checks the nodes, and builds the facilitator.
     ///
-    /// One redirect (307 or 308) is followed: to `https` or without a change of scheme, and to another host only without credentials. Later
-    /// requests go to the new address at once. Other redirects are errors that name it.
+    /// One redirect (307 or 308) is followed: to `https` or without a change of scheme, and to another host or port only if neither
+    /// credentials nor a client are set. Later requests go to the new address at once. Other redirects are errors that name it.
     ///
     /// # Errors
     /// [`RemoteBuildError`] names the setting to change.
@@ -238,8 +241,8 @@ pub enum RemoteBuildError {
     /// The facilitator did not answer.
     #[error("the facilitator does not answer: check its URL, or set its network to build without it")]
     Unreachable,
-    /// The facilitator redirects, and the redirect was not followed: it gives up TLS, is not a 307 or 308, leads to another host while
-    /// credentials are set, or to another redirect. Set the new address.
+    /// The facilitator redirects, and the redirect was not followed: it gives up TLS, is not a 307 or 308, leads to another host or
+    /// port while credentials or a client are set, or to another redirect. Set the new address.
     #[error("the facilitator redirects to {to}: use that URL if you trust it")]
     Moved {
         /// The new address, without user information and query.

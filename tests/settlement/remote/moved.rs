@@ -11,7 +11,7 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    http::{HeaderValue, Request, Response, StatusCode, header::LOCATION},
+    http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header::LOCATION},
 };
 use tower_x402::{
     Network,
@@ -97,6 +97,42 @@ async fn redirect_that_is_not_followed_is_an_error_with_the_new_address() {
     let (second, _) = redirecting(308, format!("http://{}", stage.address)).await;
     let (first, _) = redirecting(308, format!("http://{second}/facilitator")).await;
     assert_eq!(at(first).build().await.unwrap_err(), moved(format!("http://{}/", stage.address)));
+}
+
+#[tokio::test]
+async fn default_headers_of_a_callers_client_go_to_no_other_origin() {
+    let client = || {
+        let headers =
+            HeaderMap::from_iter([(HeaderName::from_static("x-api-key"), HeaderValue::from_static("secret"))]);
+        reqwest::Client::builder().default_headers(headers)
+    };
+    let seen = Arc::new(AtomicU64::new(0));
+    let keys = seen.clone();
+    let (other, asked) = server(move |request| {
+        keys.fetch_add(request.headers().contains_key("x-api-key").into(), Ordering::SeqCst);
+        plain(200, r#"{ "kinds": [], "extensions": [], "signers": {} }"#)
+    })
+    .await;
+    let (front, _) = redirecting(308, format!("http://{other}")).await;
+    let moved = RemoteBuildError::Moved { to: format!("http://{other}/") };
+    assert_eq!(at(front).client(client()).build().await.unwrap_err(), moved);
+    assert_eq!(at(front).client(client()).network(Network::BASE_SEPOLIA).build().await.unwrap_err(), moved);
+    assert_eq!(at(front).bearer_token("secret").build().await.unwrap_err(), moved, "another port is another service");
+    assert_eq!((asked.load(Ordering::SeqCst), seen.load(Ordering::SeqCst)), (0, 0));
+    at(front).build().await.expect("there is nothing to keep secret");
+    // Within the origin, a redirect is followed with them.
+    let with_key = |request: &Request<Body>| match (request.headers().get("x-api-key"), request.uri().path()) {
+        (Some(_), "/v2/supported") => plain(200, r#"{ "kinds": [], "extensions": [], "signers": {} }"#),
+        (Some(_), _) => {
+            let mut response = plain(308, "");
+            response.headers_mut().insert(LOCATION, HeaderValue::from_static("/v2/supported"));
+            response
+        }
+        (None, _) => plain(401, "{}"),
+    };
+    let (within, asked) = server(with_key).await;
+    at(within).client(client()).build().await.unwrap();
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]

@@ -80,9 +80,8 @@ impl AtRisk {
         channels.values().filter(|claim| claim.has_failed).map(|claim| claim.amount).fold(0, u128::saturating_add)
     }
 
-    /// Takes the channels with the largest amounts, as many as fit into a transaction. The flag says whether to claim them although somebody
-    /// else has them to claim.
-    fn take(&self) -> Option<(Vec<ChannelId>, bool)> {
+    /// Takes the channels with the largest amounts, as many as fit into a transaction.
+    fn take(self: &Arc<Self>) -> Option<Taken> {
         let mut channels = self.lock();
         let now = Instant::now();
         let is_next = |claim: &Claim| !claim.is_running && claim.not_before <= now;
@@ -97,22 +96,31 @@ impl AtRisk {
                 anyhow |= claim.tries > PATIENT_TRIES;
             }
         }
-        (!ids.is_empty()).then_some((ids, anyhow))
+        (!ids.is_empty()).then(|| Taken { at_risk: Arc::clone(self), ids, anyhow })
     }
 
-    /// Notes that these were tried. Those of which nothing was heard are tried again.
-    fn tried(&self, ids: &[ChannelId]) {
-        let mut channels = self.lock();
-        for id in ids {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ChannelId, Claim>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Channels that are being claimed. Dropped, also by a claim that panics, it has those tried again of which nothing was heard.
+struct Taken {
+    at_risk: Arc<AtRisk>,
+    ids: Vec<ChannelId>,
+    /// Whether to claim them although somebody else has them to claim.
+    anyhow: bool,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut channels = self.at_risk.lock();
+        for id in &self.ids {
             if let Some(claim) = channels.get_mut(id) {
                 claim.is_running = false;
                 claim.not_before = claim.not_before.max(Instant::now() + RETRY);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ChannelId, Claim>> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,9 +131,9 @@ pub(super) async fn run(channels: Weak<Inner>) {
     loop {
         let Some(inner) = channels.upgrade() else { return };
         while running.len() < SIDE_BY_SIDE
-            && let Some((ids, anyhow)) = at_risk.take()
+            && let Some(taken) = at_risk.take()
         {
-            running.spawn(claim(Arc::clone(&inner), ids, anyhow));
+            running.spawn(claim(Arc::clone(&inner), taken));
         }
         // Not held while it waits, so that dropping the last handle ends this task.
         drop(inner);
@@ -140,14 +148,13 @@ pub(super) async fn run(channels: Weak<Inner>) {
     }
 }
 
-async fn claim(channels: Arc<Inner>, ids: Vec<ChannelId>, anyhow: bool) {
-    let claimed = channels.claim(ids.clone(), anyhow).await;
-    channels.at_risk.tried(&ids);
+async fn claim(channels: Arc<Inner>, taken: Taken) {
+    let claimed = channels.claim(taken.ids.clone(), taken.anyhow).await;
     match claimed {
         // The transfer is in no hurry, and holds up no claim.
         Ok(batch) => drop(tokio::spawn(async move { channels.settle(batch).await })),
         Err(error) => {
-            tracing::error!(%error, channels = ids.len(), "what is at risk could not be claimed; it is tried again")
+            tracing::error!(%error, channels = taken.ids.len(), "what is at risk could not be claimed; it is tried again")
         }
     }
 }

@@ -12,6 +12,7 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use tokio::{sync::watch, task::JoinSet, time::sleep};
+use tracing::Instrument as _;
 
 use super::{Inner, LONGEST_TRUST, in_the_books};
 use crate::{
@@ -197,13 +198,22 @@ pub(super) async fn run(channels: Weak<Inner>) {
     tokio::spawn(claim_what_is_due(channels.clone(), next));
     // Not held while it sleeps, so that dropping the last handle ends this task, at the latest after the interval.
     while let Some(inner) = channels.upgrade() {
-        match inner.look(false).await {
-            Ok(seen) => drop(found.send_replace(seen)),
-            Err(error) => tracing::warn!(%error, "channels could not be looked at; it is tried again"),
+        match pass(async move { inner.look(false).await }).await {
+            Some(Ok(seen)) => drop(found.send_replace(seen)),
+            Some(Err(error)) => tracing::warn!(%error, "channels could not be looked at; it is tried again"),
+            None => {}
         }
-        drop(inner);
         sleep(INTERVAL).await;
     }
+}
+
+/// Does a pass in a task of its own, so that one that panics does not end the loop. Returns `None` if it did.
+pub(super) async fn pass<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    let done = tokio::spawn(work.in_current_span()).await.ok();
+    if done.is_none() {
+        tracing::error!("a pass over the channels panicked; it is tried again");
+    }
+    done
 }
 
 /// Claims what was found to be due, again and again.
@@ -211,7 +221,7 @@ async fn claim_what_is_due(channels: Weak<Inner>, mut found: watch::Receiver<Fou
     while found.changed().await.is_ok() {
         let found = found.borrow_and_update().clone();
         let Some(inner) = channels.upgrade() else { return };
-        if let Err(error) = inner.claim_found(found).await {
+        if let Some(Err(error)) = pass(async move { inner.claim_found(found).await }).await {
             tracing::warn!(%error, "channels could not be claimed; it is tried again");
         }
     }

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::{
     Channels, Inner,
-    claims::{CLAIM_LEASE, INTERVAL, TOGETHER},
+    claims::{CLAIM_LEASE, INTERVAL, TOGETHER, pass},
     in_the_books,
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 pub(super) async fn run(channels: Weak<Inner>) {
     loop {
         let Some(inner) = channels.upgrade() else { return };
-        if let Err(error) = Channels(inner).refund_idle().await {
+        if let Some(Err(error)) = pass(async move { Channels(inner).refund_idle().await }).await {
             tracing::warn!(%error, "idle channels could not be refunded; it is tried again");
         }
         sleep(INTERVAL).await;

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use support::{
     eventually::{eventually, in_time},
 };
 use tower_x402::{
-    Clock as _, ManualClock, Network, Usdc,
+    Clock, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
     facilitator::channels::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund},
     ledger::{
@@ -39,6 +42,8 @@ struct State {
     claims: Vec<Vec<ChannelId>>,
     claimed: HashMap<ChannelId, u128>,
     answers: bool,
+    /// How many claims panic first.
+    panics: u32,
 }
 
 impl Hanging {
@@ -90,6 +95,11 @@ impl ChannelFacilitator for Hanging {
         let is_answered = {
             let mut state = self.0.lock().unwrap();
             state.claims.push(ids.clone());
+            if let Some(left) = state.panics.checked_sub(1) {
+                state.panics = left;
+                drop(state);
+                panic!("a claim panics, on purpose");
+            }
             state.answers || ids.iter().all(|id| state.withdrawn.contains(id))
         };
         if !is_answered {
@@ -197,6 +207,42 @@ async fn what_is_at_risk_is_claimed_at_once_while_all_other_claims_hang() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(stage.contract.claims()[9..], [vec![first]]);
     assert_eq!(stage.ledger.channel(&first).await.unwrap().unwrap().unclaimed(), 0);
+}
+
+/// A clock that panics when it is asked for the first time.
+#[derive(Debug)]
+struct Panicking(Arc<ManualClock>, AtomicBool);
+
+impl Clock for Panicking {
+    fn now(&self) -> u64 {
+        assert!(self.1.swap(true, Ordering::SeqCst), "a look panics, on purpose");
+        self.0.now()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_and_claims_that_panic_are_made_again() {
+    let stage = Stage::open();
+    let id = stage.charged(1).await[0];
+    {
+        let mut state = stage.contract.0.lock().unwrap();
+        (state.panics, state.answers) = (1, true);
+        state.withdrawn.insert(id);
+    }
+    stage.clock.advance(300);
+    let _channels = Channels::builder(stage.contract.clone(), AuthorizerKey::new(stage.authorizer.clone()))
+        .ledger(stage.ledger.clone())
+        .clock(Arc::new(Panicking(stage.clock.clone(), AtomicBool::new(false))))
+        .build()
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert!(stage.contract.claims().is_empty(), "the first look panicked");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(stage.contract.claims(), [[id]], "and the first claim");
+    // Its lease is still there: the third try is made anyhow.
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(stage.contract.claims(), [[id], [id]]);
+    assert_eq!(stage.ledger.channel(&id).await.unwrap().unwrap().unclaimed(), 0);
 }
 
 /// Payers choose the ids of their channels.

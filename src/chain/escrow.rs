@@ -252,6 +252,11 @@ fn observation(channel_id: ChannelId, results: &[Bytes], block: Block) -> Result
     let channel = decode::<BatchSettlement::channelsCall>(channel)?;
     let withdrawal = decode::<BatchSettlement::pendingWithdrawalsCall>(withdrawal)?;
     let refund_nonce = decode::<BatchSettlement::refundNonceCall>(refund_nonce)?;
+    // The contract takes no claim beyond the balance, and pays out nothing that was claimed.
+    if channel.totalClaimed > channel.balance {
+        tracing::warn!(channel = %channel_id, "the node tells of a claim beyond the balance; its answer is not used");
+        return Err(RpcFailure::Silent);
+    }
     let state = ChannelState {
         channel_id,
         balance: channel.balance,

@@ -125,7 +125,7 @@ impl ClaimPolicy {
     /// Returns `true` if the channel is to be refunded although nobody asked.
     pub(super) fn is_idle(&self, record: &ChannelRecord, now: u64) -> bool {
         let Some((after, least)) = self.idle else { return false };
-        let left = record.observed.state.balance.saturating_sub(record.charged);
+        let left = record.observed.state.balance.saturating_sub(record.charged());
         let is_free = record.pending.as_ref().is_none_or(|pending| pending.until <= now);
         is_free
             && now.saturating_sub(record.used_at) >= after.as_secs()

@@ -442,7 +442,7 @@ fn is_empty(error: &ChannelError) -> bool {
 /// Returns `true` if a request for a refund is for the one that was made: nothing is left that it could be for, or it asks for a part
 /// soon again.
 fn is_repeated(record: &ChannelRecord, last: &LastRefund, asked: Option<u128>, now: u64) -> bool {
-    let left = record.observed.state.balance.saturating_sub(record.charged);
+    let left = record.observed.state.balance.saturating_sub(record.charged());
     let is_part_again = asked.is_some() && !last.is_all && age(now, last.asked_at) < REFUND_PAUSE;
     last.nonce < record.observed.state.refund_nonce && (left == 0 || is_part_again)
 }
@@ -450,7 +450,7 @@ fn is_repeated(record: &ChannelRecord, last: &LastRefund, asked: Option<u128>, n
 /// Returns the amount to refund. A part must be worth its gas, and comes once in a while; all that is left is refunded whenever something
 /// was charged since.
 fn refundable(record: &ChannelRecord, request: B256, asked: Option<u128>, now: u64) -> Result<u128, ChannelError> {
-    let left = record.observed.state.balance.saturating_sub(record.charged);
+    let left = record.observed.state.balance.saturating_sub(record.charged());
     let amount = asked.unwrap_or(left).min(left);
     if asked == Some(0) {
         return Err(ChannelError::rejected(reason::REFUND_AMOUNT_INVALID, "a refund of nothing"));
@@ -467,7 +467,7 @@ fn refundable(record: &ChannelRecord, request: B256, asked: Option<u128>, now: u
         return Err(ChannelError::rejected(reason::REFUND_AMOUNT_INVALID, detail));
     }
     let is_soon = |last: &LastRefund| {
-        let uses_it_up = !is_all || (last.is_all && last.charged == record.charged);
+        let uses_it_up = !is_all || (last.is_all && last.charged == record.charged());
         last.executed.is_some() && uses_it_up && age(now, last.asked_at) < REFUND_PAUSE
     };
     if let Some(last) = record.refund.filter(is_soon) {

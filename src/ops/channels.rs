@@ -94,8 +94,8 @@ impl ChannelSummary {
             asset: record.config.token,
             payer: record.config.payer,
             payee: record.config.receiver,
-            charged_units: record.charged.to_string(),
-            charged: six_places(U256::from(record.charged)),
+            charged_units: record.charged().to_string(),
+            charged: six_places(U256::from(record.charged())),
             claimed_units: state.total_claimed.to_string(),
             unclaimed_units: record.unclaimed().to_string(),
             at_risk_units: record.at_risk().to_string(),
@@ -269,11 +269,11 @@ impl ChannelReport {
         let state = &record.observed.state;
         self.channels += 1;
         for (sum, amount) in [
-            (&mut self.charged, record.charged),
+            (&mut self.charged, record.charged()),
             (&mut self.claimed, state.total_claimed),
             (&mut self.unclaimed, record.unclaimed()),
             (&mut self.at_risk, record.at_risk()),
-            (&mut self.unspent, state.balance.saturating_sub(record.charged)),
+            (&mut self.unspent, state.balance.saturating_sub(record.charged())),
         ] {
             *sum = sum.saturating_add(U256::from(amount));
         }

@@ -342,7 +342,7 @@ impl VoucherRequest {
             let is_free = record.pending.as_ref().is_none_or(|pending| pending.until <= now);
             // Two vouchers for the same amount are one: without a name, what is bought anew cannot be told from what is tried again.
             if is_free && self.name.is_some() && record.attempts_of(request) >= limits.attempts {
-                let statement = Statement { charged: Some(0), record: &record, total: record.charged };
+                let statement = Statement { charged: Some(0), record: &record, total: record.charged() };
                 let receipt = self.context.voucher_receipt(&statement, deposit.as_ref());
                 return Err(answer::exhausted(None).with_receipt(receipt));
             }
@@ -376,7 +376,7 @@ impl VoucherRequest {
         let record = record.map_err(|error| answer::ledger_failed(&error))?;
         let max = self.payment.voucher.max_claimable_amount;
         let is_refund = self.payment.refund.is_some();
-        let is_charged = !is_refund && record.as_ref().is_some_and(|record| max <= record.charged);
+        let is_charged = !is_refund && record.as_ref().is_some_and(|record| max <= record.charged());
         if let Some(refusal) = self.payment.refusal.take_if(|_| !is_charged) {
             return Err(refusal);
         }
@@ -541,7 +541,7 @@ impl VoucherRequest {
 
     /// Refuses a voucher that is not for what was charged and the price, before money is moved for it.
     fn check_amount(&self, record: &ChannelRecord) -> Result<(), Answer> {
-        let right = record.charged.checked_add(self.payment.price);
+        let right = record.charged().checked_add(self.payment.price);
         if right == Some(self.payment.voucher.max_claimable_amount) {
             return Ok(());
         }
@@ -658,7 +658,7 @@ impl VoucherRequest {
         }
         telemetry::voucher_request(RequestOutcome::Paid);
         let record = &held.lease.record;
-        let statement = Statement { charged: Some(amount), record, total: record.charged };
+        let statement = Statement { charged: Some(amount), record, total: record.charged() };
         if let Some(receipt) = self.context.voucher_receipt(&statement, held.deposit.as_ref()) {
             mark_paid(&mut parts, receipt);
         }
@@ -706,7 +706,7 @@ impl VoucherRequest {
             Err(error) => return self.not_moved(&error),
         };
         let body = serde_json::json!({ "message": "Refund acknowledged", "channelId": record.id });
-        let statement = Statement { charged: None, record: &record, total: record.charged };
+        let statement = Statement { charged: None, record: &record, total: record.charged() };
         Answer::done(&body).with_receipt(self.context.voucher_receipt(&statement, Some(&executed)))
     }
 
@@ -734,7 +734,7 @@ impl VoucherRequest {
     /// Frees the channel. Returns a receipt if a deposit was made: the payer learns of it although nothing was charged.
     async fn uncharged(&self, held: &mut HeldChannel) -> Option<Receipt> {
         let record = held.lease.release().await;
-        let statement = Statement { charged: Some(0), record, total: record.charged };
+        let statement = Statement { charged: Some(0), record, total: record.charged() };
         held.deposit.as_ref().and_then(|deposit| self.context.voucher_receipt(&statement, Some(deposit)))
     }
 

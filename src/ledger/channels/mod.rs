@@ -16,7 +16,8 @@
 //!    with the same [id](RequestName) of the payer's, as long as the answer is remembered.
 //! 3. **Durability.** A step is durable before the call returns. [`Observe`](ChannelStep::Observe) may become durable later, because the
 //!    chain can be asked again. The response in a `Charge` is kept in the same step.
-//! 4. **The watermark.** [`ChannelRecord::charged`] never falls, and no charge exceeds the voucher that it was signed for. A step that
+//! 4. **The watermark.** What the ledger charged never falls, and no charge exceeds the voucher that it was signed for. If the chain was
+//!    observed to have more claimed, that is [what was charged](ChannelRecord::charged()) until an observation says otherwise. A step that
 //!    is refused changes nothing.
 //! 5. **The mirror.** An observation of an earlier block never replaces one of a later block, by the timestamps of both. What an announced
 //!    withdrawal or a signed refund could take covers no further voucher. One refund is under way at a time, and its result is kept.

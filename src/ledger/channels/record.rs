@@ -35,9 +35,9 @@ pub struct ChannelRecord {
     /// What makes the channel.
     #[serde(serialize_with = "crate::vouchers::without_checksums")]
     pub config: ChannelConfig,
-    /// What was charged in all, the watermark. It never falls.
+    /// The watermark after the last charge of this ledger; 0 before the first. It never falls.
     #[serde(with = "crate::vouchers::amount")]
-    pub charged: u128,
+    pub(crate) charged: u128,
     /// The newest voucher that something was charged by; `None` if nothing was charged by this ledger.
     pub voucher: Option<Voucher>,
     /// The channel as the chain had it when it was last looked at.
@@ -167,7 +167,7 @@ pub struct Answer {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChannelStep {
-    /// Creates the channel as the chain has it: what was charged before is what was claimed. A channel that is in the ledger is
+    /// Creates the channel as the chain has it: what was claimed counts as charged. A channel that is in the ledger is
     /// observed.
     Open {
         /// The chain.
@@ -276,7 +276,7 @@ impl ChannelRecord {
             id,
             network,
             config,
-            charged: observation.state.total_claimed,
+            charged: 0,
             voucher: None,
             observed: observation,
             observed_at: now,
@@ -326,6 +326,12 @@ impl ChannelRecord {
         self.refund.filter(|refund| refund.nonce >= self.observed.state.refund_nonce)
     }
 
+    /// Returns what was charged in all, the watermark: by this ledger, or by whoever claimed more with the same authorizer's key, as before a
+    /// backup was restored. That is as the chain was observed last, so that the next observation corrects a wrong one.
+    pub fn charged(&self) -> u128 {
+        self.charged.max(self.observed.state.total_claimed)
+    }
+
     /// Returns the most that vouchers may be for: what is in escrow, without what an announced withdrawal or an open refund could take.
     /// Neither can take what was claimed, and a refund lowers the withdrawal.
     pub fn covered(&self) -> u128 {
@@ -357,7 +363,7 @@ impl ChannelRecord {
 
     /// Returns the channel's state as payers are told it.
     pub fn state(&self) -> ChannelState {
-        ChannelState { charged_cumulative_amount: Some(self.charged), ..self.observed.state }
+        ChannelState { charged_cumulative_amount: Some(self.charged()), ..self.observed.state }
     }
 
     /// Returns the time from which on the ledger may forget the channel: the chain has known for an hour all that was charged, and nobody
@@ -431,7 +437,7 @@ impl ChannelRecord {
         }
     }
 
-    /// Returns the most that may be claimed, in all. It is below [`charged`](Self::charged) if more was claimed than this ledger knows of.
+    /// Returns the most that may be claimed, in all. It is below [`charged`](Self::charged()) if more was claimed than this ledger knows of.
     fn claimable_total(&self) -> u128 {
         self.voucher.as_ref().map_or(0, |voucher| self.charged.min(voucher.max_claimable_amount))
     }
@@ -447,8 +453,6 @@ impl ChannelRecord {
         let was_claimed = observation.state.total_claimed > self.observed.state.total_claimed;
         self.observed = observation;
         self.observed_at = now;
-        // Somebody with the authorizer's key claimed more than this ledger knows of, as after a restored backup.
-        self.charged = self.charged.max(observation.state.total_claimed);
         if self.unclaimed() == 0 {
             self.unclaimed_since = None;
             self.claimed_since = self.claimed_since.or(Some(now));
@@ -480,7 +484,7 @@ impl ChannelRecord {
             return Err(ChannelLedgerError::Busy { until: pending.until });
         }
         let max = voucher.max_claimable_amount;
-        if self.charged.checked_add(price) != Some(max) {
+        if self.charged().checked_add(price) != Some(max) {
             return Err(ChannelLedgerError::Mismatch(Box::new(self.clone())));
         }
         if price > 0 && max > self.covered() {
@@ -502,7 +506,7 @@ impl ChannelRecord {
         let Some(pending) = self.pending.as_ref().filter(|_| self.epoch == epoch) else {
             return Err(ChannelLedgerError::LeaseLost);
         };
-        let total = self.charged.saturating_add(amount);
+        let total = self.charged().saturating_add(amount);
         if amount > pending.price || total > pending.voucher.max_claimable_amount {
             return Err(ChannelLedgerError::ExceedsVoucher);
         }
@@ -524,7 +528,7 @@ impl ChannelRecord {
 
     fn refund(&mut self, request: B256, amount: u128, now: u64, until: u64) -> Result<(), ChannelLedgerError> {
         let working = self.pending.as_ref().filter(|pending| pending.until > now);
-        let bound = working.map_or(0, |pending| pending.voucher.max_claimable_amount).max(self.charged);
+        let bound = working.map_or(0, |pending| pending.voucher.max_claimable_amount).max(self.charged());
         let nonce = self.observed.state.refund_nonce;
         let open = self.open_refund().filter(|refund| refund.nonce == nonce);
         if let Some(other) = open.filter(|open| open.request != request && is_running(open.until, now, until)) {
@@ -539,9 +543,9 @@ impl ChannelRecord {
             // Its handler may still run, and must not charge for what is refunded.
             self.pending = None;
         }
-        let is_all = amount >= self.observed.state.balance.saturating_sub(self.charged);
+        let charged = self.charged();
+        let is_all = amount >= self.observed.state.balance.saturating_sub(charged);
         let asked_at = open.filter(|open| open.request == request).map_or(now, |open| open.asked_at);
-        let charged = self.charged;
         self.refund = Some(LastRefund { request, nonce, amount, is_all, charged, asked_at, until, executed: None });
         Ok(())
     }
@@ -638,7 +642,7 @@ mod tests {
 
     /// Works for a request of this price and charges this amount.
     fn sell(channel: &mut ChannelRecord, request: u8, price: u128, amount: u128) {
-        let begin = begin(channel, request, channel.charged + price, price, NOW);
+        let begin = begin(channel, request, channel.charged() + price, price, NOW);
         channel.apply(&begin).unwrap();
         channel.apply(&charge(channel.epoch, amount)).unwrap();
     }
@@ -654,7 +658,10 @@ mod tests {
     #[test]
     fn a_channel_is_read_and_written_as_the_same() {
         let before: ChannelRecord = serde_json::from_str(WRITTEN_BEFORE).unwrap();
-        assert_eq!((before.charged, before.unclaimed(), before.at_risk(), before.covered()), (2_300, 1_300, 0, 6_000));
+        assert_eq!(
+            (before.charged(), before.unclaimed(), before.at_risk(), before.covered()),
+            (2_300, 1_300, 0, 6_000)
+        );
         assert_eq!(before.answer_to(B256::repeat_byte(0x22)).map(|answer| answer.charged), Some(300));
         let written = serde_json::to_value(&before).unwrap().to_string().to_ascii_lowercase();
         let expected: serde_json::Value = serde_json::from_str(WRITTEN_BEFORE).unwrap();
@@ -665,9 +672,9 @@ mod tests {
     fn a_charge_below_the_price_makes_the_next_voucher_smaller() {
         let mut channel = channel(100);
         sell(&mut channel, 1, 10, 3);
-        assert_eq!((channel.charged, channel.unclaimed()), (3, 3));
+        assert_eq!((channel.charged(), channel.unclaimed()), (3, 3));
         let outdated = begin(&channel, 2, 20, 10, NOW);
-        assert!(matches!(channel.apply(&outdated), Err(ChannelLedgerError::Mismatch(now)) if now.charged == 3));
+        assert!(matches!(channel.apply(&outdated), Err(ChannelLedgerError::Mismatch(now)) if now.charged() == 3));
         sell(&mut channel, 2, 10, 10);
         let claim = channel.claim().unwrap();
         assert_eq!((claim.voucher.max_claimable_amount, claim.total_claimed), (13, 13));
@@ -685,7 +692,7 @@ mod tests {
         assert_eq!(channel, charged);
         sell(&mut channel, 2, 10, 10);
         channel.apply(&charge(1, 10)).expect("also when others followed");
-        assert_eq!(channel.charged, 10);
+        assert_eq!(channel.charged(), 10);
     }
 
     #[test]
@@ -701,7 +708,7 @@ mod tests {
         channel.apply(&ChannelStep::Release { epoch: 1 }).unwrap();
         assert!(channel.pending.is_some(), "it is another request's by now");
         channel.apply(&charge(2, 10)).unwrap();
-        assert_eq!(channel.charged, 10);
+        assert_eq!(channel.charged(), 10);
     }
 
     #[test]
@@ -711,7 +718,7 @@ mod tests {
         channel.apply(&first).unwrap();
         let late = ChannelStep::Charge { epoch: 1, amount: 10, response: None, now: NOW + 1_000 };
         channel.apply(&late).unwrap();
-        assert_eq!(channel.charged, 10);
+        assert_eq!(channel.charged(), 10);
     }
 
     #[test]
@@ -724,7 +731,7 @@ mod tests {
         observe(&mut channel, observation(100, 5, 2), NOW);
         assert!(matches!(channel.apply(&charge(1, 6)), Err(ChannelLedgerError::ExceedsVoucher)));
         channel.apply(&charge(1, 5)).unwrap();
-        assert_eq!(channel.charged, 10);
+        assert_eq!(channel.charged(), 10);
     }
 
     #[test]
@@ -841,7 +848,7 @@ mod tests {
         assert_eq!((channel.claim(), channel.unclaimed_since), (None, None));
         assert_eq!(channel.forget_at(), Some(NOW + 60 + RETENTION));
         observe(&mut channel, observation(100, 0, 3), NOW + 120);
-        assert_eq!((channel.claim(), channel.unclaimed_since, channel.charged), (row, Some(NOW + 120), 10));
+        assert_eq!((channel.claim(), channel.unclaimed_since, channel.charged()), (row, Some(NOW + 120), 10));
         assert_eq!(channel.forget_at(), None);
     }
 
@@ -880,7 +887,7 @@ mod tests {
         let mut channel = channel(100);
         sell(&mut channel, 1, 10, 10);
         observe(&mut channel, observation(0, 0, 2), NOW);
-        assert_eq!((channel.charged, channel.unclaimed(), channel.at_risk()), (10, 10, 10));
+        assert_eq!((channel.charged(), channel.unclaimed(), channel.at_risk()), (10, 10, 10));
         let next = begin(&channel, 2, 11, 1, NOW);
         assert!(matches!(channel.apply(&next), Err(ChannelLedgerError::ExceedsBalance(_))));
     }
@@ -890,12 +897,12 @@ mod tests {
         let mut channel = channel(100);
         sell(&mut channel, 1, 10, 10);
         observe(&mut channel, observation(100, 50, 2), NOW);
-        assert_eq!((channel.charged, channel.unclaimed()), (50, 0));
+        assert_eq!((channel.charged(), channel.unclaimed()), (50, 0));
         // An old voucher would be work for nothing.
         let old = begin(&channel, 2, 20, 10, NOW);
         assert!(matches!(channel.apply(&old), Err(ChannelLedgerError::Mismatch(_))));
         observe(&mut channel, observation(100, 0, 3), NOW);
-        assert_eq!((channel.charged, channel.unclaimed()), (50, 10), "only so much can be claimed with the voucher");
+        assert_eq!((channel.charged(), channel.unclaimed()), (10, 10), "the chain no longer says so");
         assert_eq!(channel.claim().unwrap().total_claimed, 10);
     }
 
@@ -931,7 +938,7 @@ mod tests {
         let mut channel = channel(100);
         let named = |channel: &ChannelRecord, request: u8, id: u8| {
             let (request, name) = (B256::repeat_byte(request), RequestName { id: hash(id), request: hash(9) });
-            let voucher = voucher(channel, channel.charged + 10);
+            let voucher = voucher(channel, channel.charged() + 10);
             ChannelStep::Begin { request, name: Some(name), voucher, price: 10, now: NOW, until: NOW + 30 }
         };
         let hash_of_two = named(&channel, 1, 2);
@@ -976,13 +983,13 @@ mod tests {
                 now += later % 20;
                 let claimed = channel.observed.state.total_claimed;
                 let step = match kind {
-                    0 | 1 => begin(&channel, request, channel.charged + a, if b < 35 { a } else { b }, now),
+                    0 | 1 => begin(&channel, request, channel.charged() + a, if b < 35 { a } else { b }, now),
                     2 | 3 => charge(channel.epoch - u64::from(b > 35).min(channel.epoch), a),
                     4 => ChannelStep::Release { epoch: channel.epoch - u64::from(b > 20).min(channel.epoch) },
                     5 => {
                         block += 1;
                         // What a claim would have done by now, or more than was charged, or a reorganization.
-                        let total = match b { 0..20 => channel.charged, 20..36 => claimed, 36..38 => claimed + a, _ => claimed.saturating_sub(a) };
+                        let total = match b { 0..20 => channel.charged(), 20..36 => claimed, 36..38 => claimed + a, _ => claimed.saturating_sub(a) };
                         let observation = ChannelObservation { withdrawal: a, ..observation(200 + b, total, block - later % 3) };
                         ChannelStep::Observe { observation, now }
                     }
@@ -997,10 +1004,10 @@ mod tests {
                     prop_assert_eq!(&channel, &before, "a refused step changed something: {:?}", step);
                 }
                 prop_assert!(channel.charged >= before.charged, "the watermark fell");
-                prop_assert!(channel.observed.state.total_claimed <= channel.charged);
+                prop_assert!(channel.observed.state.total_claimed <= channel.charged());
                 prop_assert!(!channel.observed.is_before(&before.observed));
                 let max = channel.voucher.as_ref().map_or(0, |voucher| voucher.max_claimable_amount);
-                prop_assert!(channel.charged <= max.max(most_claimed), "more was charged than was signed");
+                prop_assert!(channel.charged() <= max.max(most_claimed), "more was charged than was signed");
                 if let Some(claim) = channel.claim() {
                     prop_assert!(claim.total_claimed <= claim.voucher.max_claimable_amount);
                     prop_assert!(claim.total_claimed > channel.observed.state.total_claimed);
@@ -1014,7 +1021,7 @@ mod tests {
                     }
                     ChannelStep::Charge { epoch, amount, .. } if taken.is_ok() && channel != before => {
                         prop_assert_eq!(held, Some(*epoch));
-                        prop_assert_eq!(channel.charged, before.charged + amount);
+                        prop_assert_eq!(channel.charged(), before.charged() + amount);
                         prop_assert!(*amount <= before.pending.as_ref().map_or(0, |pending| pending.price));
                     }
                     ChannelStep::Observe { .. } => prop_assert_eq!(&channel.pending, &before.pending),

@@ -43,6 +43,7 @@ const TESTS: &[ChannelTest] = table! {
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,
+    a_wrong_observation_is_corrected_by_the_next,
     one_refund_is_under_way_at_a_time_and_its_result_is_kept,
     a_block_that_is_too_high_is_replaced_by_a_later_one,
     a_reorged_claim_can_be_claimed_again,
@@ -118,7 +119,7 @@ pub fn refund(request: B256, amount: u128) -> ChannelStep {
 /// # Panics
 /// If the ledger refuses a step.
 pub async fn sell(ledger: &dyn ChannelLedger, salt: u8, request: B256, price: u128) -> ChannelRecord {
-    let charged = get(ledger, salt).await.charged;
+    let charged = get(ledger, salt).await.charged();
     let held = ledger.advance(&id(salt), &begin(salt, request, charged + price, price)).await.unwrap();
     ledger.advance(&id(salt), &charge(held.epoch, price)).await.unwrap()
 }
@@ -160,11 +161,11 @@ async fn a_channel_is_opened_as_the_chain_has_it(ledger: Arc<dyn ChannelLedger>,
     assert!(matches!(wrong, Err(ChannelLedgerError::OtherChannel)), "{wrong:?}");
     assert_eq!((ledger.channel(&id(1)).await.unwrap(), ledger.channel(&id(2)).await.unwrap()), (None, None));
     let opened = ledger.advance(&id(1), &step).await.unwrap();
-    assert_eq!((opened.id, opened.charged, opened.unclaimed()), (id(1), 40, 0), "what was claimed was charged");
+    assert_eq!((opened.id, opened.charged(), opened.unclaimed()), (id(1), 40, 0), "what was claimed was charged");
     // A channel that is known keeps what was charged.
     sell(&*ledger, 1, hash(1), 10).await;
     let again = ledger.advance(&id(1), &step).await.unwrap();
-    assert_eq!((again.charged, again.unclaimed()), (50, 10));
+    assert_eq!((again.charged(), again.unclaimed()), (50, 10));
 }
 
 async fn a_channel_is_read_as_it_was_written(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
@@ -186,7 +187,7 @@ async fn a_channel_is_read_as_it_was_written(ledger: Arc<dyn ChannelLedger>, _: 
         assert_eq!(get(&*ledger, 1).await, after, "after {step:?}");
     }
     let record = get(&*ledger, 1).await;
-    assert_eq!((record.charged, record.unclaimed(), record.epoch), (20, 15, 2));
+    assert_eq!((record.charged(), record.unclaimed(), record.epoch), (20, 15, 2));
     assert_eq!(record.pending.map(|pending| pending.request), Some(hash(2)));
     assert_eq!(record.voucher, Some(voucher(1, 30)));
     assert_eq!(record.claiming_until, Some(START + 10));
@@ -271,11 +272,11 @@ async fn concurrent_charges_and_observations_lose_none(ledger: Arc<dyn ChannelLe
     let sell = |task: u8, ledger: Arc<dyn ChannelLedger>| async move {
         for n in 0..EACH {
             let (request, price) = (hash(1 + task * EACH + n), u128::from(n) + 1);
-            let mut charged = get(&*ledger, 1).await.charged;
+            let mut charged = get(&*ledger, 1).await.charged();
             let epoch = loop {
                 match ledger.advance(&id(1), &begin(1, request, charged + price, price)).await {
                     Ok(held) => break held.epoch,
-                    Err(ChannelLedgerError::Mismatch(shown)) => charged = shown.charged,
+                    Err(ChannelLedgerError::Mismatch(shown)) => charged = shown.charged(),
                     Err(ChannelLedgerError::Busy { .. }) => tokio::task::yield_now().await,
                     Err(error) => panic!("{error:?}"),
                 }
@@ -287,8 +288,8 @@ async fn concurrent_charges_and_observations_lose_none(ledger: Arc<dyn ChannelLe
         let mut seen = 0;
         for block in 2..30 {
             let shown = observe(&*ledger, 1, observation(1, 10_000, 0, block)).await;
-            assert!(shown.charged >= seen, "the watermark fell");
-            seen = shown.charged;
+            assert!(shown.charged() >= seen, "the watermark fell");
+            seen = shown.charged();
         }
     };
     let sellers: Vec<_> = (0..TASKS).map(|task| tokio::spawn(sell(task, ledger.clone()))).collect();
@@ -298,7 +299,7 @@ async fn concurrent_charges_and_observations_lose_none(ledger: Arc<dyn ChannelLe
     }
     let record = get(&*ledger, 1).await;
     let sum = u128::from(TASKS) * (1..=u128::from(EACH)).sum::<u128>();
-    assert_eq!((record.charged, record.unclaimed()), (sum, sum));
+    assert_eq!((record.charged(), record.unclaimed()), (sum, sum));
     assert_eq!((record.epoch, record.observed.block), (u64::from(TASKS * EACH), 29));
 }
 
@@ -312,7 +313,7 @@ async fn requests_on_different_channels_do_not_wait_for_each_other(
     }
     for salt in 1..=20 {
         ledger.advance(&id(salt), &charge(1, u128::from(salt) / 2)).await.unwrap();
-        assert_eq!(get(&*ledger, salt).await.charged, u128::from(salt) / 2);
+        assert_eq!(get(&*ledger, salt).await.charged(), u128::from(salt) / 2);
     }
 }
 
@@ -333,7 +334,7 @@ async fn a_request_that_lost_the_channel_charges_nothing(ledger: Arc<dyn Channel
     assert_eq!(get(&*ledger, 1).await, second);
     ledger.advance(&id(1), &charge(second.epoch, 10)).await.unwrap();
     ledger.advance(&id(1), &charge(second.epoch, 10)).await.expect("a repetition does nothing");
-    assert_eq!(get(&*ledger, 1).await.charged, 10);
+    assert_eq!(get(&*ledger, 1).await.charged(), 10);
 }
 
 async fn a_released_channel_is_free_and_uncharged(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
@@ -341,7 +342,7 @@ async fn a_released_channel_is_free_and_uncharged(ledger: Arc<dyn ChannelLedger>
     let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
     ledger.advance(&id(1), &ChannelStep::Release { epoch: held.epoch }).await.unwrap();
     let again = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.expect("the same voucher is presented again");
-    assert_eq!((again.charged, again.voucher), (0, None), "a voucher that nothing was charged by proves nothing");
+    assert_eq!((again.charged(), again.voucher), (0, None), "a voucher that nothing was charged by proves nothing");
 }
 
 async fn a_charge_stores_its_response(ledger: Arc<dyn ChannelLedger>, clock: Arc<ManualClock>) {
@@ -370,7 +371,7 @@ async fn a_charge_stores_its_response(ledger: Arc<dyn ChannelLedger>, clock: Arc
     assert_eq!(&kept.body[..], b"streamed");
     clock.advance(100_000);
     assert!(ledger.channel_response(&key).await.unwrap().is_none(), "it is too old");
-    assert_eq!(get(&*ledger, 1).await.charged, 8);
+    assert_eq!(get(&*ledger, 1).await.charged(), 8);
 }
 
 /// Returns the step with which a request takes a channel that its payer names.
@@ -448,6 +449,21 @@ async fn a_signed_refund_covers_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<M
     ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
 }
 
+/// A node said for once that more was claimed than ever was.
+async fn a_wrong_observation_is_corrected_by_the_next(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    sell(&*ledger, 1, hash(1), 10).await;
+    let wrong = observe(&*ledger, 1, observation(1, 100, 60, 2)).await;
+    assert_eq!((wrong.charged(), wrong.unclaimed()), (60, 0));
+    let too_much = ledger.advance(&id(1), &begin(1, hash(2), 20, 10)).await;
+    assert!(matches!(too_much, Err(ChannelLedgerError::Mismatch(_))), "{too_much:?}");
+    let right = observe(&*ledger, 1, observation(1, 100, 0, 3)).await;
+    assert_eq!((right.charged(), right.unclaimed()), (10, 10));
+    assert_eq!(get(&*ledger, 1).await, right);
+    let sold = sell(&*ledger, 1, hash(2), 10).await;
+    assert_eq!((sold.charged(), sold.claim().map(|claim| claim.total_claimed)), (20, Some(20)));
+}
+
 async fn one_refund_is_under_way_at_a_time_and_its_result_is_kept(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
     open(&*ledger, 1, 100).await;
     let tasks = (1..=20).map(|request| {
@@ -502,10 +518,10 @@ async fn a_reorged_claim_can_be_claimed_again(ledger: Arc<dyn ChannelLedger>, _:
     assert_eq!((row.total_claimed, row.voucher.max_claimable_amount), (10, 10));
     assert_eq!(observe(&*ledger, 1, observation(1, 100, 10, 2)).await.claim(), None);
     let reorged = observe(&*ledger, 1, observation(1, 100, 0, 3)).await;
-    assert_eq!((reorged.claim(), reorged.charged), (Some(row), 10));
+    assert_eq!((reorged.claim(), reorged.charged()), (Some(row), 10));
     // More than this ledger charged, by another one with the same key.
     let beyond = observe(&*ledger, 1, observation(1, 100, 60, 4)).await;
-    assert_eq!((beyond.charged, beyond.unclaimed()), (60, 0));
+    assert_eq!((beyond.charged(), beyond.unclaimed()), (60, 0));
 }
 
 async fn one_of_many_processes_claims(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {

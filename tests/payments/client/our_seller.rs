@@ -366,7 +366,7 @@ async fn channel_that_a_lost_request_holds_is_left_for_another_lane() {
     // The lost request is charged after all, and the next one of its channel learns it.
     stage.go_on.notify_one();
     in_time("the lost request is charged", async {
-        while channels.ledger().channel(&first).await.unwrap().unwrap().charged < u128::from(2 * PRICE) {
+        while channels.ledger().channel(&first).await.unwrap().unwrap().charged() < u128::from(2 * PRICE) {
             tokio::task::yield_now().await;
         }
     })

@@ -574,7 +574,7 @@ mod postgres {
     }
 
     async fn charged(ledger: &PostgresLedger, channel: &Channel) -> u128 {
-        ledger.channel(&channel.id()).await.expect("the database answers").expect("a known channel").charged
+        ledger.channel(&channel.id()).await.expect("the database answers").expect("a known channel").charged()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -314,7 +314,7 @@ impl Stage {
     async fn is_claimed(&self) -> bool {
         let _ = self.channels.claim_all().await;
         let records = self.books.ledger.channels(None, 10).await.unwrap();
-        let charged: u128 = records.iter().map(|record| record.charged).sum();
+        let charged: u128 = records.iter().map(|record| record.charged()).sum();
         u128::from(self.devnet.balance_of(self.pay_to).unwrap().atomic()) == charged
     }
 
@@ -336,7 +336,7 @@ impl Stage {
         self.take(Step::Claim, None).await;
         self.take(Step::Refund, None).await;
         let records = self.books.ledger.channels(None, 10).await.unwrap();
-        let charged: u128 = records.iter().map(|record| record.charged).sum();
+        let charged: u128 = records.iter().map(|record| record.charged()).sum();
         let worth: u64 = self.notes.answers.lock().unwrap().values().sum();
         if records.len() != 1 || charged != u128::from(worth) {
             self.notes.wrong(format!("{charged} was charged for answers for {worth}"));
@@ -362,7 +362,7 @@ fn noting(seller: App, books: Arc<FaultyChannels>, notes: Arc<Notes>) -> App {
             let is_paid = request.headers().contains_key("payment-signature");
             let charged = || async {
                 let records = books.ledger.channels(None, 10).await.unwrap();
-                records.iter().map(|record| record.charged).sum::<u128>()
+                records.iter().map(|record| record.charged()).sum::<u128>()
             };
             let before = charged().await;
             let (parts, body) = seller.oneshot(request).await?.into_parts();

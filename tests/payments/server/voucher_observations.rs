@@ -257,6 +257,42 @@ async fn a_node_of_another_chain_is_not_heard() {
     assert_eq!(stage.shop.handled(), 2);
 }
 
+/// Nobody can make the contract pay out what was claimed, or claim what is not there.
+#[tokio::test]
+async fn a_claim_beyond_the_balance_is_not_believed() {
+    const DEPOSITED: &str = "0000000000000000000000000000000000000000000000000000000000002710";
+    const LESS: &str = "00000000000000000000000000000000000000000000000000000000000003e7";
+    let stage = Stage::open().await;
+    let channel = stage.filled(&stage.app()).await;
+    stage.channels.claim_all().await.unwrap();
+    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
+    let contract = contract(&stage, proxy.url(), |contract| contract).await;
+    let seen = contract.observe(&[channel.id()]).await.unwrap()[0].state;
+    assert_eq!((seen.balance, seen.total_claimed), (10_000, 1_000));
+    proxy.judge(|_| Fate::Replace(DEPOSITED, LESS));
+    let observed = contract.observe(&[channel.id()]).await;
+    let is_unreachable = matches!(observed, Err(ChannelError::Unavailable(FacilitatorError::Unreachable { .. })));
+    assert!(is_unreachable, "{observed:?}");
+}
+
+#[tokio::test]
+async fn a_claim_that_was_never_made_counts_until_the_next_look() {
+    let stage = Stage::open().await;
+    let (misread, app) = misreading(&stage).await;
+    let channel = stage.filled(&app).await;
+    stage.clock.advance(301);
+    misread.next(|seen| seen.state.total_claimed = 5 * COST);
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "misread").await).await;
+    refused(&answer, "cumulative_amount_mismatch");
+    assert_eq!(stage.charged(&channel).await, 5 * COST);
+    stage.clock.advance(301);
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "read").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(stage.charged(&channel).await, 2 * COST);
+    stage.channels.claim_all().await.unwrap();
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 2 * COST));
+}
+
 /// What a pass once saw on another chain does not make a deposit that was executed useless.
 #[tokio::test]
 async fn a_deposit_pays_although_its_channel_was_seen_empty() {

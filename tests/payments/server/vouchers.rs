@@ -121,7 +121,7 @@ impl Stage {
     }
 
     pub(super) async fn charged(&self, channel: &Channel) -> u128 {
-        self.ledger.channel(&channel.id()).await.expect("memory").expect("a known channel").charged
+        self.ledger.channel(&channel.id()).await.expect("memory").expect("a known channel").charged()
     }
 }
 
@@ -542,7 +542,7 @@ async fn nothing_is_served_for_one_unit_after_the_books_are_lost() {
     let answer = send(&forgetful, pay(&app, &channel, 2 * COST, None, "a").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     assert_eq!(stage.shop.handled(), 2);
-    assert_eq!(empty.channel(&channel.id()).await.unwrap().unwrap().charged, 2 * COST);
+    assert_eq!(empty.channel(&channel.id()).await.unwrap().unwrap().charged(), 2 * COST);
 }
 
 #[tokio::test]

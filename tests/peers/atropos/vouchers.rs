@@ -61,8 +61,8 @@ impl Seller {
         let ids: Vec<_> = records.iter().map(|record| record.id).collect();
         let mut sum = 0;
         for (record, seen) in records.iter().zip(self.contract.observe(&ids).await.unwrap()) {
-            assert_eq!((seen.state.balance, seen.state.total_claimed), (record.charged, record.charged));
-            sum += u64::try_from(record.charged).unwrap();
+            assert_eq!((seen.state.balance, seen.state.total_claimed), (record.charged(), record.charged()));
+            sum += u64::try_from(record.charged()).unwrap();
         }
         sum
     }

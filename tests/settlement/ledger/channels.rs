@@ -46,6 +46,7 @@ on_every_ledger! { tower_x402::ledger::conformance::channels, channels;
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,
+    a_wrong_observation_is_corrected_by_the_next,
     one_refund_is_under_way_at_a_time_and_its_result_is_kept,
     a_block_that_is_too_high_is_replaced_by_a_later_one,
     a_reorged_claim_can_be_claimed_again,
@@ -71,7 +72,7 @@ async fn opens(ledger: &dyn ChannelLedger, salt: u8, now: u64) -> bool {
 
 /// Works for a request of a channel and stores its response.
 async fn sell_with_response(ledger: &dyn ChannelLedger, salt: u8, n: u8) -> ChannelRecord {
-    let charged = get(ledger, salt).await.charged;
+    let charged = get(ledger, salt).await.charged();
     let held = ledger.advance(&id(salt), &begin(salt, hash(n), charged + 1, 1)).await.unwrap();
     let response = StoredResponse {
         status: StatusCode::OK,
@@ -145,7 +146,7 @@ async fn channels_and_their_responses_survive_a_restart() {
 
     let ledger = sqlite(&path, 100).await;
     let restored = get(&ledger, 1).await;
-    assert_eq!((restored.charged, &restored.voucher, restored.claim()), (1, &charged.voucher, charged.claim()));
+    assert_eq!((restored.charged(), &restored.voucher, restored.claim()), (1, &charged.voucher, charged.claim()));
     let refund = restored.open_refund().expect("it may be executed");
     assert_eq!((refund.amount, refund.until), (5, START + 180), "its transaction may be under way");
     assert_eq!(restored.answers, charged.answers);
@@ -158,7 +159,7 @@ async fn channels_and_their_responses_survive_a_restart() {
     assert_eq!(again.epoch, 3, "no epoch comes twice");
     let known = ledger.advance(&id(1), &begin(1, hash(7), 1, 1)).await;
     assert!(matches!(known, Err(ChannelLedgerError::Answered(_))), "{known:?}");
-    assert_eq!(get(&ledger, 2).await.charged, 0);
+    assert_eq!(get(&ledger, 2).await.charged(), 0);
 }
 
 /// Before the progress of channels had rows of its own, all of a channel was in one.
@@ -180,7 +181,7 @@ async fn channels_of_an_earlier_file_are_read_and_charged_on() {
     charged.observed_at = 0;
     assert_eq!(get(&ledger, 1).await, charged);
     let later = sell_with_response(&ledger, 1, 8).await;
-    assert_eq!((later.charged, later.epoch, later.answers.len()), (2, 2, 2));
+    assert_eq!((later.charged(), later.epoch, later.answers.len()), (2, 2, 2));
     ledger.close().await;
     assert_eq!(get(&sqlite(&path, 100).await, 1).await, later);
 }
@@ -289,10 +290,10 @@ async fn an_unfinished_request_charges_nothing_after_a_crash() {
 
     let after = sqlite(&crashed, 100).await;
     let record = get(&after, 1).await;
-    assert_eq!((record.charged, record.epoch), (10, 2), "the request was on disk, and cost nothing yet");
+    assert_eq!((record.charged(), record.epoch), (10, 2), "the request was on disk, and cost nothing yet");
     let retried = after.advance(&id(1), &begin(1, hash(2), 20, 10)).await.unwrap();
     after.advance(&id(1), &charge(retried.epoch, 10)).await.unwrap();
-    assert_eq!(get(&after, 1).await.charged, 20);
+    assert_eq!(get(&after, 1).await.charged(), 20);
 }
 
 /// A ledger in a file that a backup was restored over: the chain knows of more than the ledger.
@@ -373,7 +374,7 @@ async fn sell_and_claim(ledger: &dyn ChannelLedger) {
         Ok(read) => read,
     };
     let record = read.expect("it is there");
-    assert_eq!((record.charged, record.unclaimed(), record.claiming_until), (7, 0, None));
+    assert_eq!((record.charged(), record.unclaimed(), record.claiming_until), (7, 0, None));
     assert_eq!(record.answers.len(), 1, "charged once");
 }
 
@@ -413,11 +414,11 @@ async fn seller() {
         open(&ledger, 1, u128::MAX).await;
     }
     for n in 0_u64.. {
-        let charged = get(&ledger, 1).await.charged;
+        let charged = get(&ledger, 1).await.charged();
         let request = alloy_primitives::keccak256([charged.to_be_bytes(), u128::from(n).to_be_bytes()].concat());
         let answered = sell(&ledger, 1, request, 1).await;
         // A client sees this when the charge is on disk, and not before.
-        println!("charged {}", answered.charged);
+        println!("charged {}", answered.charged());
     }
 }
 
@@ -449,9 +450,13 @@ async fn a_killed_seller_has_charged_what_it_answered() {
         let ledger = sqlite(&path, 10).await;
         let record = get(&ledger, 1).await;
         ledger.close().await;
-        assert!(record.charged == answered || record.charged == answered + 1, "{} after {answered}", record.charged);
-        assert_eq!(record.claim().expect("it can be claimed").total_claimed, record.charged);
-        charged = record.charged;
+        assert!(
+            record.charged() == answered || record.charged() == answered + 1,
+            "{} after {answered}",
+            record.charged()
+        );
+        assert_eq!(record.claim().expect("it can be claimed").total_claimed, record.charged());
+        charged = record.charged();
     }
 }
 
@@ -509,7 +514,7 @@ mod replicas {
             ledger.advance(&id(1), &charge(held.epoch, price)).await.unwrap();
         }
         for ledger in &replicas {
-            assert_eq!(get(&**ledger, 1).await.charged, 465);
+            assert_eq!(get(&**ledger, 1).await.charged(), 465);
         }
     }
 
@@ -544,6 +549,6 @@ mod replicas {
         };
         let held = ledger.advance(&id(1), &request).await.unwrap();
         ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
-        assert_eq!(get(&ledger, 1).await.charged, 10);
+        assert_eq!(get(&ledger, 1).await.charged(), 10);
     }
 }

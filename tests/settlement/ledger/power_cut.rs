@@ -61,7 +61,7 @@ fn expected(cut: u64) -> Found {
 async fn found(ledger: &(impl Ledger + ChannelLedger), voucher: u128) -> Found {
     let mut found = Found { voucher, ..Found::default() };
     if let Some(row) = ledger.channels(None, 1).await.unwrap().pop() {
-        found.charged = row.charged;
+        found.charged = row.charged();
         found.claimable = row.claim().map_or(0, |claim| claim.total_claimed);
         for answer in &row.answers {
             let response = ledger.channel_response(&row.response_key(answer.request)).await.unwrap();

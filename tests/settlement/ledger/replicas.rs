@@ -258,7 +258,7 @@ async fn the_next_process_takes_channels_over_from_a_dead_one_within_seconds_and
     assert!(matches!(late, Err(ChannelLedgerError::LeaseLost)));
     first.advance(&channels::id(1), &ChannelStep::EndClaim { until: CLOCK_START + 600 }).await.unwrap();
     let charged = second.advance(&channels::id(1), &charge(taken.unwrap().epoch)).await.unwrap();
-    assert_eq!((charged.charged, charged.claiming_until), (10, Some(CLOCK_START + 601)), "once, and still claimed");
+    assert_eq!((charged.charged(), charged.claiming_until), (10, Some(CLOCK_START + 601)), "once, and still claimed");
 }
 
 /// A deploy: the process goes, and says so.

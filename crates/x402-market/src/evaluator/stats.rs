@@ -244,10 +244,10 @@ impl Income {
             let page = channels.channels(after, CHANNELS_PER_PAGE).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.id);
-            for record in page.iter().filter(|record| record.config.receiver == self.pay_to && record.charged > 0) {
+            for record in page.iter().filter(|record| record.config.receiver == self.pay_to && record.charged() > 0) {
                 let sum = sums.of(record.network, record.config.token);
                 sum.channels += 1;
-                sum.units = sum.units.saturating_add(U256::from(record.charged));
+                sum.units = sum.units.saturating_add(U256::from(record.charged()));
             }
         }
         Ok(sums.0.into_values().collect())

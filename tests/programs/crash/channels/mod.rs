@@ -163,7 +163,8 @@ struct Marks {
 
 impl Marks {
     async fn look(&mut self, stage: &Stage, report: &mut Report) {
-        let charged = stage.setup.store.channels(stage.clock.clone()).await.first().map_or(0, |record| record.charged);
+        let charged =
+            stage.setup.store.channels(stage.clock.clone()).await.first().map_or(0, |record| record.charged());
         let claimed = Chain::read(stage).await.claimed;
         if charged < self.charged || claimed < self.claimed {
             report.wrong.lost += 1;
@@ -300,7 +301,7 @@ async fn judge(stage: &Stage, kills: &Kills, report: &mut Report) {
     let payer = balance(stage.payer) + deposited - chain.refunded - chain.withdrawn;
     check(&mut wrong.lost, payer == u128::from(MINTED), format!("the payer had {MINTED} and now {payer} of {sums}"));
     let records = stage.setup.store.channels(stage.clock.clone()).await;
-    let charged = records.first().map_or(0, |record| record.charged);
+    let charged = records.first().map_or(0, |record| record.charged());
     check(&mut wrong.lost, charged == chain.claimed, format!("{charged} was charged, and claimed {sums}"));
     let is_few = chain.deposits.len() <= 4 + kills.count();
     check(&mut wrong.doubled, is_few, format!("more deposits than asked for: {sums}"));

@@ -68,8 +68,8 @@ pub(super) async fn until_all_is_claimed(
         let (records, mut open) = (all(ledger).await, Vec::new());
         for record in &records {
             let state = state(chain, record.id).await;
-            if (record.charged, record.unclaimed()) != (state.totalClaimed, 0) {
-                open.push((record.id, record.charged, state.totalClaimed, record.claiming_until));
+            if (record.charged(), record.unclaimed()) != (state.totalClaimed, 0) {
+                open.push((record.id, record.charged(), state.totalClaimed, record.claiming_until));
             }
         }
         let of_payee = BatchSettlement::receiversCall { receiver: payee, token: chain.asset().address };
@@ -127,7 +127,7 @@ pub(super) async fn balance(chain: &DevnetChain, records: &[ChannelRecord], paye
         sums.left = state.balance - state.totalClaimed;
         assert_eq!(sums.deposited, sums.claimed + sums.refunded + sums.left, "{}: {sums:?}", record.id);
         assert_eq!(sums.claimed, state.totalClaimed, "{}: {sums:?}", record.id);
-        assert_eq!(record.charged, sums.claimed, "{}: what was charged is claimed, and nothing else", record.id);
+        assert_eq!(record.charged(), sums.claimed, "{}: what was charged is claimed, and nothing else", record.id);
         sum = Sums {
             deposits: sum.deposits + sums.deposits,
             claims: sum.claims + sums.claims,
@@ -176,7 +176,7 @@ pub(super) async fn bought(chain: &DevnetChain, records: &[ChannelRecord], buyer
     let buyers = Arc::into_inner(buyers).expect("all buyers have ended");
     let bought = std::mem::take(&mut *buyers.bought.lock().unwrap());
     let sent = buyers.sent();
-    let charged: HashMap<ChannelId, u128> = records.iter().map(|record| (record.id, record.charged)).collect();
+    let charged: HashMap<ChannelId, u128> = records.iter().map(|record| (record.id, record.charged())).collect();
     let unclear: BTreeSet<ChannelId> = bought.unknown.iter().map(|(_, channel)| *channel).collect();
     for (id, charged) in &charged {
         let receipts = u128::from(bought.charged.get(id).copied().unwrap_or(0));

@@ -47,6 +47,7 @@ on_every_chain! {
     withdrawal_is_announced_and_made_by_the_payer_or_its_authorizer,
     withdrawal_waits_for_its_delay_and_takes_only_what_is_left,
     withdrawal_of_what_was_claimed_since_takes_nothing_and_ends,
+    withdrawal_that_ends_first_leaves_a_signed_refund_whole,
     refund_shrinks_a_pending_withdrawal,
     signed_refund_is_for_one_nonce,
     refund_by_the_receiver_uses_up_the_nonce_of_a_signed_one,
@@ -580,6 +581,19 @@ async fn withdrawal_of_what_was_claimed_since_takes_nothing_and_ends(chain: &dyn
     let event = made.logs().iter().find_map(|log| log.log_decode::<escrow::WithdrawFinalized>().ok()).unwrap();
     assert_eq!((event.inner.amount, channel.state(chain).await), (0, (10_000, 10_000)));
     assert_is::<escrow::WithdrawalNotPending>(&revert(chain, channel.config.payer, &finalize).await);
+}
+
+async fn withdrawal_that_ends_first_leaves_a_signed_refund_whole(chain: &dyn Chain) {
+    let channel = channel(chain).await;
+    channel.deposit(chain, &chain.relayer().await, 10_000).await;
+    let by_payer = account(chain, &channel.payer).await;
+    let config = || (&channel.config).into();
+    let initiate = escrow::initiateWithdrawCall { config: config(), amount: 3_000 };
+    assert!(send(chain, &by_payer, &initiate).await.status());
+    chain.set_next_timestamp(chain.timestamp().await + 901).await;
+    assert!(send(chain, &by_payer, &escrow::finalizeWithdrawCall { config: config() }).await.status());
+    assert!(send(chain, &by_payer, &refund_call(&channel, 2_500, 0)).await.status());
+    assert_eq!(channel.state(chain).await, (4_500, 0), "both were paid");
 }
 
 async fn withdrawal_waits_for_its_delay_and_takes_only_what_is_left(chain: &dyn Chain) {

@@ -20,7 +20,7 @@
 //!    observed to have more claimed, that is [what was charged](ChannelRecord::charged()) until an observation says otherwise. A step that
 //!    is refused changes nothing.
 //! 5. **The mirror.** An observation of an earlier block never replaces one of a later block, by the timestamps of both. What an announced
-//!    withdrawal or a signed refund could take covers no further voucher. One refund is under way at a time, and its result is kept.
+//!    withdrawal and a signed refund could take together covers no further voucher. One refund is under way at a time, and its result is kept.
 //! 6. **Retention.** A channel is kept as long as something of it is unclaimed, and for an hour after it was claimed and used last.
 //!    Later it may be removed when there is no room: what was claimed of it is on the chain.
 

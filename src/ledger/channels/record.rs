@@ -236,8 +236,8 @@ pub enum ChannelStep {
         until: u64,
     },
     /// Counts an amount as gone from the escrow, before a refund of it is signed. Then the field `refund` of the [`ChannelRecord`] has the
-    /// nonce to sign. What was charged, or is being worked for, cannot be refunded. A request whose time is over loses the channel. One
-    /// refund is under way at a time; a repeated request takes its own up again.
+    /// nonce to sign. What was charged, or is being worked for, must stay covered beside it and an announced withdrawal, or be claimed. A
+    /// request whose time is over loses the channel. One refund is under way at a time; a repeated request takes its own up again.
     Refund {
         /// Identifies the request for it. Zero if no payer asked.
         request: B256,
@@ -332,15 +332,22 @@ impl ChannelRecord {
         self.charged.max(self.observed.state.total_claimed)
     }
 
-    /// Returns the most that vouchers may be for: what is in escrow, without what an announced withdrawal or an open refund could take.
-    /// Neither can take what was claimed, and a refund lowers the withdrawal.
+    /// Returns the most that vouchers may be for: what is in escrow, without what an announced withdrawal and an open refund could take.
     pub fn covered(&self) -> u128 {
+        self.covered_beside(self.open_refund().map_or(0, |refund| refund.amount))
+    }
+
+    /// Returns what is covered beside a signed refund of this amount.
+    ///
+    /// The contract pays each of the two at most `balance - totalClaimed`, so that neither takes what was claimed. A refund lowers the
+    /// withdrawal, but a withdrawal does not lower the refund: with the withdrawal first, both are paid in full.
+    fn covered_beside(&self, refund: u128) -> u128 {
         let ChannelState { balance, total_claimed, .. } = self.observed.state;
-        let leaving = self.open_refund().map_or(0, |refund| refund.amount).max(self.observed.withdrawal);
+        let leaving = self.observed.withdrawal.saturating_add(refund);
         balance.saturating_sub(leaving).max(total_claimed.min(balance))
     }
 
-    /// Returns what can be claimed: what was charged, is covered by the voucher, and is not claimed.
+    /// Returns what was charged, is covered by the voucher, and is not claimed.
     pub fn unclaimed(&self) -> u128 {
         self.claimable_total().saturating_sub(self.observed.state.total_claimed)
     }
@@ -351,13 +358,16 @@ impl ChannelRecord {
         self.claimable_total().saturating_sub(self.covered())
     }
 
-    /// Returns the row that claims all that was charged, if there is anything to claim.
+    /// Returns the row that claims what was charged, as far as the escrow has it: the contract refuses a row for more than the balance. Returns
+    /// `None` if there is nothing to claim.
     pub fn claim(&self) -> Option<Claim> {
-        let voucher = self.voucher.as_ref().filter(|_| self.unclaimed() > 0)?;
+        let ChannelState { balance, total_claimed, .. } = self.observed.state;
+        let total = self.claimable_total().min(balance);
+        let voucher = self.voucher.as_ref().filter(|_| total > total_claimed)?;
         Some(Claim {
             voucher: ClaimedVoucher { channel: self.config, max_claimable_amount: voucher.max_claimable_amount },
             signature: voucher.signature,
-            total_claimed: self.claimable_total(),
+            total_claimed: total,
         })
     }
 
@@ -536,7 +546,7 @@ impl ChannelRecord {
         }
         // A refund that was signed before with this nonce may be executed in its place.
         let amount = amount.max(open.map_or(0, |refund| refund.amount));
-        if self.observed.state.balance.saturating_sub(amount) < bound {
+        if self.covered_beside(amount) < bound {
             return Err(ChannelLedgerError::ExceedsBalance(Box::new(self.clone())));
         }
         if working.is_none() {
@@ -1010,6 +1020,7 @@ mod tests {
                 prop_assert!(channel.charged() <= max.max(most_claimed), "more was charged than was signed");
                 if let Some(claim) = channel.claim() {
                     prop_assert!(claim.total_claimed <= claim.voucher.max_claimable_amount);
+                    prop_assert!(claim.total_claimed <= channel.observed.state.balance, "the contract would refuse it");
                     prop_assert!(claim.total_claimed > channel.observed.state.total_claimed);
                 }
                 match &step {

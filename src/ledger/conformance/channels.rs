@@ -43,6 +43,8 @@ const TESTS: &[ChannelTest] = table! {
     an_observation_of_an_earlier_block_is_ignored,
     a_withdrawal_ends_credit_and_not_a_charge,
     a_signed_refund_covers_nothing,
+    a_withdrawal_and_a_refund_add_up,
+    a_claim_is_for_no_more_than_the_escrow_has,
     a_wrong_observation_is_corrected_by_the_next,
     one_refund_is_under_way_at_a_time_and_its_result_is_kept,
     a_block_that_is_too_high_is_replaced_by_a_later_one,
@@ -447,6 +449,45 @@ async fn a_signed_refund_covers_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<M
     let refund = ledger.advance(&id(1), &refund(hash(8), 95)).await;
     assert!(matches!(refund, Err(ChannelLedgerError::ExceedsBalance(_))), "a request is being worked for: {refund:?}");
     ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
+}
+
+/// The payer ends the withdrawal, and then executes the refund.
+async fn a_withdrawal_and_a_refund_add_up(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    observe(&*ledger, 1, ChannelObservation { withdrawal: 30, ..observation(1, 100, 0, 2) }).await;
+    let refunding = ledger.advance(&id(1), &refund(hash(9), 25)).await.unwrap();
+    assert_eq!(refunding.covered(), 45, "100 - 30 - 25");
+    let beyond = ledger.advance(&id(1), &begin(1, hash(1), 46, 46)).await;
+    assert!(matches!(beyond, Err(ChannelLedgerError::ExceedsBalance(_))), "{beyond:?}");
+    let held = ledger.advance(&id(1), &begin(1, hash(1), 45, 45)).await.unwrap();
+    let larger = ledger.advance(&id(1), &refund(hash(9), 26)).await;
+    assert!(matches!(larger, Err(ChannelLedgerError::ExceedsBalance(_))), "it is being worked for: {larger:?}");
+    let charged = ledger.advance(&id(1), &charge(held.epoch, 45)).await.unwrap();
+    assert_eq!((charged.unclaimed(), charged.at_risk()), (45, 0));
+    // Neither is paid from what was claimed.
+    let claimed = ChannelObservation { withdrawal: 30, ..observation(1, 100, 45, 3) };
+    observe(&*ledger, 1, claimed).await;
+    let larger = ledger.advance(&id(1), &refund(hash(9), 55)).await.unwrap();
+    assert_eq!((larger.covered(), larger.at_risk()), (45, 0));
+    let mut taken = observation(1, 45, 45, 4);
+    taken.state.refund_nonce = 1;
+    assert_eq!(observe(&*ledger, 1, taken).await.covered(), 45);
+}
+
+async fn a_claim_is_for_no_more_than_the_escrow_has(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    sell(&*ledger, 1, hash(1), 40).await;
+    for (block, balance, claimed, claim, at_risk) in [
+        (2, 39, 0, Some(39), 1),
+        (3, 0, 0, None, 40),
+        (4, 25, 25, None, 15),
+        (5, 26, 25, Some(26), 14),
+        (6, 90, 25, Some(40), 0),
+    ] {
+        let record = observe(&*ledger, 1, observation(1, balance, claimed, block)).await;
+        assert_eq!(record.claim().map(|claim| claim.total_claimed), claim, "{balance} {claimed}");
+        assert_eq!((record.unclaimed(), record.at_risk()), (40 - claimed, at_risk), "{balance} {claimed}");
+    }
 }
 
 /// A node said for once that more was claimed than ever was.

@@ -275,12 +275,16 @@ impl Channels {
                 });
             }
             Err(error) => {
-                self.0.end_refund(&record, signed.nonce, None).await;
+                let end = match error {
+                    // Nothing was sent.
+                    ChannelError::Unavailable(_) => ChannelStep::DropRefund { until: signed.until },
+                    _ => ChannelStep::EndRefund { nonce: signed.nonce, executed: None },
+                };
+                self.0.end_refund(&record, &end).await;
                 return Err(error);
             }
         };
-        let done = ExecutedRefund { transaction: executed.transaction, amount: executed.amount };
-        self.0.end_refund(&record, signed.nonce, Some(done)).await;
+        self.0.end_refund(&record, &done(&signed, &executed)).await;
         let record = self.note(record.id, &record.config, executed.observed).await?;
         Ok((executed, record))
     }
@@ -296,6 +300,8 @@ impl Channels {
             Some(last) => last.amount,
             None => refundable(record, request, asked, now)?,
         };
+        // Before the amount is counted as gone.
+        self.0.facilitator.may_refund().await?;
         let step = ChannelStep::Refund { request, amount, now, until: now.saturating_add(REFUND_LEASE) };
         let record = match self.advance(&record.id, &step).await {
             // Another one, which may be for all that is left.
@@ -371,9 +377,8 @@ impl Channels {
 
 impl Inner {
     /// Notes what became of a refund. If that fails, it is found on the chain when it is asked for again.
-    async fn end_refund(&self, record: &ChannelRecord, nonce: u128, executed: Option<ExecutedRefund>) {
-        let ended = self.ledger.advance(&record.id, &ChannelStep::EndRefund { nonce, executed }).await;
-        if let Err(error) = ended {
+    async fn end_refund(&self, record: &ChannelRecord, end: &ChannelStep) {
+        if let Err(error) = self.ledger.advance(&record.id, end).await {
             tracing::warn!(%error, channel = %record.id, "the result of a refund was not recorded");
         }
     }
@@ -388,9 +393,7 @@ impl Inner {
         let (Some(last), Some(voucher)) = (record.refund.filter(is_lost), record.voucher.as_ref()) else { return };
         // Its nonce is used, so that nothing is sent.
         match self.facilitator.refund(&order(record, &last, voucher), &self.authorizer).await {
-            Ok(Executed { transaction, amount, .. }) => {
-                self.end_refund(record, last.nonce, Some(ExecutedRefund { transaction, amount })).await;
-            }
+            Ok(executed) => self.end_refund(record, &done(&last, &executed)).await,
             Err(error) => tracing::warn!(%error, channel = %record.id, "a refund that was made was not found"),
         }
     }
@@ -427,6 +430,12 @@ fn order(record: &ChannelRecord, signed: &LastRefund, voucher: &Voucher) -> Refu
         nonce: signed.nonce,
         claim: record.claim(),
     }
+}
+
+/// Returns the step that notes what was refunded.
+fn done(signed: &LastRefund, executed: &Executed) -> ChannelStep {
+    let Executed { transaction, amount, .. } = *executed;
+    ChannelStep::EndRefund { nonce: signed.nonce, executed: Some(ExecutedRefund { transaction, amount }) }
 }
 
 /// Returns `true` if the same refund was begun before, and its outcome is not known.

@@ -156,6 +156,7 @@ fn advancing(step: &ChannelStep) -> &'static str {
         ChannelStep::EndClaim { .. } => "advance EndClaim",
         ChannelStep::Refund { .. } => "advance Refund",
         ChannelStep::EndRefund { .. } => "advance EndRefund",
+        ChannelStep::DropRefund { .. } => "advance DropRefund",
         step => panic!("{step:?} has no name here"),
     }
 }

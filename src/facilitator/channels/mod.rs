@@ -159,10 +159,19 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     /// [`ChannelError`].
     async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError>;
 
+    /// Fails if no refund should be sent now: the gas that is left is kept for claims. It is asked before a refund is signed. Default: one may
+    /// be sent.
+    ///
+    /// # Errors
+    /// [`ChannelError::Unavailable`].
+    async fn may_refund(&self) -> Result<(), ChannelError> {
+        Ok(())
+    }
+
     /// Claims and refunds in one transaction, with signatures that the receiver authorizer made.
     ///
     /// # Errors
-    /// [`ChannelError`].
+    /// [`ChannelError`]; [`ChannelError::Unavailable`] only if nobody was given the signatures to execute.
     async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError>;
 
     /// Signs the order's claim and refund, and does both in one transaction.

@@ -52,6 +52,7 @@ impl ChannelLedger for MeasuredChannels {
             ChannelStep::EndClaim { .. } => timed_step!("channel_end_claim", self.0.advance(id, step)),
             ChannelStep::Refund { .. } => timed_step!("channel_refund", self.0.advance(id, step)),
             ChannelStep::EndRefund { .. } => timed_step!("channel_end_refund", self.0.advance(id, step)),
+            ChannelStep::DropRefund { .. } => timed_step!("channel_drop_refund", self.0.advance(id, step)),
         }
     }
 

@@ -86,6 +86,9 @@ pub struct LastRefund {
     pub asked_at: u64,
     /// Until when its transaction counts as under way, after which it is sent again; 0 if none is known to have been sent.
     pub until: u64,
+    /// Whether it is the first with its nonce, so that nothing was signed if it was not sent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_first: bool,
     /// What was refunded, once that is known.
     pub executed: Option<ExecutedRefund>,
 }
@@ -252,8 +255,14 @@ pub enum ChannelStep {
     EndRefund {
         /// The contract's refund nonce.
         nonce: u128,
-        /// What was refunded. `None` if nothing was sent.
+        /// What was refunded. `None` if it failed: as long as the nonce is not used, whoever has seen the signature can execute it.
         executed: Option<ExecutedRefund>,
+    },
+    /// Ends it if nothing was sent, so that nobody has the signature: the amount covers vouchers again, unless a refund with this nonce was
+    /// signed before. Does nothing if it was taken up again meanwhile.
+    DropRefund {
+        /// The end that `Refund` set.
+        until: u64,
     },
 }
 
@@ -444,6 +453,14 @@ impl ChannelRecord {
                 }
                 Ok(())
             }
+            ChannelStep::DropRefund { until } => {
+                if let Some(last) = self.refund.as_mut().filter(|last| last.until == *until && last.executed.is_none())
+                {
+                    last.until = 0;
+                    self.refund = self.refund.filter(|last| !last.is_first);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -556,7 +573,9 @@ impl ChannelRecord {
         let charged = self.charged();
         let is_all = amount >= self.observed.state.balance.saturating_sub(charged);
         let asked_at = open.filter(|open| open.request == request).map_or(now, |open| open.asked_at);
-        self.refund = Some(LastRefund { request, nonce, amount, is_all, charged, asked_at, until, executed: None });
+        let is_first = open.is_none();
+        self.refund =
+            Some(LastRefund { request, nonce, amount, is_all, charged, asked_at, until, is_first, executed: None });
         Ok(())
     }
 }

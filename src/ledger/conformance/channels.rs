@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
-    ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, ExecutedRefund, RequestName},
+    ledger::channels::{
+        ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, ExecutedRefund, LastRefund, RequestName,
+    },
     vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow, Voucher, VoucherSignature},
 };
 
@@ -45,6 +47,7 @@ const TESTS: &[ChannelTest] = table! {
     a_signed_refund_covers_nothing,
     a_withdrawal_and_a_refund_add_up,
     a_claim_is_for_no_more_than_the_escrow_has,
+    a_refund_that_was_not_sent_is_dropped,
     a_wrong_observation_is_corrected_by_the_next,
     one_refund_is_under_way_at_a_time_and_its_result_is_kept,
     a_block_that_is_too_high_is_replaced_by_a_later_one,
@@ -490,6 +493,24 @@ async fn a_claim_is_for_no_more_than_the_escrow_has(ledger: Arc<dyn ChannelLedge
     }
 }
 
+async fn a_refund_that_was_not_sent_is_dropped(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let drop_until = async |until| ledger.advance(&id(1), &ChannelStep::DropRefund { until }).await.unwrap();
+    ledger.advance(&id(1), &refund(hash(9), 95)).await.unwrap();
+    let kept = drop_until(START + 179).await;
+    assert_eq!((kept.open_refund().map(|refund| refund.amount), kept.covered()), (Some(95), 5), "another one is meant");
+    let dropped = drop_until(START + 180).await;
+    assert_eq!((dropped.refund, dropped.covered()), (None, 100));
+    assert_eq!(get(&*ledger, 1).await, dropped);
+    // One that failed may have been seen. It is not dropped with a smaller one that follows.
+    ledger.advance(&id(1), &refund(hash(9), 50)).await.unwrap();
+    ledger.advance(&id(1), &ChannelStep::EndRefund { nonce: 0, executed: None }).await.unwrap();
+    ledger.advance(&id(1), &refund(hash(8), 5)).await.unwrap();
+    let kept = drop_until(START + 180).await;
+    assert_eq!(kept.open_refund().map(|refund| (refund.amount, refund.until)), Some((50, 0)));
+    assert_eq!(kept.covered(), 50);
+}
+
 /// A node said for once that more was claimed than ever was.
 async fn a_wrong_observation_is_corrected_by_the_next(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
     open(&*ledger, 1, 100).await;
@@ -521,7 +542,7 @@ async fn one_refund_is_under_way_at_a_time_and_its_result_is_kept(ledger: Arc<dy
     }
     let [first] = signed[..] else { panic!("{} are under way", signed.len()) };
     let again = ledger.advance(&id(1), &refund(first.request, 5)).await.expect("it is taken up again");
-    assert_eq!(again.refund, Some(first), "it is the one that was signed");
+    assert_eq!(again.refund, Some(LastRefund { is_first: false, ..first }), "it is the one that was signed");
     // Nothing was sent, so that another one may follow. Whoever has both signatures can execute the larger one.
     let end = |nonce, executed| ChannelStep::EndRefund { nonce, executed };
     ledger.advance(&id(1), &end(0, None)).await.unwrap();

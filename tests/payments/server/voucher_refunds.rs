@@ -248,9 +248,30 @@ async fn refunds_leave_the_gas_that_claims_need() {
     let app = stage.shop.app(stage.shop.layer().vouchers(poor.clone()));
     let answer = refund(&app, &channel, COST, None).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    assert_eq!(stage.ledger.channel(&channel.id()).await.unwrap().unwrap().refund, None, "nothing was signed");
     assert_eq!(poor.claim_all().await.expect("there is enough for a claim").claimed, COST);
     stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(16))).await;
     assert_eq!(refunded(&refund(&app, &channel, COST, None).await).0, "9000");
+}
+
+/// The node does not answer, so that nothing is sent. The payer buys on with what it did not get back.
+#[tokio::test]
+async fn a_refund_that_was_not_sent_is_still_in_the_channel() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    stage.chain.devnet.faults().set(|call| match call.method {
+        "eth_estimateGas" => devnet::Fault::Error { code: -32005, message: "too many requests".into() },
+        _ => devnet::Fault::None,
+    });
+    let answer = refund(&app, &channel, COST, None).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    stage.chain.devnet.faults().clear();
+    let record = stage.ledger.channel(&channel.id()).await.unwrap().unwrap();
+    assert_eq!((record.refund, record.covered()), (None, DEPOSIT));
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "second").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(refunded(&refund(&app, &channel, 2 * COST, None).await).0, "8000");
 }
 
 #[tokio::test]

@@ -48,6 +48,7 @@ on_every_ledger! { tower_x402::ledger::conformance::channels, channels;
     a_signed_refund_covers_nothing,
     a_withdrawal_and_a_refund_add_up,
     a_claim_is_for_no_more_than_the_escrow_has,
+    a_refund_that_was_not_sent_is_dropped,
     a_wrong_observation_is_corrected_by_the_next,
     one_refund_is_under_way_at_a_time_and_its_result_is_kept,
     a_block_that_is_too_high_is_replaced_by_a_later_one,

@@ -21,7 +21,7 @@ use crate::{
     },
     eip3009::TokenDomain,
     facilitator::{
-        FacilitatorError, NotReady,
+        FacilitatorError,
         channels::{ChannelError, Executed, gas},
         single_flight::NoResult,
     },
@@ -167,9 +167,9 @@ impl Inner {
                         return Err(refused);
                     }
                     // What is charged has to be claimed with what is left.
-                    if let Some(NotReady::InsufficientGas { balance }) = self.sender.cannot_spare().await {
+                    if let Err(kept) = self.check_spare_gas().await {
                         *turn = None;
-                        return Err(FacilitatorError::InsufficientGas { balance }.into());
+                        return Err(kept);
                     }
                     if promise.is_none() {
                         *promise = Some(self.promises.add(config.payer, deposit.amount, state.payer_balance)?);

@@ -252,6 +252,14 @@ impl Inner {
         })
     }
 
+    /// Fails if the gas that is left is kept for claims.
+    async fn check_spare_gas(&self) -> Result<(), ChannelError> {
+        match self.sender.cannot_spare().await {
+            Some(NotReady::InsufficientGas { balance }) => Err(FacilitatorError::InsufficientGas { balance }.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// The address as which calls are simulated.
     fn sender(&self) -> Address {
         self.sender.addresses().first().copied().unwrap_or_default()
@@ -467,6 +475,10 @@ impl ChannelFacilitator for OnchainChannels {
             Ok(None) => Ok(None),
             settled => self.0.counted("settle", settled),
         }
+    }
+
+    async fn may_refund(&self) -> Result<(), ChannelError> {
+        self.0.check_spare_gas().await
     }
 
     async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {

@@ -9,7 +9,7 @@ use super::{Attempts, Inner, unavailable};
 use crate::{
     chain::escrow,
     facilitator::{
-        FacilitatorError, NotReady,
+        FacilitatorError,
         channels::{ChannelError, Executed, SignedRefund, gas},
     },
     settlement::line::Urgency,
@@ -18,6 +18,17 @@ use crate::{
 
 impl Inner {
     pub(super) async fn refund(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
+        let mut attempts = Attempts::default();
+        match self.try_to_refund(refund, &mut attempts).await {
+            // The signatures are on the chain.
+            Err(ChannelError::Unavailable(_)) if attempts.wasted > 0 => {
+                Err(ChannelError::Pending { transaction: None })
+            }
+            refunded => refunded,
+        }
+    }
+
+    async fn try_to_refund(&self, refund: &SignedRefund, attempts: &mut Attempts) -> Result<Executed, ChannelError> {
         let order = &refund.order;
         self.asset(order.config.token)?;
         let channel = self.escrow.channel_id(&order.config);
@@ -28,7 +39,7 @@ impl Inner {
             return Err(ChannelError::rejected(reason::REFUND_PAYLOAD, "the claim is of another channel"));
         }
         let to_claim = order.claim.as_ref().map_or(0, |claim| claim.total_claimed);
-        let (mut attempts, mut turn) = (Attempts::default(), None);
+        let mut turn = None;
         let what = keccak256((channel.digest(), U256::from(order.nonce)).abi_encode());
         self.sender.outlive_predecessors().await?;
         loop {
@@ -48,9 +59,7 @@ impl Inner {
                     if before.state.balance <= before.state.total_claimed.max(to_claim) {
                         return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
                     }
-                    if let Some(NotReady::InsufficientGas { balance }) = self.sender.cannot_spare().await {
-                        return Err(FacilitatorError::InsufficientGas { balance }.into());
-                    }
+                    self.check_spare_gas().await?;
                     let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
                     let input = call(refund, claim)?;
                     let limit = match self.simulate(self.sender(), &input, attempts.gas_left(gas::REFUND)).await? {

@@ -37,6 +37,7 @@ pub struct DevnetBuilder {
     network: Network,
     block_time: BlockTime,
     finality_depth: u64,
+    pending_state: bool,
     clock: Arc<dyn Clock>,
 }
 
@@ -46,6 +47,7 @@ impl Default for DevnetBuilder {
             network: Network::BASE_SEPOLIA,
             block_time: BlockTime::Instant,
             finality_depth: 0,
+            pending_state: false,
             clock: Arc::new(SystemClock),
         }
     }
@@ -70,6 +72,13 @@ impl DevnetBuilder {
         self
     }
 
+    /// Sets whether the pool counts where a call asks for `pending`, and in `eth_estimateGas`, which nodes of this kind answer as of the block
+    /// that they would build now. Default: `false`, so that both are as of the newest block. Nodes of both kinds exist.
+    pub fn pending_state(mut self, pending_state: bool) -> Self {
+        self.pending_state = pending_state;
+        self
+    }
+
     /// Sets the clock of block timestamps. Default: [`SystemClock`]. A clock that goes back makes blocks with the previous timestamp.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -84,6 +93,7 @@ impl DevnetBuilder {
         let asset = genesis::usdc_on(self.network).ok_or_else(|| DevnetError::Genesis("no USDC is known".into()))?;
         let mut chain = Chain::new(self.network.chain_id(), BASE_FEE, self.finality_depth, self.clock);
         genesis::deploy(&mut chain, &asset)?;
+        chain.pending_state = self.pending_state;
         let devnet = Devnet(Arc::new(Inner {
             asset,
             block_time: self.block_time,

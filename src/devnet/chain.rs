@@ -29,6 +29,8 @@ pub(super) struct Chain {
     pub(super) blocks: Vec<Block>,
     pub(super) pool: Pool,
     pub(super) base_fee: u64,
+    /// `true` if calls as of `pending` see what is in the pool.
+    pub(super) pending_state: bool,
     finality_depth: u64,
     clock: Arc<dyn Clock>,
     by_hash: HashMap<B256, u64>,
@@ -78,6 +80,7 @@ impl Chain {
             blocks: vec![Block { header, transactions: Vec::new(), undo: Undo::default() }],
             pool: Pool::default(),
             base_fee,
+            pending_state: false,
             finality_depth,
             clock,
             mined: HashMap::new(),
@@ -218,6 +221,16 @@ impl Chain {
         for _ in 0..depth {
             self.mine();
         }
+    }
+
+    /// Reads the state after the block that would be made now, and makes none.
+    pub(super) fn after_the_pool<T>(&mut self, read: impl FnOnce(&Self) -> T) -> T {
+        let pool = self.pool.clone();
+        let draft = self.draft_from_pool();
+        let answer = read(self);
+        self.state.revert(draft.undo);
+        self.pool = pool;
+        answer
     }
 
     fn next_timestamp(&self) -> u64 {

@@ -40,8 +40,9 @@
 //!
 //! # Limits
 //!
-//! State roots are not computed, `pending` is the newest state, and blob transactions are refused. Everything stays in memory. Calls
-//! are executed one at a time. The base fee changes only if it is set.
+//! State roots are not computed, and blob transactions are refused. The state as of `pending` is that of the newest block, unless
+//! [`DevnetBuilder::pending_state`] is set. Everything stays in memory. Calls are executed one at a time. The base fee changes only if it
+//! is set.
 
 mod builder;
 mod chain;

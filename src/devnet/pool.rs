@@ -13,13 +13,13 @@ const MAX_PER_SENDER: usize = 16;
 const PRICE_BUMP: u128 = 10;
 
 /// Transactions by sender and nonce, with gaps.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Pool {
     senders: HashMap<Address, BTreeMap<u64, Pooled>>,
     arrivals: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pooled {
     tx: Recovered<Transaction>,
     arrival: u64,

@@ -83,6 +83,14 @@ impl Params {
     fn block(&mut self) -> Result<BlockId, Failure> {
         Ok(self.optional()?.unwrap_or_default())
     }
+
+    /// Returns `true` if a read is of the block `pending`. An estimate that names no block is.
+    fn are_of_pending(&self, method: &str) -> bool {
+        match self.0.as_slice().get(1) {
+            None | Some(Value::Null) => method == "eth_estimateGas",
+            Some(block) => block == "pending",
+        }
+    }
 }
 
 fn json(value: impl Serialize) -> Result<Box<RawValue>, Failure> {
@@ -119,7 +127,13 @@ async fn dispatch(devnet: &Devnet, method: &str, mut params: Params) -> Result<B
             devnet.set_code(params.next()?, params.next::<Bytes>()?);
             json(())
         }
-        _ => read(&devnet.chain(), method, params),
+        _ => {
+            let mut chain = devnet.chain();
+            match chain.pending_state && params.are_of_pending(method) {
+                true => chain.after_the_pool(|chain| read(chain, method, params)),
+                false => read(&chain, method, params),
+            }
+        }
     }
 }
 

@@ -288,6 +288,37 @@ async fn estimates_are_enough_and_reverts_are_explained() {
 }
 
 #[tokio::test]
+async fn estimates_see_the_pool_where_the_node_has_a_pending_state() {
+    for pending_state in [false, true] {
+        let devnet = Devnet::builder().pending_state(pending_state).start().await.unwrap();
+        let (asset, payer, sender) = (devnet.asset(), key(0x22), sender(&devnet));
+        devnet.mint(payer.address(), tower_x402::Usdc::from_atomic(1_000)).unwrap();
+        devnet.stall(true);
+        let input = authorization(payer.address(), 1_000).signed(&asset, &payer);
+        let mut settling = transaction(&devnet, 0);
+        (settling.gas_limit, settling.to, settling.input) = (200_000, asset.address.into(), input.clone());
+        let (hash, raw) = raw(settling, &sender);
+        broadcast(&devnet, &raw).await.unwrap();
+        let provider = devnet.provider();
+        let again = TransactionRequest::default().from(RELAYER).to(asset.address).input(input.into());
+        let of = async |block: BlockId| {
+            let (call, estimate) = (provider.call(again.clone()), provider.estimate_gas(again.clone()));
+            (call.block(block).await.is_ok(), estimate.block(block).await.is_ok())
+        };
+        for _ in 0..2 {
+            assert_eq!(of(BlockId::pending()).await, (!pending_state, !pending_state));
+            assert_eq!(of(BlockId::latest()).await, (true, true));
+            let estimated = provider.raw_request::<_, U64>("eth_estimateGas".into(), [again.clone()]).await;
+            assert_eq!(estimated.is_ok(), !pending_state, "it names no block");
+            assert_eq!(provider.get_transaction_count(sender.address()).pending().await.unwrap(), 1);
+        }
+        devnet.stall(false);
+        assert!(provider.get_transaction_receipt(hash).await.unwrap().unwrap().status());
+        assert!(provider.estimate_gas(again).await.is_err());
+    }
+}
+
+#[tokio::test]
 async fn reorganization_requeues_or_drops_transactions() {
     let (devnet, _) = devnet().await;
     let (asset, payer, sender) = (devnet.asset(), payer(&devnet), sender(&devnet));

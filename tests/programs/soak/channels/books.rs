@@ -212,10 +212,11 @@ pub(super) async fn bought(chain: &DevnetChain, records: &[ChannelRecord], buyer
     }
     assert_eq!(seen, records.len());
     format!(
-        "presented {sent} times, {} with deposits, {} refunds told, {} answers lost for good, {} paid for again, {} placed again {:?}",
+        "presented {sent} times, {} with deposits, {} refunds told, {} answers lost for good {:?}, {} paid for again, {} placed again {:?}",
         bought.deposits,
         bought.refunds,
         bought.lost.len(),
+        bought.lost,
         bought.unknown.len(),
         bought.again.values().sum::<u64>(),
         bought.again,

@@ -59,8 +59,8 @@ pub(super) struct Buyer {
 pub(super) struct Bought {
     /// What the receipts of each channel add up to, in atomic units.
     pub(super) charged: BTreeMap<ChannelId, u64>,
-    /// Orders that were charged, and whose answer was lost for good.
-    pub(super) lost: Vec<u64>,
+    /// Orders that were charged, and whose answer was lost for good, with what the buyer got instead.
+    pub(super) lost: Vec<String>,
     /// Orders that were paid for again because the outcome of a payment for them stayed unknown, with that payment's channel.
     pub(super) unknown: Vec<(u64, ChannelId)>,
     pub(super) deposits: u64,
@@ -176,7 +176,8 @@ impl Buyers {
                         let body = response.into_body().collect().await.unwrap().to_bytes();
                         assert_eq!(body, answer_to(n), "everybody gets the answer to the own question");
                     }
-                    _ => self.bought.lock().unwrap().lost.push(n),
+                    Ok(response) => self.lost(n, format!("{}, {receipt:?}", response.status())),
+                    Err(error) => self.lost(n, format!("{error}, {receipt:?}")),
                 }
                 return;
             }
@@ -189,6 +190,10 @@ impl Buyers {
             tokio::time::sleep(dice.millis(50..800)).await;
         }
         panic!("order {n} was never answered: {said}");
+    }
+
+    fn lost(&self, n: u64, instead: String) {
+        self.bought.lock().unwrap().lost.push(format!("order {n} got {instead}"));
     }
 
     /// Notes a receipt, and returns `true` if the order was charged.

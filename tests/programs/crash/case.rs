@@ -17,7 +17,7 @@ use super::{
     buyers::Buyer,
     facilitator_server::{Cut, FacilitatorServer},
     points::Point,
-    process::{PATIENCE, Process},
+    process::{Next, PATIENCE, Process},
     scene::{Ended, Life, Scene},
     server::{Flow, PRICE, Via},
     store::Store,
@@ -70,6 +70,8 @@ pub(crate) struct Report {
     pub(crate) told: usize,
     /// Payments that were served and can never be paid, and are on record as owed.
     pub(crate) dead: usize,
+    /// Transactions of a process that reverted, or did what another process with its own key had in the pool. With payment channels only.
+    pub(crate) in_vain: usize,
     /// The time from the last kill until the last buyer was answered.
     pub(crate) waited: Duration,
     pub(crate) details: Vec<String>,
@@ -87,11 +89,15 @@ struct Kept(BTreeMap<B256, Bytes>);
 
 /// Kills the process at each of these points, one life after the other, lets the last life finish every payment, and checks the result.
 /// Before the last kill only half of the buyers present their payments, so that the life to be ended there sees new payments.
-pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Point]) -> Report {
+pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Point], next: Next) -> Report {
     let mut scene = Scene::new(via, flow, store).await;
     let mut report = Report::default();
     let mut kept = Kept::default();
     let mut process = scene.open(PAYMENTS, stops.first().cloned()).await;
+    let mut other = match next {
+        Next::Restarted => None,
+        Next::Another => Some(scene.another().await),
+    };
     for number in 0..stops.len() {
         if scene.live(&mut process, life(number, stops.len())).await == Ended::Stopped {
             report.kills += 1;
@@ -101,7 +107,13 @@ pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Poi
         scene.spend_elsewhere();
         kept.look(&scene, &mut report).await;
         let runs = scene.runs();
-        process = scene.reopen(stops.get(number + 1).cloned()).await;
+        process = match other.take() {
+            Some(mut other) => {
+                other.ahead(scene.clock.get()).await;
+                other
+            }
+            None => scene.reopen(stops.get(number + 1).cloned()).await,
+        };
         if number + 1 == stops.len() {
             end(&scene, &mut process, life(number + 1, stops.len()), &mut report).await;
             let answered = *scene.answered.lock().unwrap();

@@ -13,6 +13,7 @@ use super::{
     case::{self, PAYMENTS, Report, Wrong},
     facilitator_server::Cut,
     points::Point,
+    process::Next,
     scene::{Ended, Scene},
     server::{Flow, Via},
     store::Store,
@@ -62,6 +63,8 @@ pub(crate) enum When {
     Unseen,
     /// None: the connection to the facilitator is cut.
     Never,
+    /// The one to which the payments are first presented. Another process takes over.
+    TakenOver,
 }
 
 /// The number of further tries at a place that was not reached.
@@ -73,7 +76,7 @@ impl When {
     /// The points at which the lives before it end.
     fn stops(self, via: Via) -> Vec<Point> {
         let name = match (self, via) {
-            (Self::First | Self::Never, _) => return Vec::new(),
+            (Self::First | Self::Never | Self::TakenOver, _) => return Vec::new(),
             (Self::Unsent, Via::Chain) => "ledger submit: after",
             (Self::Unseen, Via::Chain) => "node eth_sendRawTransactionSync: after",
             (Self::Unsent, Via::Remote | Via::Confirmed) => "ledger settle Delegate: after",
@@ -93,6 +96,14 @@ impl When {
             Self::Unsent => "second life, settlement not sent",
             Self::Unseen => "second life, settlement not seen",
             Self::Never => "no kill",
+            Self::TakenOver => "first life, another process takes over",
+        }
+    }
+
+    fn next(self) -> Next {
+        match self {
+            Self::TakenOver => Next::Another,
+            _ => Next::Restarted,
         }
     }
 }
@@ -125,6 +136,7 @@ pub(crate) struct Tally {
     pub(crate) wrong: Wrong,
     pub(crate) told: usize,
     pub(crate) dead: usize,
+    pub(crate) in_vain: usize,
     /// The longest time from a kill until all buyers were answered.
     pub(crate) waited: Duration,
     /// Processes that finished without passing there again.
@@ -192,9 +204,13 @@ pub(crate) fn places(course: Course, runs: &[Vec<String>]) -> Vec<(Place, u32)> 
 ///
 /// - `MarkUnknown`: its background pass asks the node after a transaction was sent again and before it is in a block.
 /// - `Claim`: its background pass finds the open payment before the client presents it again and has it settled.
+/// - `eth_getTransactionByHash`: its background pass finds that the transaction has no receipt before it is in a block.
 fn depends_on_timing(course: Course, name: &str) -> bool {
-    let is_later = !matches!(course.when, When::First | When::Never);
-    is_later && ["ledger settle MarkUnknown", "ledger settle Claim"].iter().any(|step| name.starts_with(step))
+    let is_later = !matches!(course.when, When::First | When::Never | When::TakenOver);
+    is_later
+        && ["ledger settle MarkUnknown", "ledger settle Claim", "node eth_getTransactionByHash"]
+            .iter()
+            .any(|step| name.starts_with(step))
 }
 
 /// Returns the points that a process passes in this life if it is not killed.
@@ -321,7 +337,7 @@ async fn kill(place: &Place, mut occurrence: u32) -> Report {
     loop {
         let stop = Point { name: place.name.clone(), occurrence };
         let stops: Vec<_> = before.iter().cloned().chain([stop]).collect();
-        let report = case::run(via, flow, backend.store(), &stops).await;
+        let report = case::run(via, flow, backend.store(), &stops, when.next()).await;
         let is_done = report.kills == stops.len() || report.wrong != Wrong::default();
         if is_done || (occurrence == 1 && again == 0) {
             return report;

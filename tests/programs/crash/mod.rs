@@ -22,6 +22,7 @@ mod store;
 use case::Wrong;
 use matrix::{Backend, Course, Matrix, Place, Tally, When};
 use points::Point;
+use process::Next;
 use server::{Flow, Via};
 use store::Store;
 
@@ -103,16 +104,16 @@ async fn a_payment_with_a_remote_facilitator_survives_every_kill_on_postgres() {
 #[tokio::test(flavor = "multi_thread")]
 async fn matrix_detects_a_ledger_that_loses_its_records() {
     let stop = Point { name: "response: ready".into(), occurrence: 1 };
-    let found = case::run(Via::Chain, Flow::Authorization, Some(Store::Nowhere), &[stop]).await;
+    let found = case::run(Via::Chain, Flow::Authorization, Some(Store::Nowhere), &[stop], Next::Restarted).await;
     let wrong = found.wrong;
     assert_eq!((found.kills, wrong.lost > 0, wrong.unanswered > 0), (1, true, true), "{found:?}");
     // In the flow `authorization` the work is done again.
     let stop = Point { name: "node eth_sendRawTransactionSync: before".into(), occurrence: 1 };
-    let found = case::run(Via::Chain, Flow::Deferred, Some(Store::Nowhere), &[stop]).await;
+    let found = case::run(Via::Chain, Flow::Deferred, Some(Store::Nowhere), &[stop], Next::Restarted).await;
     assert_eq!((found.kills, found.wrong.reworked > 0), (1, true), "{found:?}");
     // The remote facilitator settled a payment that the ledger has lost.
     let stop = Point { name: "facilitator settle: begun".into(), occurrence: 1 };
-    let found = case::run(Via::Remote, Flow::Authorization, Some(Store::Nowhere), &[stop]).await;
+    let found = case::run(Via::Remote, Flow::Authorization, Some(Store::Nowhere), &[stop], Next::Restarted).await;
     assert_eq!((found.kills, found.wrong.lost > 0), (1, true), "{found:?}");
 }
 
@@ -187,10 +188,10 @@ async fn full_matrix() {
     let places = matrix::explore(courses).await;
     let outcome = matrix::run(matrix::all(&places)).await;
     let document = report::document(&outcome, &costs);
-    // The section on payment channels is written by another test.
+    // The other sections are written by other tests.
     let page = std::fs::read_to_string(report::PATH).unwrap();
-    let channels = page.find(report::CHANNELS).map_or("", |start| &page[start..]);
-    std::fs::write(report::PATH, format!("{document}{channels}")).unwrap();
+    let others = [report::TAKEOVER, report::CHANNELS].into_iter().filter_map(|head| page.find(head)).min();
+    std::fs::write(report::PATH, format!("{document}{}", others.map_or("", |start| &page[start..]))).unwrap();
     std::fs::write(report::PLACES, report::places(&outcome)).unwrap();
     eprintln!("{document}");
     is_flawless(&outcome);
@@ -200,6 +201,24 @@ async fn full_matrix() {
         counted.map(|(_, tally)| tally.kills).sum::<usize>()
     };
     assert!(kills(|via| via == Via::Chain) >= 300 && kills(|via| via != Via::Chain) >= 200);
+}
+
+/// The process is killed at every point of a first life, and another process with the same ledger takes over. Writes the results to `docs/`.
+#[cfg(feature = "test-postgres")]
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes many minutes; of two processes with one ledger, CI kills one in other tests"]
+async fn full_takeover_matrix() {
+    let mut courses = matrix::courses(&[Via::Chain], &[Backend::Postgres], &FLOWS, &[When::TakenOver]);
+    let remote = [Via::Remote, Via::Confirmed];
+    courses.extend(matrix::courses(&remote, &[Backend::Postgres], &REMOTE_FLOWS, &[When::TakenOver]));
+    let outcome = matrix::run(matrix::all(&matrix::explore(courses).await)).await;
+    let section = report::takeover(&outcome);
+    let page = std::fs::read_to_string(report::PATH).unwrap();
+    let (before, after) = page.split_at(page.find(report::CHANNELS).unwrap_or(page.len()));
+    let before = before.split(report::TAKEOVER).next().unwrap_or_default();
+    std::fs::write(report::PATH, format!("{before}{section}{after}")).unwrap();
+    eprintln!("{section}");
+    is_flawless(&outcome);
 }
 
 /// A tool that runs one case and prints its result.
@@ -220,6 +239,6 @@ async fn one_case() {
     #[cfg(not(feature = "test-postgres"))]
     let backend = Backend::Sqlite;
     let via = std::env::var("CRASH_VIA").map_or(Via::Chain, |via| serde_json::from_value(via.into()).unwrap());
-    let report = case::run(via, flow, backend.store(), &stops).await;
+    let report = case::run(via, flow, backend.store(), &stops, Next::Restarted).await;
     assert_eq!((report.kills, report.wrong), (stops.len(), Wrong::default()), "{report:#?}");
 }

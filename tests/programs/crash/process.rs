@@ -24,6 +24,16 @@ use super::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const SIGKILL: i32 = 9;
 
+/// The process that sells after one was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Next {
+    /// The same one, started again.
+    #[default]
+    Restarted,
+    /// Another one with a key of its own and the same ledger, that was there before.
+    Another,
+}
+
 pub(crate) struct Process {
     child: Child,
     orders: ChildStdin,

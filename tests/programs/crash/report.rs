@@ -101,6 +101,26 @@ The test is `tests/settlement/ledger/power_cut.rs`, on Linux. It prints the figu
     cargo test -p tower-x402-tests --features test-postgres --test settlement -- --nocapture ledger::power_cut
 ";
 
+/// The head of the section on processes that take over.
+pub(crate) const TAKEOVER: &str = "
+## Another process takes over
+";
+
+const TAKEOVER_TEXT: &str = "
+Two processes share a ledger on PostgreSQL, each with a settlement key of its own. One gets the eight payments and is killed at every named
+point of its first life. Then the buyers present them to the other. The table is written by
+
+    cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::full_takeover_matrix
+
+| facilitator | flow | ledger | points | kills | cuts | by chance | violations | told | dead | longest wait |
+|---|---|---|---|---|---|---|---|---|---|---|
+";
+
+/// Returns the section on processes that take over.
+pub(crate) fn takeover(matrix: &Matrix) -> String {
+    format!("{TAKEOVER}{TAKEOVER_TEXT}{}", rows(matrix, |_| String::new()))
+}
+
 /// The head of the section on payment channels, the last of the page.
 pub(crate) const CHANNELS: &str = "
 ## Payment channels
@@ -119,7 +139,23 @@ all that was charged is claimed, and compared to the atomic unit. A violation is
 - deposits are not the sum of claims, refunds, withdrawals and what is left, or a balance of payer or payee differs from them;
 - the sum charged or claimed is lower after a kill than before;
 - one voucher got two answers to one question, or a receipt is untrue;
+- a paid request is refused with 402 although only the seller was killed;
+- a transaction of the seller reverts, or makes a deposit or refund that another one made or is about to make;
 - the buyer cannot go on paying, or its books differ from the chain.
+
+Further columns and rows:
+
+- *Node*: the state as of which the node estimates gas: that of the newest block, or after the transactions in its pool (*pending*).
+- *Another process takes over*: it has a gas key of its own and the same ledger, and was there before. Otherwise the same one is started again.
+- *Transaction in the pool*: the seller is killed when its node has a deposit, refund, claim or transfer of claims, and no block is made
+  until 2 s, and in other runs 10 s, after the next process has started.
+- *In vain*: transactions of the process that took over that reverted, since the dead one's was in the pool and this node does not show it.
+- *Longest wait*: seconds from the kill of the seller until the buyer's step is done. The time without blocks is part of it.
+
+This repeats one case. `CRASH_PENDING`, `CRASH_ANOTHER`, `CRASH_HOLD` (seconds), `CRASH_POWER_CUT` and `CRASH_LEDGER` may be left out:
+
+    CRASH_SELLER='pool: deposit#1' CRASH_PENDING=1 CRASH_ANOTHER=1 CRASH_HOLD=10 CRASH_LEDGER=postgres \\
+        cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::channels::one_channel_case
 
 ";
 
@@ -130,19 +166,25 @@ pub(crate) fn channels(table: &str) -> String {
 
 /// Returns the page: a row for each flow on each ledger.
 pub(crate) fn document(matrix: &Matrix, costs: &BTreeMap<(Via, Flow, Backend), Cost>) -> String {
-    let mut text = HEAD.to_owned();
+    let cost = |row: Option<(Via, Flow, Backend)>| match row.and_then(|row| costs.get(&row)) {
+        Some(cost) => format!(" {:.1} | {:.1} |", cost.alone, cost.in_company),
+        None => " | |".to_owned(),
+    };
+    format!("{HEAD}{}{TAIL}", rows(matrix, cost))
+}
+
+/// Returns a row for each flow on each ledger, and one for all of them. `more` has further columns, of all rows if it gets `None`.
+fn rows(matrix: &Matrix, more: impl Fn(Option<(Via, Flow, Backend)>) -> String) -> String {
+    let mut text = String::new();
     let rows: BTreeSet<_> =
         matrix.keys().map(|Place { course, .. }| (course.via, course.flow, course.backend)).collect();
     for row in rows {
         let (via, flow, backend) = row;
         let of_row = |place: &Place| (place.course.via, place.course.flow, place.course.backend) == row;
-        let cost =
-            costs.get(&row).map_or(" | ".to_owned(), |cost| format!("{:.1} | {:.1}", cost.alone, cost.in_company));
-        let sums = sums(matrix, of_row);
-        let _ = writeln!(text, "| {} | {} | {} | {sums} | {cost} |", via.name(), flow.name(), backend.name());
+        let (names, sums) = ([via.name(), flow.name(), backend.name()].join(" | "), sums(matrix, of_row));
+        let _ = writeln!(text, "| {names} | {sums} |{}", more(Some(row)));
     }
-    let _ = writeln!(text, "| all | | | {} | | |", sums(matrix, |_| true));
-    text.push_str(TAIL);
+    let _ = writeln!(text, "| all | | | {} |{}", sums(matrix, |_| true), more(None));
     text
 }
 

@@ -169,6 +169,13 @@ impl Scene {
         Process::start(&Setup { stop, armed: true, ahead: self.clock.get(), ..self.setup.clone() }).await
     }
 
+    /// Starts another process on the ledger, beside the first one.
+    pub(crate) async fn another(&self) -> Process {
+        let key = PrivateKeySigner::random();
+        self.devnet.fund(key.address(), U256::from(10).pow(U256::from(18)));
+        Process::start(&Setup { settlement_key: key.to_bytes(), ..self.setup.clone() }).await
+    }
+
     fn customer(&self) -> Customer {
         let signer = PrivateKeySigner::random();
         self.devnet.mint(signer.address(), Usdc::from_atomic(3 * PRICE)).expect("the devnet mints");

@@ -97,6 +97,11 @@ impl Setup {
         self.directory.join("answers")
     }
 
+    /// A file with a line for each paid request that was refused with 402.
+    pub(crate) fn refused(&self) -> PathBuf {
+        self.directory.join("refused")
+    }
+
     /// A file with a line for each step that is done.
     pub(crate) fn progress(&self) -> PathBuf {
         self.directory.join("progress")
@@ -232,6 +237,11 @@ async fn sell(setup: Setup, points: Arc<Points>) {
 }
 
 async fn buy(setup: Setup, points: Arc<Points>) {
+    std::thread::spawn(|| {
+        // Its parent writes nothing, and has ended when this does.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
     say(&format!("{LISTENING}nowhere"));
     let buyer = Buyer::open(setup, points);
     let progress = buyer.setup.progress();
@@ -429,6 +439,9 @@ impl Buyer {
         let answer = sent.send().await?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         let body = answer.bytes().await?;
+        if payment.is_some() && status == StatusCode::PAYMENT_REQUIRED {
+            append(&self.setup.refused(), &format!("{question}: {}", String::from_utf8_lossy(&body)));
+        }
         if let (Some(payment), Some(receipt), true) = (payment, headers.get("payment-response"), status.is_success()) {
             let (payment, receipt) = (decoded(payment), decoded(receipt.as_bytes()));
             let max = payment["payload"]["voucher"]["maxClaimableAmount"].as_str().expect("an amount");

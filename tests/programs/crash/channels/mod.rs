@@ -1,9 +1,11 @@
 //! Payment channels: a seller's and a buyer's process are killed at every point of a channel's life, and started again.
 //!
 //! The life (`actors.rs`) has a deposit, vouchers, a price below the offer, a top-up, claims, a refund and a withdrawal. The processes are
-//! killed alone and one after the other. A buyer's kill is also a power cut: its journal loses what was not on disk.
+//! killed alone and one after the other. A buyer's kill is also a power cut: its journal loses what was not on disk. The seller is killed
+//! also while its transaction is in the node's pool (`pool.rs`), and is started again, or another process takes over.
 
 mod actors;
+mod pool;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,12 +36,13 @@ use super::{
     case::{Report, Wrong},
     matrix::{self, Backend, Tally},
     points::Point,
-    process::{PATIENCE, Process},
+    process::{Next, PATIENCE, Process},
     server::{Ahead, VALID},
     store::Store,
 };
 pub(crate) use actors::DONE;
 use actors::{Answer, LIFE, Role, SETUP, Setup, Step, cost, done};
+use pool::{HOLDS, POOL, Pool};
 use support::authorization::{random_address, random_nonce};
 
 const BLOCKS: Duration = Duration::from_millis(100);
@@ -64,10 +67,35 @@ fn actor_process() {
 /// Where processes are killed: each at most once.
 #[derive(Clone, Debug, Default)]
 struct Kills {
+    /// A point of the process, or one at which its transaction is in the [`Pool`].
     seller: Option<Point>,
     buyer: Option<Point>,
     /// `true` if the buyer's journal loses what was not on disk.
     power_cut: bool,
+    node: Node,
+    next: Next,
+    /// For how long no block is made after a kill with a transaction in the pool.
+    hold: Duration,
+}
+
+/// The state as of which the node estimates gas, and answers what is asked as of `pending`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Node {
+    #[default]
+    Latest,
+    /// After the transactions in its pool.
+    Pending,
+}
+
+impl Node {
+    const ALL: [Self; 2] = [Self::Latest, Self::Pending];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Latest => "latest",
+            Self::Pending => "pending",
+        }
+    }
 }
 
 impl Kills {
@@ -82,6 +110,9 @@ struct Stage {
     clock: Arc<Ahead>,
     setup: Setup,
     payer: Address,
+    /// The gas key of another process.
+    other_key: B256,
+    pool: Pool,
     /// Where the seller listens now.
     target: Arc<Mutex<String>>,
     _port: DevnetPort,
@@ -89,16 +120,18 @@ struct Stage {
 }
 
 impl Stage {
-    async fn open(store: Option<Store>) -> Self {
+    async fn open(store: Option<Store>, kills: &Kills) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let clock = Arc::new(Ahead::default());
         let builder = Devnet::builder().block_time(BlockTime::Every(BLOCKS)).clock(clock.clone());
+        let builder = builder.pending_state(kills.node == Node::Pending);
         let devnet = builder.start().await.expect("the devnet starts");
-        let (gas, payer) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-        for key in [&gas, &payer] {
+        let [gas, other, payer] = [(); 3].map(|()| PrivateKeySigner::random());
+        for key in [&gas, &other, &payer] {
             devnet.fund(key.address(), U256::from(10).pow(U256::from(18)));
         }
         devnet.mint(payer.address(), Usdc::from_atomic(MINTED)).expect("the devnet mints");
+        let pool = Pool::watch(&devnet, [gas.address(), other.address()], kills.seller.clone());
         let port = devnet.serve("127.0.0.1:0").await.expect("a free port");
         let target = Arc::default();
         let setup = Setup {
@@ -114,16 +147,26 @@ impl Stage {
             ahead: 0,
             stop: None,
         };
-        Self { devnet, clock, setup, payer: payer.address(), target, _port: port, _directory: directory }
+        let (payer, other_key) = (payer.address(), other.to_bytes());
+        Self { devnet, clock, setup, payer, other_key, pool, target, _port: port, _directory: directory }
     }
 
     async fn start(&self, role: Role, stop: Option<Point>) -> Process {
-        let setup = Setup { role, stop, ahead: self.clock.get(), ..self.setup.clone() };
-        let process = Process::launch("crash::channels::actor_process", SETUP, &setup).await;
+        let process = self.launch(Setup { role, stop, ..self.setup.clone() }).await;
         if role == Role::Seller {
-            *self.target.lock().unwrap() = process.url.trim_start_matches("http://").to_owned();
+            self.lead_to(&process);
         }
         process
+    }
+
+    async fn launch(&self, setup: Setup) -> Process {
+        let setup = Setup { ahead: self.clock.get(), ..setup };
+        Process::launch("crash::channels::actor_process", SETUP, &setup).await
+    }
+
+    /// Leads buyers to this seller from now on.
+    fn lead_to(&self, seller: &Process) {
+        *self.target.lock().unwrap() = seller.url.trim_start_matches("http://").to_owned();
     }
 
     /// Kills a process that has stopped at a point.
@@ -179,20 +222,39 @@ impl Marks {
 
 /// Lets a channel live, with these kills, and checks the result.
 async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)>) {
-    let stage = Stage::open(store).await;
+    let stage = Stage::open(store, kills).await;
     let (mut report, mut marks) = (Report::default(), Marks::default());
-    let mut seller = stage.start(Role::Seller, kills.seller.clone()).await;
+    let stop = kills.seller.clone().filter(|point| !point_is_of_pool(Some(point)));
+    let mut seller = stage.start(Role::Seller, stop).await;
+    let mut other = match kills.next {
+        Next::Restarted => None,
+        Next::Another => Some(stage.launch(Setup { gas_key: stage.other_key, ..stage.setup.clone() }).await),
+    };
     let mut buyer = stage.start(Role::Buyer, kills.buyer.clone()).await;
     let (started, mut ticks) = (Instant::now(), interval(BLOCKS));
-    let mut jumped = None;
+    let (mut jumped, mut killed, mut release) = (None, None, None);
     loop {
         let (mut seller_stopped, mut buyer_stopped) = (seller.stopped(), buyer.stopped());
+        let is_stopped = async {
+            tokio::select! {
+                stopped = seller_stopped.wait_for(Option::is_some) => stopped.is_ok(),
+                () = stage.pool.held() => true,
+            }
+        };
         tokio::select! {
-            Ok(_) = seller_stopped.wait_for(Option::is_some) => {
+            true = is_stopped, if killed.is_none() => {
                 report.kills += 1;
                 stage.kill(seller).await;
-                marks.look(&stage, &mut report).await;
-                seller = stage.start(Role::Seller, None).await;
+                killed = Some((Instant::now(), done(&stage.setup.progress())));
+                seller = match other.take() {
+                    Some(other) => other,
+                    None => {
+                        marks.look(&stage, &mut report).await;
+                        stage.start(Role::Seller, None).await
+                    }
+                };
+                stage.lead_to(&seller);
+                release = Some(Instant::now() + kills.hold);
             }
             Ok(_) = buyer_stopped.wait_for(Option::is_some) => {
                 report.kills += 1;
@@ -211,6 +273,15 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
             }
             _ = ticks.tick() => {}
         }
+        if release.is_some_and(|at| Instant::now() >= at) {
+            stage.devnet.stall(false);
+        }
+        if let Some((at, steps)) = killed
+            && report.waited.is_zero()
+            && done(&stage.setup.progress()) > steps
+        {
+            report.waited = at.elapsed();
+        }
         let step = LIFE.get(done(&stage.setup.progress()));
         let ahead = match step {
             Some(Step::Withdraw) => WITHDRAW_DELAY,
@@ -219,7 +290,9 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
         };
         if ahead > 0 && jumped.replace(step) != Some(step) {
             stage.clock.set(stage.clock.get() + ahead);
-            seller.ahead(stage.clock.get()).await;
+            for seller in [&mut seller].into_iter().chain(&mut other) {
+                seller.ahead(stage.clock.get()).await;
+            }
         }
         if started.elapsed() > PATIENCE {
             report.wrong.unanswered += 1;
@@ -227,12 +300,18 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
             break;
         }
     }
+    stage.devnet.stall(false);
     let named = |role, process: &mut Process| process.passed().into_iter().map(move |name| (role, name)).collect();
-    let passed: [Vec<_>; 2] = [named(Role::Seller, &mut seller), named(Role::Buyer, &mut buyer)];
+    let pooled: Vec<_> = stage.pool.sent().into_iter().map(|name| (Role::Seller, name)).collect();
+    let passed: [Vec<_>; 3] = [named(Role::Seller, &mut seller), pooled, named(Role::Buyer, &mut buyer)];
+    if let Some(other) = other {
+        other.kill().await;
+    }
     seller.kill().await;
     buyer.kill().await;
     marks.look(&stage, &mut report).await;
     judge(&stage, kills, &mut report).await;
+    stage.devnet.faults().clear();
     (report, passed.concat())
 }
 
@@ -286,6 +365,11 @@ async fn judge(stage: &Stage, kills: &Kills, report: &mut Report) {
     let deposited: u128 = chain.deposits.iter().map(|(_, amount)| amount).sum();
     let balance = |account| u128::from(stage.devnet.balance_of(account).expect("the devnet answers").atomic());
     let mut wrong = Wrong::default();
+    let mut again = stage.pool.in_vain(&stage.devnet).await;
+    // A process does not know what others with their own keys have in a pool that the node does not show.
+    if kills.next == Next::Another && kills.node == Node::Latest && !kills.hold.is_zero() {
+        report.in_vain = std::mem::take(&mut again).len();
+    }
     let mut check = |count: &mut usize, is_right: bool, detail: String| {
         if !is_right {
             *count += 1;
@@ -305,6 +389,17 @@ async fn judge(stage: &Stage, kills: &Kills, report: &mut Report) {
     check(&mut wrong.lost, charged == chain.claimed, format!("{charged} was charged, and claimed {sums}"));
     let is_few = chain.deposits.len() <= 4 + kills.count();
     check(&mut wrong.doubled, is_few, format!("more deposits than asked for: {sums}"));
+    check(&mut wrong.doubled, again.is_empty(), format!("transactions of what was done or under way: {again:?}"));
+    if kills.buyer.is_none() {
+        let refused = fs::read_to_string(stage.setup.refused()).unwrap_or_default();
+        // The buyer does not know yet that it has withdrawn, or is to repeat the request later.
+        let is_right = |line: &&str| {
+            let is_withdrawn = line.starts_with("after the withdrawal") && line.contains("exceeds_balance");
+            is_withdrawn || line.contains("channel_busy")
+        };
+        let refused: Vec<_> = refused.lines().filter(|line| !is_right(line)).collect();
+        check(&mut wrong.unanswered, refused.is_empty(), format!("refused: {refused:?}"));
+    }
 
     let answers = fs::read_to_string(stage.setup.answers()).unwrap_or_default();
     let answers: Vec<Answer> = answers.lines().map(|line| serde_json::from_str(line).expect("an answer")).collect();
@@ -341,6 +436,7 @@ async fn judge(stage: &Stage, kills: &Kills, report: &mut Report) {
 struct Place {
     backend: Backend,
     victims: Victims,
+    node: Node,
     /// Places in the order they were first passed.
     order: usize,
     role: Role,
@@ -352,7 +448,13 @@ struct Place {
 /// Who is killed, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Victims {
+    /// The seller, while its transaction is in the pool, and no block is made until some time after its restart.
+    InPool,
+    /// The same, and another process takes over.
+    InPoolForAnother,
     Seller,
+    /// The seller, and another process takes over.
+    SellerForAnother,
     Buyer,
     BuyerByPowerCut,
     /// The buyer at some point, too.
@@ -363,6 +465,9 @@ impl Victims {
     const fn name(self) -> &'static str {
         match self {
             Self::Seller => "seller",
+            Self::SellerForAnother => "seller, another process takes over",
+            Self::InPool => "seller, transaction in the pool",
+            Self::InPoolForAnother => "seller, transaction in the pool, another process takes over",
             Self::Buyer => "buyer",
             Self::BuyerByPowerCut => "buyer, power cut",
             Self::Both => "seller and buyer",
@@ -392,40 +497,66 @@ async fn explore(backend: Backend) -> Vec<(Role, Point, bool)> {
     places
 }
 
-/// Every second place once, on each ledger others, the buyer's with or without a power cut.
+/// Every second place once, on each ledger others, the buyer's with or without a power cut. A deposit and a refund in the pool on each.
 fn some(backend: Backend, passed: &[(Role, Point, bool)]) -> Vec<(Place, Kills)> {
     let first = usize::from(backend == Backend::Sqlite);
-    let places = passed.iter().enumerate().skip(first).step_by(2).map(|(order, (role, last, by_chance))| {
+    let is_chosen = |(order, at): &(usize, &(Role, Point, bool))| order % 2 == first || at.1.name.starts_with(POOL);
+    let places = passed.iter().enumerate().filter(is_chosen).map(|(order, (role, last, by_chance))| {
         let point = Point { occurrence: 1 + order as u32 % last.occurrence, name: last.name.clone() };
         let victims = match role {
+            Role::Seller if last.name.starts_with(POOL) => Victims::InPool,
             Role::Seller => Victims::Seller,
             Role::Buyer if order % 4 < 2 => Victims::Buyer,
             Role::Buyer => Victims::BuyerByPowerCut,
         };
-        place(backend, victims, order, (*role, point, *by_chance), None)
+        let node = Node::ALL[(order / 2 + first) % 2];
+        place((backend, victims, node), order, (*role, point, *by_chance), None)
     });
     places.collect()
 }
 
-/// Every place at several times, the buyer's with and without a power cut; and every place of the seller with one of the buyer.
+/// Every place at several times, the buyer's with and without a power cut; and every place of the seller with one of the buyer. Each place of
+/// the seller alone on both kinds of nodes, and each transaction in the pool, for a while and for longer.
 fn all(backend: Backend, passed: &[(Role, Point, bool)]) -> Vec<(Place, Kills)> {
     let buyers: Vec<&Point> =
         passed.iter().filter(|(role, ..)| *role == Role::Buyer).map(|(_, point, _)| point).collect();
+    let shares_ledger = backend != Backend::Sqlite;
     let mut kills = Vec::new();
     for (order, (role, last, by_chance)) in passed.iter().enumerate() {
-        let times = BTreeSet::from_iter((1..=TIMES).map(|time| (last.occurrence * time).div_ceil(TIMES)));
-        for occurrence in times {
-            let at = (*role, Point { occurrence, name: last.name.clone() }, *by_chance);
+        let at = |occurrence| (*role, Point { occurrence, name: last.name.clone() }, *by_chance);
+        if last.name.starts_with(POOL) {
+            let takers = [Some(Victims::InPool), shares_ledger.then_some(Victims::InPoolForAnother)];
+            for (occurrence, victims) in (1..=last.occurrence).flat_map(|n| takers.map(|victims| (n, victims))) {
+                let Some(victims) = victims else { continue };
+                for (node, hold) in Node::ALL.into_iter().flat_map(|node| HOLDS.map(|hold| (node, hold))) {
+                    let (place, of_place) = place((backend, victims, node), order, at(occurrence), None);
+                    kills.push((place, Kills { hold, ..of_place }));
+                }
+            }
+            continue;
+        }
+        let mut times = Vec::from_iter((1..=TIMES).map(|time| (last.occurrence * time).div_ceil(TIMES)));
+        for (node, occurrence) in Node::ALL.into_iter().zip(times.clone()) {
+            if *role == Role::Seller {
+                kills.push(place((backend, Victims::Seller, node), order, at(occurrence), None));
+            }
+        }
+        times.dedup();
+        for (nth, occurrence) in times.into_iter().enumerate() {
+            let node = Node::ALL[(order + nth) % 2];
             match role {
+                Role::Seller if nth > 0 => {}
                 Role::Seller => {
                     let other = buyers[kills.len() % buyers.len()];
                     let other = Point { occurrence: 1 + order as u32 % other.occurrence, name: other.name.clone() };
-                    kills.push(place(backend, Victims::Seller, order, at.clone(), None));
-                    kills.push(place(backend, Victims::Both, order, at, Some(other)));
+                    kills.push(place((backend, Victims::Both, node), order, at(occurrence), Some(other)));
+                    if shares_ledger {
+                        kills.push(place((backend, Victims::SellerForAnother, node), order, at(occurrence), None));
+                    }
                 }
                 Role::Buyer => {
-                    kills.push(place(backend, Victims::Buyer, order, at.clone(), None));
-                    kills.push(place(backend, Victims::BuyerByPowerCut, order, at, None));
+                    kills.push(place((backend, Victims::Buyer, node), order, at(occurrence), None));
+                    kills.push(place((backend, Victims::BuyerByPowerCut, node), order, at(occurrence), None));
                 }
             }
         }
@@ -434,20 +565,27 @@ fn all(backend: Backend, passed: &[(Role, Point, bool)]) -> Vec<(Place, Kills)> 
 }
 
 fn place(
-    backend: Backend,
-    victims: Victims,
+    (backend, victims, node): (Backend, Victims, Node),
     order: usize,
     (role, point, by_chance): (Role, Point, bool),
     other: Option<Point>,
 ) -> (Place, Kills) {
     let by_chance = by_chance || other.is_some();
-    let place = Place { backend, victims, order, role, name: point.name.clone(), by_chance };
-    let power_cut = victims == Victims::BuyerByPowerCut;
-    let kills = match role {
-        Role::Seller => Kills { seller: Some(point), buyer: other, power_cut },
-        Role::Buyer => Kills { seller: None, buyer: Some(point), power_cut },
+    let place = Place { backend, victims, node, order, role, name: point.name.clone(), by_chance };
+    let (seller, buyer) = match role {
+        Role::Seller => (Some(point), other),
+        Role::Buyer => (None, Some(point)),
     };
-    (place, kills)
+    let next = match victims {
+        Victims::SellerForAnother | Victims::InPoolForAnother => Next::Another,
+        _ => Next::Restarted,
+    };
+    let hold = if point_is_of_pool(seller.as_ref()) { HOLDS[0] } else { Duration::ZERO };
+    (place, Kills { seller, buyer, power_cut: victims == Victims::BuyerByPowerCut, node, next, hold })
+}
+
+fn point_is_of_pool(point: Option<&Point>) -> bool {
+    point.is_some_and(|point| point.name.starts_with(POOL))
 }
 
 /// Kills the processes at all of these places, and checks the results.
@@ -475,6 +613,11 @@ async fn kill_at(kills: Vec<(Place, Kills)>) -> BTreeMap<Place, Tally> {
         tally.kills += report.kills;
         tally.missed += wanted - report.kills;
         tally.wrong.add(report.wrong);
+        tally.waited = tally.waited.max(report.waited);
+        tally.in_vain += report.in_vain;
+        for detail in &report.details {
+            eprintln!("{killed_at}: {detail}");
+        }
         tally.details.extend(report.details.iter().map(|detail| format!("{killed_at}: {detail}")));
     }
     matrix
@@ -491,23 +634,33 @@ fn is_flawless(matrix: &BTreeMap<Place, Tally>) {
 /// The table of the published page.
 fn table(matrix: &BTreeMap<Place, Tally>) -> String {
     let mut text =
-        "| killed | seller's ledger | points | kills | by chance | violations |\n|---|---|---|---|---|---|\n"
+        "| killed | seller's ledger | node | points | kills | by chance | violations | in vain | longest wait |\n|---|---|---|---|---|---|---|---|---|\n"
             .to_owned();
-    let rows: BTreeSet<_> = matrix.keys().map(|place| (place.victims, place.backend)).collect();
-    let mut row = |name: &str, ledger: &str, is_of_row: &dyn Fn(&Place) -> bool| {
-        let (mut points, mut kills, mut by_chance, mut violations) = (0, 0, 0, 0);
+    let rows: BTreeSet<_> = matrix.keys().map(|place| (place.victims, place.backend, place.node)).collect();
+    let mut row = |[name, ledger, node]: [&str; 3], is_of_row: &dyn Fn(&Place) -> bool| {
+        let (mut points, mut kills, mut by_chance, mut violations, mut in_vain) = (0, 0, 0, 0, 0);
+        let mut waited = Duration::ZERO;
         for (place, tally) in matrix.iter().filter(|(place, _)| is_of_row(place)) {
             points += 1;
             kills += tally.kills;
             *(if place.by_chance { &mut by_chance } else { &mut violations }) += tally.missed;
             violations += tally.wrong.sum();
+            in_vain += tally.in_vain;
+            waited = waited.max(tally.waited);
         }
-        let _ = writeln!(text, "| {name} | {ledger} | {points} | {kills} | {by_chance} | {violations} |");
+        let waited = if waited.is_zero() { String::new() } else { format!("{:.1}", waited.as_secs_f64()) };
+        let _ = writeln!(
+            text,
+            "| {name} | {ledger} | {node} | {points} | {kills} | {by_chance} | {violations} | {in_vain} | {waited} |"
+        );
     };
-    for (victims, backend) in rows {
-        row(victims.name(), backend.name(), &|place| (place.victims, place.backend) == (victims, backend));
+    for of_row in rows {
+        let (victims, backend, node) = of_row;
+        row([victims.name(), backend.name(), node.name()], &|place| {
+            (place.victims, place.backend, place.node) == of_row
+        });
     }
-    row("all", "", &|_| true);
+    row(["all", "", ""], &|_| true);
     text
 }
 
@@ -543,15 +696,21 @@ async fn matrix_detects_a_seller_that_loses_its_channels() {
 async fn full_channel_matrix() {
     use super::report;
 
-    let mut matrix = BTreeMap::new();
+    let mut planned = BTreeMap::<Victims, Vec<_>>::new();
     for backend in [Backend::Sqlite, Backend::Postgres] {
-        matrix.extend(kill_at(all(backend, &explore(backend).await)).await);
+        for (place, kills) in all(backend, &explore(backend).await) {
+            planned.entry(place.victims).or_default().push((place, kills));
+        }
     }
-    let table = table(&matrix);
-    println!("{table}");
-    let page = fs::read_to_string(report::PATH).unwrap();
-    let section = report::channels(&table);
-    fs::write(report::PATH, page.split(report::CHANNELS).next().unwrap().to_owned() + &section).unwrap();
+    let mut matrix = BTreeMap::new();
+    for kills in planned.into_values() {
+        matrix.extend(kill_at(kills).await);
+        let table = table(&matrix);
+        println!("{table}");
+        let page = fs::read_to_string(report::PATH).unwrap();
+        let section = report::channels(&table);
+        fs::write(report::PATH, page.split(report::CHANNELS).next().unwrap().to_owned() + &section).unwrap();
+    }
     is_flawless(&matrix);
     assert!(matrix.values().map(|tally| tally.kills).sum::<usize>() >= 500);
 }
@@ -566,8 +725,18 @@ async fn one_channel_case() {
         Some(Point { name: name.to_owned(), occurrence: occurrence.parse().unwrap() })
     };
     let power_cut = std::env::var_os("CRASH_POWER_CUT").is_some();
-    let kills = Kills { seller: point("CRASH_SELLER"), buyer: point("CRASH_BUYER"), power_cut };
-    let (report, passed) = run(None, &kills).await;
+    let is_set = |name| std::env::var_os(name).is_some();
+    let node = if is_set("CRASH_PENDING") { Node::Pending } else { Node::Latest };
+    let next = if is_set("CRASH_ANOTHER") { Next::Another } else { Next::Restarted };
+    let hold = std::env::var("CRASH_HOLD").map_or(HOLDS[0], |seconds| Duration::from_secs(seconds.parse().unwrap()));
+    let (seller, buyer) = (point("CRASH_SELLER"), point("CRASH_BUYER"));
+    let kills = Kills { seller, buyer, power_cut, node, next, hold };
+    #[cfg(feature = "test-postgres")]
+    let backend = if is_set("CRASH_LEDGER") { Backend::Postgres } else { Backend::Sqlite };
+    #[cfg(not(feature = "test-postgres"))]
+    let backend = Backend::Sqlite;
+    let (report, passed) = run(backend.store(), &kills).await;
+    println!("waited {:.1} s", report.waited.as_secs_f64());
     for (role, name) in passed {
         println!("{role:?} {name}");
     }

@@ -231,7 +231,7 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
         Next::Another => Some(stage.launch(Setup { gas_key: stage.other_key, ..stage.setup.clone() }).await),
     };
     let mut buyer = stage.start(Role::Buyer, kills.buyer.clone()).await;
-    let (started, mut ticks) = (Instant::now(), interval(BLOCKS));
+    let (mut progress, mut ticks) = ((Instant::now(), 0), interval(BLOCKS));
     let (mut jumped, mut killed, mut release) = (None, None, None);
     loop {
         let (mut seller_stopped, mut buyer_stopped) = (seller.stopped(), buyer.stopped());
@@ -282,7 +282,11 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
         {
             report.waited = at.elapsed();
         }
-        let step = LIFE.get(done(&stage.setup.progress()));
+        let steps = done(&stage.setup.progress());
+        if steps > progress.1 {
+            progress = (Instant::now(), steps);
+        }
+        let step = LIFE.get(steps);
         let ahead = match step {
             Some(Step::Withdraw) => WITHDRAW_DELAY,
             Some(Step::LookUp) => EXPIRED,
@@ -294,7 +298,7 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
                 seller.ahead(stage.clock.get()).await;
             }
         }
-        if started.elapsed() > PATIENCE {
+        if progress.0.elapsed() > PATIENCE {
             report.wrong.unanswered += 1;
             report.note(format!("it stays at {step:?}"));
             break;

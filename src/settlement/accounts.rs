@@ -75,10 +75,6 @@ impl Accounts {
         self.0.accounts.len()
     }
 
-    pub(super) fn first(&self) -> Option<&Account> {
-        self.0.accounts.first()
-    }
-
     /// Returns how many transactions are in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.iter().map(Account::in_flight).sum()

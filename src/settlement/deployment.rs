@@ -9,8 +9,8 @@ use alloy_primitives::{B256, keccak256};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    accounts::Accounts,
-    gaps::FillGaps as _,
+    calls::CallOutcome,
+    line::Urgency,
     queue::QUEUE_TIMEOUT,
     submitter::{Call, Submitter},
 };
@@ -29,21 +29,14 @@ const RECHECK: Duration = Duration::from_secs(600);
 /// The batch settler on one chain.
 pub(crate) struct Deployment {
     node: Arc<Node>,
-    accounts: Accounts,
     submitter: Arc<Submitter>,
-    confirm_timeout: Duration,
     /// Whether it is deployed, and when that was looked up.
     known: Mutex<Option<(Instant, bool)>>,
 }
 
 impl Deployment {
-    pub(super) fn new(
-        node: Arc<Node>,
-        accounts: Accounts,
-        submitter: Arc<Submitter>,
-        confirm_timeout: Duration,
-    ) -> Self {
-        Self { node, accounts, submitter, confirm_timeout, known: Mutex::default() }
+    pub(super) fn new(node: Arc<Node>, submitter: Arc<Submitter>) -> Self {
+        Self { node, submitter, known: Mutex::default() }
     }
 
     /// Returns `true` if the chain has the batch settler. Asks the node only if that is not known; a node that does not answer is asked
@@ -110,22 +103,18 @@ impl Deployment {
         }
     }
 
-    /// Sends the deployment from the first settlement account, and waits until it is in a block.
+    /// Sends the deployment, and waits until it is in a block.
     async fn send(&self) -> Result<B256, FacilitatorError> {
         let late =
             FacilitatorError::Busy { what: "the batch settler's deployment", retry_after: Duration::from_secs(5) };
-        let account = self.accounts.first().ok_or_else(|| late.clone())?;
-        let permit = timeout(QUEUE_TIMEOUT, account.enter()).await.map_err(|_| late.clone())?;
-        let lease = account.take(permit).await?;
+        let place =
+            timeout(QUEUE_TIMEOUT, self.submitter.enter(Urgency::claim())).await.map_err(|_| late.clone())??;
         let input = BatchSettler::deployment();
         let gas_limit = transfer::intrinsic_gas(&input).saturating_add(DEPLOYMENT_GAS);
         let call = Call { to: BatchSettler::DEPLOYER, input, gas_limit };
-        let deadline = Instant::now() + self.confirm_timeout;
-        let sent = self.submitter.send_call(lease, call).await;
-        // A nonce that was given back must keep no other transaction waiting.
-        self.submitter.fill_gaps_of(account);
-        let (lease, pending) = sent?.ok_or_else(|| late.clone())?;
-        let receipt = self.submitter.follow_call(lease, pending, deadline).await;
-        receipt.map(|receipt| receipt.transaction_hash).ok_or(late)
+        match self.submitter.call(place, BatchSettler::CODE_HASH, call).await? {
+            CallOutcome::Included(receipt) => Ok(receipt.transaction_hash),
+            CallOutcome::Pending(_) => Err(late),
+        }
     }
 }

@@ -8,22 +8,24 @@ use alloy_primitives::{Address, B256, U256};
 use tokio::{
     sync::{Notify, oneshot, watch},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tracing::Instrument;
 
 use super::{
-    accounts::{Account, Accounts, SharedSigner, WindowPermit},
+    accounts::{Account, Accounts, SharedSigner},
     confirmation::{Confirmation, Depths},
     costs::{Costs, PayerBackoff, SettlementStats},
     deployment::Deployment,
     finality::FinalityTracker,
     journal::Journal,
+    line::Urgency,
     queue::{Added, OutcomeSender, Queue, QueuedPayment},
     readiness::ReadinessCache,
     reconciler::{self, OPEN, Reconcile},
     recovery::Recovery,
-    submitter::{Attempt, AttemptResult, Submitter, SubmitterSettings},
+    submitter::{Attempt, AttemptResult, Place, Submitter},
+    transfers::{GasCaps, Transfers},
 };
 use crate::{
     chain::{node::Node, probe::ProbeResult, rpc::Receipt},
@@ -56,7 +58,9 @@ pub(crate) struct EngineSettings {
     pub(crate) signers: Vec<SharedSigner>,
     /// Transactions in flight per account.
     pub(crate) in_flight: usize,
-    pub(crate) submitter: SubmitterSettings,
+    pub(crate) gas: GasCaps,
+    /// After how long without a receipt callers are told that the outcome is unknown.
+    pub(crate) confirm_timeout: Duration,
     /// Payments per transaction.
     pub(crate) batch_size: usize,
     pub(crate) depths: Depths,
@@ -82,7 +86,7 @@ pub(crate) struct Engine {
     backoff: Arc<PayerBackoff>,
     readiness: ReadinessCache,
     batch_size: usize,
-    batch_gas_cap: u32,
+    gas: GasCaps,
     /// Payments of an earlier process have been reconciled. Before that, no transaction is signed.
     caught_up: watch::Sender<bool>,
     /// Wakes the reconciler.
@@ -92,14 +96,12 @@ pub(crate) struct Engine {
 impl Engine {
     /// Starts an engine, and its reconciliation in the background.
     pub(crate) async fn start(node: Arc<Node>, journal: Journal, settings: EngineSettings) -> Arc<Self> {
-        let EngineSettings { submitter: SubmitterSettings { batch_gas_cap, confirm_timeout, .. }, .. } = settings;
-        let changed = Arc::new(Notify::new());
-        let accounts = Accounts::new(settings.signers, &node, settings.in_flight, &changed);
+        let EngineSettings { signers, in_flight, gas, confirm_timeout, .. } = settings;
         let costs = Arc::new(Costs::new(node.network(), settings.native_price, settings.refuse_losses));
         let backoff = Arc::new(PayerBackoff::default());
         let submitter =
-            Submitter::new(node.clone(), journal.clone(), costs.clone(), accounts.len(), settings.submitter);
-        let submitter = Arc::new(submitter);
+            Submitter::new(node.clone(), Some(journal.clone()), signers, in_flight, costs.clone(), confirm_timeout);
+        let accounts = submitter.accounts().clone();
         let confirmation = Confirmation::new(
             node.clone(),
             journal.clone(),
@@ -109,14 +111,14 @@ impl Engine {
             confirm_timeout,
         );
         let engine = Arc::new(Self {
-            queue: Queue::new(settings.backlog, changed),
+            queue: Queue::new(settings.backlog),
             confirmation: Arc::new(confirmation),
             recovery: Recovery::new(node.clone(), journal.clone(), accounts.clone(), submitter.clone()),
-            deployment: Deployment::new(node.clone(), accounts.clone(), submitter.clone(), confirm_timeout),
+            deployment: Deployment::new(node.clone(), submitter.clone()),
             finality: FinalityTracker::new(node.clone(), journal.clone(), node.poll_interval()),
             readiness: ReadinessCache::new(READINESS_TTL),
             batch_size: settings.batch_size,
-            batch_gas_cap,
+            gas,
             caught_up: watch::Sender::new(false),
             wake: Arc::new(Notify::new()),
             node,
@@ -273,34 +275,34 @@ impl Engine {
                 let error = FacilitatorError::Busy { what: "the settlement key", retry_after: RETRY };
                 queued.give_up(&self.journal, error).await;
             }
-            let Some((account, permit)) = place else { continue };
+            let Some(place) = place else { continue };
             let can_batch = self.batch_size > 1 && self.deployment.is_there().await;
             let most = if can_batch { self.batch_size } else { 1 };
             if most > 1 {
                 self.queue.gather(most, self.node.block_time(), || self.accounts.in_flight()).await;
             }
-            let payments = self.queue.take(most, self.batch_gas_cap);
+            let payments = self.queue.take(most, self.gas.in_batch);
             if !payments.is_empty() {
-                tokio::spawn(self.clone().settle_together(payments, account, permit));
+                tokio::spawn(self.clone().settle_together(payments, place));
             }
         }
     }
 
     /// Waits for a place in the window of an account, once the payments of an earlier process have been reconciled.
-    async fn place(&self) -> (Account, WindowPermit) {
+    async fn place(&self) -> Place {
         let mut caught_up = self.caught_up.subscribe();
         // The sender is in the engine, so it is not closed.
         let _ = caught_up.wait_for(|caught_up| *caught_up).await;
         loop {
-            if let Some(entered) = self.accounts.try_enter() {
-                return entered;
+            if let Ok(place) = self.submitter.enter(Urgency::claim()).await {
+                return place;
             }
-            self.queue.changed().await;
+            sleep(self.node.poll_interval()).await;
         }
     }
 
     /// Settles payments in one transaction, after verifying those again that were verified long ago.
-    async fn settle_together(self: Arc<Self>, payments: Vec<QueuedPayment>, account: Account, permit: WindowPermit) {
+    async fn settle_together(self: Arc<Self>, payments: Vec<QueuedPayment>, place: Place) {
         let are_several = payments.len() > 1;
         let (mut fit, stale): (Vec<_>, Vec<_>) = payments.into_iter().partition(|queued| self.is_fresh(queued));
         let mut verifying = JoinSet::new();
@@ -314,7 +316,7 @@ impl Engine {
         if are_several {
             // Some turned out to need a transaction of their own.
             let (shared, mut alone): (Vec<_>, Vec<_>) =
-                fit.into_iter().partition(|queued| queued.batch_entry(self.batch_gas_cap).is_some());
+                fit.into_iter().partition(|queued| queued.batch_entry(self.gas.in_batch).is_some());
             fit = shared;
             if fit.is_empty() && !alone.is_empty() {
                 fit.push(alone.remove(0));
@@ -324,7 +326,10 @@ impl Engine {
         if fit.is_empty() {
             return;
         }
-        let Attempt { payments, result, watched } = self.submitter.attempt(fit, &account, permit).await;
+        let mut transfers = Transfers::new(fit, self.gas);
+        let Attempt { result, watched } = self.submitter.make(place, &mut transfers).await;
+        let payments = transfers.payments;
+        self.queue.transaction_ended();
         match result {
             AttemptResult::Included(receipt) => self.finish_included(payments, &receipt).await,
             AttemptResult::Retry => self.retry(payments).await,

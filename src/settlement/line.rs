@@ -1,4 +1,4 @@
-//! The line of calls that wait for a place in the window of an account: the most urgent is served first.
+//! The line of those that wait for a place in the window of an account: the most urgent is served first.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +22,7 @@ pub(crate) enum Lane {
     Deposit,
     /// Refunds to payers.
     Refund,
-    /// Claims, and transfers of what was claimed.
+    /// Claims, transfers of what was claimed, and payments.
     Claim,
     /// Claims of what an announced withdrawal could take.
     AtRisk,
@@ -46,7 +46,7 @@ impl Urgency {
         Self { lane: Lane::Refund, amount, worth: 0 }
     }
 
-    /// A claim, or a transfer of what was claimed.
+    /// A claim, a transfer of what was claimed, or payments.
     pub(crate) const fn claim() -> Self {
         Self { lane: Lane::Claim, amount: 0, worth: 0 }
     }

@@ -8,11 +8,12 @@
 //! | `accounts` | which account sends, with which nonce, and can it pay for gas? |
 //! | `gaps` | what happens to a nonce that later transactions wait for and nobody uses? |
 //! | `submitter` | how is a transaction signed, journalled, sent, followed and replaced? |
+//! | `transfers` | which call makes the payments of a transaction? |
+//! | `calls` | how is a call of a contract made once, such as those of payment channels? |
 //! | `confirmation` | what became of a payment? |
 //! | `recovery` | what happens to transactions that no task follows? |
 //! | `deployment` | is the batch settler on the chain, and how is it deployed? |
-//! | `caller` | how is a call sent that needs no journal, such as those of payment channels? |
-//! | `line` | which of the calls that wait is sent first? |
+//! | `line` | which of those that wait is sent first? |
 //! | `costs` | what does settling cost, and which payers must wait? |
 //! | `journal` | how does a facilitator write its ledger? |
 //! | `reconciler`, `finality` | what happens in the background, to open payments and to settled ones? Used by every facilitator. |
@@ -20,7 +21,7 @@
 #[cfg(feature = "onchain")]
 pub(crate) mod accounts;
 #[cfg(feature = "onchain")]
-pub(crate) mod caller;
+pub(crate) mod calls;
 #[cfg(feature = "onchain")]
 pub(crate) mod confirmation;
 #[cfg(feature = "onchain")]
@@ -47,6 +48,8 @@ pub(crate) mod reconciler;
 mod recovery;
 #[cfg(feature = "onchain")]
 pub(crate) mod submitter;
+#[cfg(feature = "onchain")]
+pub(crate) mod transfers;
 
 pub use error::FacilitatorError;
 pub use readiness::{NotReady, Readiness};

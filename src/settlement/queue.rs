@@ -218,8 +218,8 @@ pub(super) fn known_failures(payments: &[QueuedPayment]) -> BTreeMap<PaymentKey,
 pub(crate) struct Queue {
     waiting: Mutex<Waiting>,
     in_progress: InProgress,
-    /// Notified when a payment is added. The accounts notify it when a transaction ends.
-    changed: Arc<Notify>,
+    /// Notified when a payment is added, and when a transaction has ended.
+    changed: Notify,
     /// How many payments may be in progress.
     backlog: usize,
     is_closed: AtomicBool,
@@ -245,9 +245,9 @@ pub(super) enum Added {
 }
 
 impl Queue {
-    pub(crate) fn new(backlog: usize, changed: Arc<Notify>) -> Self {
-        let is_closed = AtomicBool::new(false);
-        Self { waiting: Mutex::default(), in_progress: InProgress::default(), changed, backlog, is_closed }
+    pub(crate) fn new(backlog: usize) -> Self {
+        let (waiting, in_progress, changed, is_closed) = Default::default();
+        Self { waiting, in_progress, changed, backlog, is_closed }
     }
 
     /// Adds a payment, unless it is in progress already. Without `outcome`, the outcome is recorded in the ledger.
@@ -332,9 +332,9 @@ impl Queue {
         self.in_progress.none().await;
     }
 
-    /// Waits until a payment is added, or a transaction ends.
-    pub(super) async fn changed(&self) {
-        self.changed.notified().await;
+    /// Has the next transaction begin, if payments gather for it.
+    pub(super) fn transaction_ended(&self) {
+        self.changed.notify_one();
     }
 
     /// Removes the payments that have waited for too long.

@@ -11,7 +11,7 @@ use tokio::{sync::Mutex, time::sleep};
 use super::{
     accounts::{Account, Accounts},
     journal::Journal,
-    submitter::{Call, Submitter},
+    submitter::Submitter,
 };
 use crate::{
     chain::{broadcast::SendResult, fees::Fees, node::Node, rpc::RpcFailure},
@@ -171,7 +171,7 @@ impl Recovery {
 
     /// Uses up a nonce, unless another process uses it now.
     async fn send_filler(&self, account: &Account, nonce: u64, fees: Fees) -> Result<(), FacilitatorError> {
-        if let Some(signed) = self.submitter.prepare(account, nonce, fees, Call::filler(account)).await? {
+        if let Some(signed) = self.submitter.prepare_filler(account, nonce, fees).await? {
             self.node.resend(&signed.raw).await;
         }
         Ok(())

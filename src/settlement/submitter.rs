@@ -1,37 +1,44 @@
-//! Transactions of the settlement accounts: signed, journalled, sent, followed to their end and replaced if they hang.
+//! The sender of all transactions: signed, journalled, sent, followed to their end and replaced if they hang.
 //!
-//! A transaction, its nonce and its payments are in the ledger before it leaves the process.
+//! With a journal, a transaction, its nonce and its payments are in the ledger before it leaves the process, and several processes may
+//! share an account. Without one nobody else may send from the accounts, and what is sent must be such that sending it again cannot pay
+//! twice, and that the chain tells whether it was done.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Poll, ready},
     time::Duration,
 };
 
 use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256, Bytes, TxKind, U256};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
 use super::{
-    accounts::{Account, NonceLease, Signed, WindowPermit},
+    accounts::{Account, Accounts, NonceLease, SharedSigner, Signed, WindowPermit},
+    calls::Progress,
     costs::Costs,
     gaps::FillGaps,
     journal::Journal,
+    line::{Lane, Line, Urgency},
     queue::{QueuedPayment, known_failures},
 };
 use crate::{
     chain::{
-        batch::{self, GasLimit},
-        batch_settler::BatchSettler,
         broadcast::SendResult,
         confirm::{Inclusion, PendingTransaction},
-        fees::Fees,
+        fees::{FeeError, Fees},
         node::Node,
         rpc::Receipt,
-        transfer,
     },
     ledger::{JournaledTransaction, LedgerError, Sender, Settlement},
-    payment::{PaymentKey, SettlementOutcome},
+    payment::PaymentKey,
     settlement::FacilitatorError,
     telemetry,
 };
@@ -42,22 +49,23 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(8);
 const GRACE: Duration = Duration::from_millis(500);
 /// How long a transaction without a receipt keeps its nonce.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1_800);
-/// How often the transaction of one nonce is replaced.
-const MAX_REPLACEMENTS: usize = 5;
 /// At which checks a transaction is replaced although its fees are high enough. The first is early, while callers wait. Later ones are
 /// rare: a chain that stands still is no reason, and replacements must be left for when the fees are the reason.
 const STUCK_CHECKS: [usize; 3] = [1, 3, 8];
 /// How many checks apart the fees are compared if nobody waits. Most spikes pass by themselves.
 const PATIENT_CHECKS: usize = 8;
-/// How many nonces one attempt leaves to other processes.
+/// For how many checks the transactions of an account wait for one in the pool that is not ours.
+pub(super) const FOREIGN_CHECKS: u32 = 4;
+/// How many nonces one transaction leaves to other processes.
 const MAX_COLLISIONS: usize = 256;
 /// How long other processes leave the payments of a transaction alone, in seconds, beyond the time to confirm.
 const SETTLING_SLACK: u64 = 45;
-/// Gas that a real transfer may use beyond a simulation: the simulation reads the token's storage first, which makes the transfer cheaper,
-/// and the payee's balance may be zero by then. Unused gas is not paid for.
-const GAS_MARGIN: u64 = 60_000;
-/// Gas of a payment that is settled alone, rounded up.
-const SINGLE_PAYMENT_GAS: u128 = 200_000;
+/// The places of each window that only claims at risk may take, so that none waits behind a window full of others.
+const KEPT: usize = 1;
+/// How long a deposit waits for a place in the window. Its request may have ended by then, and a repeated request joins it.
+const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
+/// The gas of one payment or deposit, rounded up.
+pub(super) const TYPICAL_GAS: u64 = 215_000;
 /// Gas for a transfer of nothing to the account itself.
 const FILLER_GAS: u64 = 21_000;
 
@@ -76,7 +84,7 @@ impl Call {
     }
 
     /// Returns a transaction that makes the call.
-    pub(super) fn into_transaction(self, node: &Node, nonce: u64, fees: Fees) -> TxEip1559 {
+    fn into_transaction(self, node: &Node, nonce: u64, fees: Fees) -> TxEip1559 {
         TxEip1559 {
             chain_id: node.network().chain_id(),
             nonce,
@@ -90,9 +98,71 @@ impl Call {
     }
 }
 
-/// The end of an attempt to settle payments in one transaction. Payments that are not in it have been answered.
+/// What a transaction is sent for: payments, or a call.
+pub(super) trait Load: Send {
+    /// It only uses up a nonce: this one, or none.
+    const IS_FILLER: bool = false;
+    /// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
+    const MAX_REPLACEMENTS: usize = 20;
+
+    /// Returns the call to make.
+    fn call(&self) -> Call;
+
+    /// Returns the payments that the call settles. They are journalled with it.
+    fn payments(&self) -> &[QueuedPayment] {
+        &[]
+    }
+
+    /// Removes and returns these payments.
+    fn leave_out(&mut self, _: &[PaymentKey]) -> Vec<QueuedPayment> {
+        Vec::new()
+    }
+
+    /// Notes that a transaction was signed and journalled, and is about to be sent.
+    fn signed(&mut self, _transaction: B256) {}
+
+    /// Notes that no node took the transaction; `is_full` if none takes more from the account. It may be sent again unless the journal
+    /// `has_removed` it.
+    fn refused(&mut self, _transaction: B256, _has_removed: bool, _is_full: bool) {}
+
+    /// Notes that another transaction took the nonce; `is_late` if that was found out while the transaction was followed.
+    fn lost_nonce(&mut self, _is_late: bool) {}
+
+    /// Returns `true` if somebody has to be told in time that the outcome is unknown.
+    fn is_awaited(&self) -> bool {
+        false
+    }
+
+    /// Tells those who wait that the outcome of this transaction is unknown.
+    fn tell_unknown(&mut self, _transaction: B256) {}
+
+    /// Returns `true` if the fees need not be compared at each check.
+    fn is_patient(&self) -> bool {
+        false
+    }
+}
+
+/// Uses up a nonce that later transactions wait for.
+struct Filler(Call);
+
+impl Load for Filler {
+    const IS_FILLER: bool = true;
+
+    fn call(&self) -> Call {
+        self.0.clone()
+    }
+}
+
+/// The right to have one more transaction in flight.
+#[derive(Debug)]
+pub(crate) struct Place {
+    account: Account,
+    permit: WindowPermit,
+    pub(super) urgency: Urgency,
+}
+
+/// The end of an attempt to get a call into a block.
 pub(super) struct Attempt {
-    pub(super) payments: Vec<QueuedPayment>,
     pub(super) result: AttemptResult,
     /// The transactions count as followed until their payments have been dealt with.
     pub(super) watched: Vec<WatchGuard>,
@@ -109,113 +179,205 @@ pub(super) enum AttemptResult {
     Unresolved,
 }
 
-/// Sends the transactions of the settlement accounts.
+/// What came of sending a transaction.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on its way to whoever waits")]
+enum Sent {
+    Ended(Attempt),
+    InFlight(Box<Flight>),
+}
+
+/// A transaction that may be in a block later.
+struct Flight {
+    transaction: TxEip1559,
+    fees: Fees,
+    /// The most that it may offer for a unit of gas, in wei, where that is more than the ceiling.
+    most: u128,
+    lease: NonceLease,
+    pending: PendingTransaction,
+    started: Instant,
+    watched: Vec<WatchGuard>,
+}
+
+/// Sends the transactions of one or more accounts.
 pub(crate) struct Submitter {
     node: Arc<Node>,
-    journal: Journal,
+    journal: Option<Journal>,
+    accounts: Accounts,
+    /// Notified whenever a place in a window becomes free.
+    freed: Arc<Notify>,
+    /// Those that wait for a place.
+    line: Line<(Account, WindowPermit)>,
+    /// What becomes of the calls that are under way, by what they do.
+    pub(super) under_way: Mutex<HashMap<B256, watch::Receiver<Progress>>>,
     costs: Arc<Costs>,
-    /// How many accounts there are.
-    accounts: usize,
-    gas_cap: u64,
-    batch_gas_cap: u32,
     confirm_timeout: Duration,
     /// Transactions that a task of this process follows.
     watched: Mutex<HashSet<B256>>,
 }
 
-/// Gas limits and timeouts of a [`Submitter`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SubmitterSettings {
-    /// Gas that the token may use for a payment that is settled alone.
-    pub(crate) gas_cap: u64,
-    /// Gas that the token may use for a payment in a batch.
-    pub(crate) batch_gas_cap: u32,
-    /// After how long without a receipt callers are told that the outcome is unknown.
-    pub(crate) confirm_timeout: Duration,
-}
-
 impl Submitter {
-    pub(super) fn new(
+    /// Each account has at most `window` transactions in flight. Callers are told that an outcome is not known after `confirm_timeout`.
+    pub(crate) fn new(
         node: Arc<Node>,
-        journal: Journal,
+        journal: Option<Journal>,
+        signers: Vec<SharedSigner>,
+        window: usize,
         costs: Arc<Costs>,
-        accounts: usize,
-        settings: SubmitterSettings,
-    ) -> Self {
-        let SubmitterSettings { gas_cap, batch_gas_cap, confirm_timeout } = settings;
-        let watched = Mutex::default();
-        Self { node, journal, costs, accounts, gas_cap, batch_gas_cap, confirm_timeout, watched }
+        confirm_timeout: Duration,
+    ) -> Arc<Self> {
+        let freed = Arc::new(Notify::new());
+        let accounts = Accounts::new(signers, &node, window, &freed);
+        let (line, under_way, watched) = Default::default();
+        Arc::new(Self { node, journal, accounts, freed, line, under_way, costs, confirm_timeout, watched })
     }
 
-    /// Settles these payments in one transaction, and follows it to its end.
-    pub(super) async fn attempt(
+    pub(super) const fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    pub(super) const fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    pub(super) const fn confirm_timeout(&self) -> Duration {
+        self.confirm_timeout
+    }
+
+    /// Returns the gas that transactions of this process have used.
+    pub(crate) fn gas_used(&self) -> u64 {
+        self.costs.totals().gas_used
+    }
+
+    /// Waits for a place in an account's window. The most urgent is served first. Claims and payments wait for as long as it takes.
+    ///
+    /// # Errors
+    /// [`FacilitatorError::Busy`] if there is none in time, or too many wait that are as urgent.
+    pub(crate) async fn enter(&self, urgency: Urgency) -> Result<Place, FacilitatorError> {
+        let busy = || FacilitatorError::Busy { what: "places of the gas keys", retry_after: Duration::from_secs(2) };
+        let mut place = self.line.join(urgency).ok_or_else(busy)?;
+        let entering = async {
+            let mut freed = pin!(self.freed.notified());
+            let given = poll_fn(|cx| {
+                loop {
+                    // Whoever is woken serves all.
+                    self.serve();
+                    if let Poll::Ready(given) = Pin::new(&mut place).poll(cx) {
+                        return Poll::Ready(given);
+                    }
+                    ready!(freed.as_mut().poll(cx));
+                    freed.set(self.freed.notified());
+                }
+            });
+            let (account, permit) = given.await.map_err(|_| busy())?;
+            Ok(Place { account, permit, urgency })
+        };
+        let patience = match urgency.lane() {
+            Lane::Deposit => DEPOSIT_PATIENCE,
+            Lane::Refund => self.confirm_timeout,
+            // What would be lost if it lost its place waits for one.
+            Lane::Claim | Lane::AtRisk => return entering.await,
+        };
+        timeout(patience, entering).await.map_err(|_| busy())?
+    }
+
+    fn serve(&self) {
+        // Where all that is sent is journalled, it is payments, and nothing is more urgent.
+        let kept = if self.journal.is_some() { 0 } else { KEPT };
+        self.line.serve(|urgency| match urgency.lane() {
+            Lane::AtRisk => self.accounts.try_enter(),
+            Lane::Deposit | Lane::Refund | Lane::Claim => self.accounts.try_enter_keeping(kept),
+        });
+    }
+
+    /// Sends a transaction from this place, and follows it to its end.
+    pub(super) async fn make<L: Load>(self: &Arc<Self>, place: Place, load: &mut L) -> Attempt {
+        match self.begin(place, load).await {
+            Ok(Sent::InFlight(flight)) => self.follow(*flight, load).await,
+            Ok(Sent::Ended(attempt)) => attempt,
+            Err(error) => Attempt { result: AttemptResult::Failed(error), watched: Vec::new() },
+        }
+    }
+
+    async fn begin<L: Load>(
         self: &Arc<Self>,
-        mut payments: Vec<QueuedPayment>,
-        account: &Account,
-        permit: WindowPermit,
-    ) -> Attempt {
-        let leased = match self.node.fees().await {
-            Ok(fees) => account.take(permit).await.map(|lease| (fees, lease)),
-            Err(error) => Err(error.into()),
-        };
-        let (fees, mut lease) = match leased {
-            Ok(leased) => leased,
-            Err(error) => return ended(payments, AttemptResult::Failed(error)),
-        };
-        let transaction = self.call(&payments).into_transaction(&self.node, lease.nonce(), fees);
-        let (transaction, signed) = match self.sign_and_journal(&mut payments, &mut lease, transaction).await {
-            Ok(Some(signed)) => signed,
-            Ok(None) => {
+        Place { account, permit, urgency }: Place,
+        load: &mut L,
+    ) -> Result<Sent, FacilitatorError> {
+        let call = load.call();
+        // Those that it waits for may have to offer as much.
+        let below = TYPICAL_GAS.saturating_mul(account.in_flight() as u64);
+        let most = urgency.max_fee(call.gas_limit.saturating_add(below));
+        let fees = self.node.fees_up_to(most).await?;
+        let lease = account.take(permit).await?;
+        if most > 0 {
+            lease.hurry(most);
+        }
+        self.send(lease, call, (fees, most), load).await
+    }
+
+    /// Signs, journals and sends one transaction.
+    async fn send<L: Load>(
+        self: &Arc<Self>,
+        mut lease: NonceLease,
+        call: Call,
+        (fees, most): (Fees, u128),
+        load: &mut L,
+    ) -> Result<Sent, FacilitatorError> {
+        let signed = self.sign_and_journal(&mut lease, call, fees, load).await;
+        let Ok(Some((transaction, signed))) = signed else {
+            if L::IS_FILLER && signed.is_ok() {
+                lease.abandon();
+            } else {
                 self.give_back(lease).await;
-                return ended(payments, AttemptResult::Retry);
             }
-            Err(error) => {
-                self.give_back(lease).await;
-                return ended(payments, AttemptResult::Failed(error));
-            }
+            signed?;
+            return Ok(Sent::Ended(Attempt { result: AttemptResult::Retry, watched: Vec::new() }));
         };
         lease.sent();
         let started = Instant::now();
         let watched = vec![self.watch(signed.hash)];
-        let (account_nonce, count, gas_limit) = (lease.nonce(), payments.len(), transaction.gas_limit);
-        tracing::debug!(transaction = %signed.hash, account_nonce, payments = count, gas_limit, "sending");
+        let (account, account_nonce) = (lease.account().clone(), lease.nonce());
+        let (payments, gas_limit) = (load.payments().len(), transaction.gas_limit);
+        tracing::debug!(transaction = %signed.hash, account_nonce, payments, gas_limit, "sending");
         // Not beyond the first check: a node may hold on to a transaction that it will never include.
         let limit = SYNC_TIMEOUT.min(self.confirm_timeout).min(self.node.check_interval());
-        let result = match self.node.send(&signed.raw, signed.hash, limit).await {
+        let sent = match L::IS_FILLER {
+            true => self.node.resend(&signed.raw).await,
+            false => self.node.send(&signed.raw, signed.hash, limit).await,
+        };
+        let result = match sent {
             SendResult::Included(receipt) => self.included(lease, receipt, started),
-            // The nonce may be used by this very transaction: a retry below us may have sent it twice.
-            sent @ (SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed) => {
-                let certainly = matches!(sent, SendResult::Pooled);
-                let pending = self.node.pending(signed.raw, signed.hash, certainly);
-                let attempt = Attempt { payments, result: AttemptResult::Unresolved, watched };
-                return self.follow(attempt, lease, pending, (transaction, fees), started).await;
-            }
-            SendResult::NonceContested => match self.node.rpc().receipt(signed.hash).await {
+            // The nonce is ours in the ledger: somebody uses the key without it.
+            SendResult::NonceContested if self.journal.is_some() => match self.node.rpc().receipt(signed.hash).await {
                 Ok(Some(receipt)) => self.included(lease, receipt, started),
                 _ => {
                     tracing::warn!(account_nonce, "another process uses the settlement key");
                     lease.abandon();
-                    payments.iter_mut().for_each(QueuedPayment::lost_nonce);
+                    load.lost_nonce(false);
                     AttemptResult::Retry
                 }
             },
+            // The nonce may be used by this very transaction: a retry below us may have sent it twice.
+            SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed | SendResult::NonceContested => {
+                let certainly = matches!(sent, SendResult::Pooled);
+                let pending = self.node.pending(signed.raw, signed.hash, certainly);
+                let flight = Flight { transaction, fees, most, lease, pending, started, watched };
+                return Ok(Sent::InFlight(Box::new(flight)));
+            }
             refusal => {
+                let is_full = matches!(refusal, SendResult::AccountFull { .. });
                 if let SendResult::AccountFull { is_delegated } = refusal {
                     account.narrow(is_delegated);
-                    // It waits for its turn, and the queue bounds for how long.
-                    payments.iter_mut().for_each(|queued| queued.attempts = queued.attempts.saturating_sub(1));
                 }
-                // A transaction that stays in the journal may be sent again, and pay then.
-                if self.give_back(lease).await {
-                    payments.iter_mut().for_each(|queued| queued.ineffective.push(signed.hash));
-                }
-                match self.refused(account, refusal).await {
+                let has_removed = self.give_back(lease).await;
+                load.refused(signed.hash, has_removed, is_full);
+                match self.refused(&account, refusal).await {
                     Ok(()) => AttemptResult::Retry,
                     Err(error) => AttemptResult::Failed(error),
                 }
             }
         };
-        Attempt { payments, result, watched }
+        Ok(Sent::Ended(Attempt { result, watched }))
     }
 
     /// Returns `true` if a task of this process follows the transaction.
@@ -228,95 +390,36 @@ impl Submitter {
         Sender { network: self.node.network(), address: account.address() }
     }
 
-    /// Signs and journals a transaction without payments. Returns `None` if another process has the nonce.
-    pub(super) async fn prepare(
+    /// Signs and journals a transaction that uses up a nonce. Returns `None` if another process has the nonce.
+    pub(super) async fn prepare_filler(
         &self,
         account: &Account,
         nonce: u64,
         fees: Fees,
-        call: Call,
     ) -> Result<Option<Signed>, FacilitatorError> {
-        let signed = account.sign(call.into_transaction(&self.node, nonce, fees)).await?;
-        match self.journal.ledger().submit(self.submission(account, nonce, &signed, &[])).await {
+        let signed = account.sign(Call::filler(account).into_transaction(&self.node, nonce, fees)).await?;
+        match self.journal(account, nonce, &signed, &[]).await {
             Ok(()) => Ok(Some(signed)),
             Err(LedgerError::NonceTaken { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Sends a transaction without payments, with the leased nonce. Returns `None` if another transaction has the nonce, or if the node
-    /// refused it for a reason that will pass.
-    pub(super) async fn send_call(
-        &self,
-        mut lease: NonceLease,
-        call: Call,
-    ) -> Result<Option<(NonceLease, PendingTransaction)>, FacilitatorError> {
-        let fees = self.node.fees().await?;
-        let signed = match self.prepare(lease.account(), lease.nonce(), fees, call).await {
-            Ok(Some(signed)) => signed,
-            Ok(None) => {
-                lease.abandon();
-                return Ok(None);
-            }
-            Err(error) => {
-                self.release(lease).await;
-                return Err(error);
-            }
-        };
-        lease.sent();
-        match self.node.resend(&signed.raw).await {
-            sent @ (SendResult::Included(_) | SendResult::Pooled | SendResult::Unknown) => {
-                let certainly = matches!(sent, SendResult::Pooled);
-                return Ok(Some((lease, self.node.pending(signed.raw, signed.hash, certainly))));
-            }
-            SendResult::NonceUsed => lease.taken_by_other(),
-            SendResult::NonceContested => lease.abandon(),
-            refusal => {
-                let account = lease.account().clone();
-                self.release(lease).await;
-                self.refused(&account, refusal).await?;
-            }
-        }
-        Ok(None)
-    }
-
-    /// Follows a transaction without payments until `deadline`. Returns its receipt if it was included.
-    pub(super) async fn follow_call(
-        &self,
-        lease: NonceLease,
-        mut pending: PendingTransaction,
-        deadline: Instant,
-    ) -> Option<Receipt> {
-        let started = Instant::now();
-        match self.node.watch(&mut pending, deadline).await {
-            Inclusion::Included(receipt) => {
-                self.count_included(&receipt, started);
-                lease.consumed();
-                return Some(receipt);
-            }
-            Inclusion::NonceTaken => lease.taken_by_other(),
-            Inclusion::Pending => lease.abandon(),
-        }
-        None
-    }
-
     /// Gives a nonce back, and makes sure that no later transaction waits for it. Returns `true` if the ledger took it back; otherwise
     /// its transaction may be sent again.
-    pub(super) async fn give_back(self: &Arc<Self>, lease: NonceLease) -> bool {
+    async fn give_back(self: &Arc<Self>, lease: NonceLease) -> bool {
         let account = lease.account().clone();
-        let is_free = self.release(lease).await;
-        self.fill_gaps_of(&account);
-        is_free
-    }
-
-    async fn release(&self, lease: NonceLease) -> bool {
         // The ledger comes first, while nobody here can take the nonce: it must not free one that is in use again already.
-        let (sender, nonce) = (self.sender(lease.account()), lease.nonce());
-        let freed = self.journal.ledger().free_nonce(&sender, nonce, self.journal.process_id()).await;
+        let (sender, nonce) = (self.sender(&account), lease.nonce());
+        let freed = match &self.journal {
+            Some(journal) => journal.ledger().free_nonce(&sender, nonce, journal.process_id()).await,
+            None => Ok(()),
+        };
         if let Err(error) = &freed {
             tracing::warn!(%error, account_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
         }
         lease.release();
+        self.fill_gaps_of(&account);
         freed.is_ok()
     }
 
@@ -332,15 +435,10 @@ impl Submitter {
                 }
                 tracing::error!(account = %account.address(), %balance, "the settlement key cannot pay for gas");
                 account.rest(balance);
-                if self.accounts > 1 {
+                if self.accounts.len() > 1 {
                     return Ok(());
                 }
                 Err(FacilitatorError::InsufficientGas { balance })
-            }
-            SendResult::PoolFull | SendResult::AccountFull { .. } => {
-                // Other processes may share the key. With the next block there is room again.
-                self.wait_for_block().await;
-                Ok(())
             }
             SendResult::Refused(reason) => {
                 tracing::error!(reason, "the node refuses the transaction");
@@ -350,8 +448,9 @@ impl Submitter {
                 self.node.require_market_tip().await;
                 Ok(())
             }
+            // There is no room in the pool: other processes may share the key. With the next block there is room again.
             _ => {
-                self.node.forget_fees().await;
+                self.wait_for_block().await;
                 Ok(())
             }
         }
@@ -364,74 +463,61 @@ impl Submitter {
     /// Returns `true` if the balance pays for one payment that is settled alone.
     async fn pays_for_one(&self, balance: U256) -> bool {
         let fees = self.node.fees().await;
-        fees.is_ok_and(|fees| balance >= U256::from(fees.max_fee.saturating_mul(SINGLE_PAYMENT_GAS)))
-    }
-
-    /// Returns the call that makes these payments: of the token for one payment, of the batch settler for several.
-    fn call(&self, payments: &[QueuedPayment]) -> Call {
-        if let [queued] = payments {
-            let input = transfer::calldata(queued.payment.authorization(), queued.payment.signature());
-            return Call { to: queued.expected().token, gas_limit: self.gas_limit(&input, queued.verified.gas), input };
-        }
-        let mut gas = GasLimit::new(self.batch_gas_cap);
-        for queued in payments {
-            gas.admit(queued.verified.gas);
-        }
-        let entries: Vec<_> = payments.iter().filter_map(|queued| queued.batch_entry(self.batch_gas_cap)).collect();
-        let token = payments.first().map_or(Address::ZERO, |queued| queued.expected().token);
-        Call {
-            to: BatchSettler::ADDRESS,
-            input: batch::encode(token, self.batch_gas_cap, &entries),
-            gas_limit: gas.get(),
-        }
-    }
-
-    fn gas_limit(&self, calldata: &[u8], simulated: Option<u64>) -> u64 {
-        let call = simulated.map_or(self.gas_cap, |gas| gas.saturating_add(gas / 8).min(self.gas_cap));
-        transfer::intrinsic_gas(calldata).saturating_add(call).saturating_add(GAS_MARGIN)
+        fees.is_ok_and(|fees| balance >= U256::from(fees.max_fee.saturating_mul(TYPICAL_GAS.into())))
     }
 
     /// Signs the transaction and journals it with all its payments, before anybody else can know it. Payments that were settled meanwhile,
-    /// that are another process's, or that failed since they were asked for are left out and answered. Returns `None` if none is left.
-    async fn sign_and_journal(
+    /// that are another process's, or that failed since they were asked for are left out and answered. Returns `None` if none is left, or if
+    /// another process has the nonce to fill.
+    async fn sign_and_journal<L: Load>(
         &self,
-        payments: &mut Vec<QueuedPayment>,
         lease: &mut NonceLease,
-        mut transaction: TxEip1559,
+        mut call: Call,
+        fees: Fees,
+        load: &mut L,
     ) -> Result<Option<(TxEip1559, Signed)>, FacilitatorError> {
         for _ in 0..MAX_COLLISIONS {
-            transaction.nonce = lease.nonce();
+            let transaction = call.clone().into_transaction(&self.node, lease.nonce(), fees);
             let signed = lease.account().sign(transaction.clone()).await?;
-            match self.journal.ledger().submit(self.submission(lease.account(), lease.nonce(), &signed, payments)).await
-            {
+            match self.journal(lease.account(), lease.nonce(), &signed, load.payments()).await {
                 Ok(()) => {
-                    for queued in payments {
-                        queued.journalled.push(signed.hash);
-                        tracing::debug!(parent: &queued.span, transaction = %signed.hash, account_nonce = lease.nonce(), "signed");
-                        queued.attempts += 1;
-                    }
+                    load.signed(signed.hash);
                     return Ok(Some((transaction, signed)));
                 }
+                Err(LedgerError::NonceTaken { .. }) if L::IS_FILLER => return Ok(None),
                 Err(LedgerError::NonceTaken { next }) => lease.skip_to(next),
                 Err(LedgerError::NotDue(keys)) => {
-                    let (others, kept): (Vec<_>, Vec<_>) =
-                        payments.drain(..).partition(|queued| keys.contains(queued.key()));
-                    *payments = kept;
-                    for queued in others {
-                        queued.finish_as_recorded(&self.journal).await;
+                    for queued in load.leave_out(&keys) {
+                        if let Some(journal) = &self.journal {
+                            queued.finish_as_recorded(journal).await;
+                        }
                     }
-                    if payments.is_empty() {
+                    if load.payments().is_empty() {
                         return Ok(None);
                     }
-                    let call = self.call(payments);
-                    transaction.gas_limit = call.gas_limit;
-                    transaction.to = call.to.into();
-                    transaction.input = call.input;
+                    call = load.call();
                 }
                 Err(error) => return Err(error.into()),
             }
         }
         Err(FacilitatorError::Busy { what: "the nonces of the settlement key", retry_after: Duration::from_secs(2) })
+    }
+
+    /// Journals a transaction, if transactions are journalled.
+    fn journal(
+        &self,
+        account: &Account,
+        nonce: u64,
+        signed: &Signed,
+        payments: &[QueuedPayment],
+    ) -> impl Future<Output = Result<(), LedgerError>> + use<> {
+        let submission = self.submission(account, nonce, signed, payments);
+        async move {
+            match submission {
+                Some((journal, submission)) => journal.ledger().submit(submission).await,
+                None => Ok(()),
+            }
+        }
     }
 
     fn submission(
@@ -440,38 +526,34 @@ impl Submitter {
         nonce: u64,
         signed: &Signed,
         payments: &[QueuedPayment],
-    ) -> JournaledTransaction {
-        let at = self.journal.now();
-        JournaledTransaction {
+    ) -> Option<(Journal, JournaledTransaction)> {
+        let journal = self.journal.clone()?;
+        let at = journal.now();
+        let submission = JournaledTransaction {
             sender: self.sender(account),
             nonce,
             hash: signed.hash,
             raw: signed.raw.clone(),
             payments: payments.iter().map(|queued| *queued.key()).collect(),
-            by: self.journal.process_id(),
+            by: journal.process_id(),
             at,
             until: at.saturating_add(self.confirm_timeout.as_secs()).saturating_add(SETTLING_SLACK),
             known_failures: known_failures(payments),
-        }
+        };
+        Some((journal, submission))
     }
 
-    /// Follows a transaction until it is included or its nonce is taken. Callers are told `Unknown` when the time to confirm has passed.
-    async fn follow(
-        self: &Arc<Self>,
-        mut attempt: Attempt,
-        lease: NonceLease,
-        mut pending: PendingTransaction,
-        (mut transaction, mut fees): (TxEip1559, Fees),
-        started: Instant,
-    ) -> Attempt {
-        let answer_at = started + self.confirm_timeout;
-        let stop_at = started + WATCH_TIMEOUT;
+    /// Follows a transaction until it is included or its nonce is taken, and replaces it if it hangs. Those who wait are told when the time
+    /// to confirm has passed.
+    async fn follow<L: Load>(self: &Arc<Self>, mut flight: Flight, load: &mut L) -> Attempt {
+        let started = flight.started;
+        let (answer_at, stop_at) = (started + self.confirm_timeout, started + WATCH_TIMEOUT);
         let mut check_at = stop_at.min(started + self.node.check_interval());
         let (mut checks, mut replacements) = (0, 0);
         loop {
-            let is_awaited = attempt.payments.iter().any(QueuedPayment::is_awaited);
+            let (is_awaited, is_patient) = (load.is_awaited(), load.is_patient());
             let deadline = if is_awaited { answer_at.min(check_at) } else { check_at };
-            let watch = self.node.watch(&mut pending, deadline);
+            let watch = self.node.watch(&mut flight.pending, deadline);
             let inclusion = match is_awaited {
                 // A last request that hangs must not keep the callers; a slow one is waited for until then.
                 true => timeout_at(answer_at + GRACE, watch).await.unwrap_or(Inclusion::Pending),
@@ -479,122 +561,116 @@ impl Submitter {
             };
             match inclusion {
                 Inclusion::Included(receipt) => {
-                    attempt.result = self.included(lease, receipt, started);
-                    return attempt;
+                    let result = self.included(flight.lease, receipt, started);
+                    return Attempt { result, watched: flight.watched };
                 }
                 Inclusion::NonceTaken => {
-                    tracing::warn!(account_nonce = lease.nonce(), "another transaction took the nonce");
-                    lease.taken_by_other();
-                    attempt.payments.iter_mut().for_each(QueuedPayment::lost_nonce);
-                    // Callers that were told `Unknown` ask again, or reconciliation does, and decide what happens next.
-                    attempt.payments.retain(QueuedPayment::is_awaited);
-                    attempt.result = AttemptResult::Retry;
-                    return attempt;
+                    tracing::warn!(account_nonce = flight.lease.nonce(), "another transaction took the nonce");
+                    flight.lease.taken_by_other();
+                    load.lost_nonce(true);
+                    return Attempt { result: AttemptResult::Retry, watched: flight.watched };
                 }
                 Inclusion::Pending => {}
             }
             if Instant::now() >= answer_at && is_awaited {
-                tracing::warn!(transaction = %pending.hash(), "not in a block in time; its outcome is unknown");
-                for queued in &mut attempt.payments {
-                    drop(queued.answer(Ok(SettlementOutcome::Unknown { transaction: Some(pending.hash()) })));
-                }
+                tracing::warn!(transaction = %flight.pending.hash(), "not in a block in time; its outcome is unknown");
+                load.tell_unknown(flight.pending.hash());
             }
             if Instant::now() >= stop_at {
-                lease.abandon();
-                attempt.result = AttemptResult::Unresolved;
-                return attempt;
+                flight.lease.abandon();
+                return Attempt { result: AttemptResult::Unresolved, watched: flight.watched };
             }
             if Instant::now() < check_at {
                 continue;
             }
             (check_at, checks) = (stop_at.min(Instant::now() + self.node.check_interval()), checks + 1);
-            let reasons =
-                Reasons { fees: is_awaited || checks % PATIENT_CHECKS == 0, stuck: STUCK_CHECKS.contains(&checks) };
-            if replacements >= MAX_REPLACEMENTS {
+            let is_next = self.is_next(&flight.lease, checks).await;
+            let is_due = !is_patient || STUCK_CHECKS.contains(&checks) || checks % PATIENT_CHECKS == 0;
+            if replacements >= L::MAX_REPLACEMENTS || !is_due {
                 continue;
             }
-            match self.replace(&mut attempt.payments, &lease, &mut transaction, &mut fees, reasons).await {
-                Ok(Some(better)) => {
-                    replacements += 1;
-                    attempt.watched.push(self.watch(better.hash));
-                    self.node.resend(&better.raw).await;
-                    pending.replaced_by(better.raw, better.hash);
+            match self.replace(&mut flight, load, (is_next, checks)).await {
+                Ok(has_replaced) => replacements += usize::from(has_replaced),
+                Err(error) => {
+                    tracing::warn!(%error, account_nonce = flight.lease.nonce(), "the fees could not be raised");
                 }
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%error, account_nonce = lease.nonce(), "the fees could not be raised"),
             }
         }
     }
 
-    /// Signs and journals the same call with the same nonce and higher fees, if one of these reasons holds.
-    async fn replace(
-        &self,
-        payments: &mut [QueuedPayment],
-        lease: &NonceLease,
-        transaction: &mut TxEip1559,
-        fees: &mut Fees,
-        reasons: Reasons,
-    ) -> Result<Option<Signed>, FacilitatorError> {
-        if !reasons.fees && !reasons.stuck {
-            return Ok(None);
+    /// Returns `true` if the nonce is known to be the account's next, so that all later ones wait for its transaction: at the checks at which
+    /// a transaction may be stuck.
+    ///
+    /// Without a journal, whose transactions are sent again after a reorganization, it has a gap below filled, at each check: until then none
+    /// of those that wait can be included, and together they may fill the window.
+    async fn is_next(self: &Arc<Self>, lease: &NonceLease, checks: usize) -> bool {
+        let account = lease.account();
+        let is_asked = self.journal.is_none() || STUCK_CHECKS.contains(&checks);
+        if !is_asked || !account.is_lowest(lease.nonce()) {
+            return false;
         }
-        self.node.forget_fees().await;
-        let is_cheap = self.node.fees().await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
-        let is_stuck = !is_cheap && reasons.stuck && lease.account().chain_nonce("latest").await? == lease.nonce();
-        if !is_cheap && !is_stuck {
-            return Ok(None);
+        // Without an answer of the node, the next check looks again.
+        let Ok(next) = account.chain_nonce("latest").await else { return false };
+        if self.journal.is_none() {
+            let _ = account.find_gaps(next, FOREIGN_CHECKS * self.node.check_interval()).await;
+            self.fill_gaps_of(account);
         }
-        let raised = self.node.raised_fees(*fees).await?;
-        let better =
-            TxEip1559 { max_fee_per_gas: raised.max_fee, max_priority_fee_per_gas: raised.tip, ..transaction.clone() };
-        let signed = lease.account().sign(better.clone()).await?;
-        self.journal_replacement(self.submission(lease.account(), lease.nonce(), &signed, payments)).await?;
-        (*transaction, *fees) = (better, raised);
-        payments.iter_mut().for_each(|queued| queued.journalled.push(signed.hash));
-        telemetry::replaced(self.node.network(), if is_stuck { "stuck" } else { "price" });
-        tracing::info!(transaction = %signed.hash, account_nonce = lease.nonce(), max_fee = raised.max_fee, "raising the fees");
-        Ok(Some(signed))
+        next == lease.nonce()
     }
 
-    /// Journals a replacement before anybody else can know it. Payments that have ended meanwhile are left out, even if all have: the
-    /// transactions behind the nonce still need the replacement. A payment that another process settles stays in, and fails the
-    /// replacement: that process could not see that the replacement may pay it.
-    async fn journal_replacement(&self, mut submission: JournaledTransaction) -> Result<(), FacilitatorError> {
-        loop {
-            let refused = match self.journal.ledger().submit(submission.clone()).await {
-                Err(LedgerError::NotDue(keys)) => keys,
-                answer => return Ok(answer?),
-            };
-            let before = submission.payments.len();
-            if self.have_ended(&refused).await? {
-                submission.payments.retain(|key| !refused.contains(key));
-            }
-            if submission.payments.len() == before {
-                return Err(LedgerError::NotDue(refused).into());
-            }
+    /// Signs, journals and sends the same call with the same nonce and higher fees, if there is a reason. Returns `true` if there was.
+    async fn replace<L: Load>(
+        self: &Arc<Self>,
+        flight: &mut Flight,
+        load: &mut L,
+        (is_next, checks): (bool, usize),
+    ) -> Result<bool, FacilitatorError> {
+        let (account, account_nonce) = (flight.lease.account(), flight.lease.nonce());
+        let most = flight.most.max(flight.lease.hurried());
+        let Some((fees, reason)) = self.raised(is_next, flight.fees, checks, most).await? else { return Ok(false) };
+        let better = TxEip1559 {
+            max_fee_per_gas: fees.max_fee,
+            max_priority_fee_per_gas: fees.tip,
+            ..flight.transaction.clone()
+        };
+        let signed = account.sign(better.clone()).await?;
+        if let Some((journal, submission)) = self.submission(account, account_nonce, &signed, load.payments()) {
+            journal_replacement(&journal, submission).await?;
         }
-    }
-
-    /// Returns `true` if each of these payments is paid, or never will be.
-    async fn have_ended(&self, payments: &[PaymentKey]) -> Result<bool, LedgerError> {
-        for key in payments {
-            let settlement = self.journal.get(key).await?.map(|record| record.settlement);
-            if !settlement.is_some_and(|now| now == Settlement::Dead || now.paid_by().is_some()) {
-                return Ok(false);
-            }
-        }
+        (flight.transaction, flight.fees) = (better, fees);
+        load.signed(signed.hash);
+        flight.watched.push(self.watch(signed.hash));
+        telemetry::replaced(self.node.network(), reason);
+        tracing::info!(transaction = %signed.hash, account_nonce, max_fee = fees.max_fee, "raising the fees");
+        self.node.resend(&signed.raw).await;
+        flight.pending.replaced_by(signed.raw, signed.hash);
         Ok(true)
     }
 
-    fn included(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
-        self.count_included(&receipt, started);
-        lease.consumed();
-        AttemptResult::Included(receipt)
+    /// Returns the fees of a replacement and the reason, if gas costs more by now or the node seems to have lost the transaction, for which
+    /// all later ones wait if it `is_next`. It may offer `most`, where that is more than the ceiling.
+    async fn raised(
+        &self,
+        is_next: bool,
+        fees: Fees,
+        checks: usize,
+        most: u128,
+    ) -> Result<Option<(Fees, &'static str)>, FeeError> {
+        self.node.forget_fees().await;
+        let is_cheap = self.node.fees_up_to(most).await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
+        let is_stuck = is_next && STUCK_CHECKS.contains(&checks);
+        if !is_cheap && !is_stuck {
+            return Ok(None);
+        }
+        let raised = self.node.raised_fees_up_to(fees, most).await?;
+        Ok(Some((raised, if is_cheap { "price" } else { "stuck" })))
     }
 
-    fn count_included(&self, receipt: &Receipt, started: Instant) {
+    fn included(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
         self.node.observe_block(receipt.block());
-        self.costs.count_included(receipt, started.elapsed());
+        self.costs.count_included(&receipt, started.elapsed());
+        lease.consumed();
+        AttemptResult::Included(receipt)
     }
 
     /// Marks a transaction as followed by a task of this process.
@@ -608,30 +684,56 @@ impl Submitter {
     }
 }
 
+debug_fields!(Submitter { accounts });
+
+/// Journals a replacement before anybody else can know it. Payments that have ended meanwhile are left out, even if all have: the
+/// transactions behind the nonce still need the replacement. A payment that another process settles stays in, and fails the
+/// replacement: that process could not see that the replacement may pay it.
+async fn journal_replacement(journal: &Journal, mut submission: JournaledTransaction) -> Result<(), FacilitatorError> {
+    loop {
+        let refused = match journal.ledger().submit(submission.clone()).await {
+            Err(LedgerError::NotDue(keys)) => keys,
+            answer => return Ok(answer?),
+        };
+        let before = submission.payments.len();
+        if have_ended(journal, &refused).await? {
+            submission.payments.retain(|key| !refused.contains(key));
+        }
+        if submission.payments.len() == before {
+            return Err(LedgerError::NotDue(refused).into());
+        }
+    }
+}
+
+/// Returns `true` if each of these payments is paid, or never will be.
+async fn have_ended(journal: &Journal, payments: &[PaymentKey]) -> Result<bool, LedgerError> {
+    for key in payments {
+        let settlement = journal.get(key).await?.map(|record| record.settlement);
+        if !settlement.is_some_and(|now| now == Settlement::Dead || now.paid_by().is_some()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 impl FillGaps for Submitter {
     fn node(&self) -> &Node {
         &self.node
     }
 
     async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
-        let call = Call::filler(lease.account());
-        let Some((lease, pending)) = self.send_call(lease, call).await? else { return Ok(false) };
-        let this = self.clone();
-        tokio::spawn(async move { this.follow_call(lease, pending, Instant::now() + WATCH_TIMEOUT).await });
-        Ok(true)
+        let fees = self.node.fees().await?;
+        let mut filler = Filler(Call::filler(lease.account()));
+        match self.send(lease, filler.call(), (fees, 0), &mut filler).await? {
+            Sent::InFlight(flight) => {
+                let this = self.clone();
+                tokio::spawn(async move { this.follow(*flight, &mut filler).await });
+                Ok(true)
+            }
+            Sent::Ended(Attempt { result: AttemptResult::Failed(error), .. }) => Err(error),
+            Sent::Ended(_) => Ok(false),
+        }
     }
-}
-
-fn ended(payments: Vec<QueuedPayment>, result: AttemptResult) -> Attempt {
-    Attempt { payments, result, watched: Vec::new() }
-}
-
-/// Why a transaction that is in no block may be replaced.
-struct Reasons {
-    /// Its fees are lower than the market's by now.
-    fees: bool,
-    /// Its nonce is the account's next, so that all later ones wait for it. A node that forgot it takes the replacement.
-    stuck: bool,
 }
 
 /// A transaction counts as followed until this is dropped.
@@ -643,5 +745,104 @@ pub(super) struct WatchGuard {
 impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.submitter.lock_watched().remove(&self.transaction);
+    }
+}
+
+#[cfg(all(test, feature = "devnet"))]
+mod tests {
+    use alloy_signer_local::PrivateKeySigner;
+
+    use super::*;
+    use crate::{chain::rpc::Rpc, devnet::Devnet};
+
+    #[allow(clippy::unwrap_used)]
+    fn submitter_on(devnet: &Devnet, window: usize) -> Arc<Submitter> {
+        let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
+        let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
+        let costs = Arc::new(Costs::new(devnet.network(), None, false));
+        let key = Arc::new(PrivateKeySigner::random());
+        Submitter::new(Arc::new(node), None, vec![key], window, costs, Duration::from_secs(10))
+    }
+
+    async fn entered(
+        submitter: &Arc<Submitter>,
+        urgency: Urgency,
+    ) -> tokio::task::JoinHandle<Result<Place, FacilitatorError>> {
+        let entering = submitter.clone();
+        let entering = tokio::spawn(async move { entering.enter(urgency).await });
+        // It has joined the line then.
+        sleep(Duration::from_millis(1)).await;
+        entering
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_free_goes_to_the_most_urgent_though_others_wait_longer() {
+        let submitter = submitter_on(&Devnet::start().await.unwrap(), 1);
+        let taken = submitter.enter(Urgency::deposit(1)).await.unwrap();
+        let deposit = entered(&submitter, Urgency::deposit(1)).await;
+        let refund = entered(&submitter, Urgency::refund(1)).await;
+        let claim = entered(&submitter, Urgency::claim()).await;
+        let at_risk = entered(&submitter, Urgency::claim_at_risk(1)).await;
+        // A filler that went without a place ends: nothing is free.
+        submitter.freed.notify_one();
+        sleep(Duration::from_millis(1)).await;
+        drop(taken);
+        for (waits, lane) in
+            [at_risk, claim, refund, deposit].into_iter().zip([Lane::AtRisk, Lane::Claim, Lane::Refund, Lane::Deposit])
+        {
+            assert_eq!(waits.await.unwrap().unwrap().urgency.lane(), lane);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_place_of_a_window_is_for_claims_at_risk() {
+        let submitter = submitter_on(&Devnet::start().await.unwrap(), 3);
+        let _taken =
+            [submitter.enter(Urgency::claim()).await.unwrap(), submitter.enter(Urgency::refund(1)).await.unwrap()];
+        let others =
+            [Urgency::deposit(1), Urgency::refund(9), Urgency::claim()].map(|urgency| entered(&submitter, urgency));
+        let others = futures_util::future::join_all(others).await;
+        submitter.enter(Urgency::claim_at_risk(1)).await.unwrap();
+        assert!(others.iter().all(|waits| !waits.is_finished()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_keep_their_place_in_the_line_and_the_others_are_told_to_come_again() {
+        let submitter = submitter_on(&Devnet::start().await.unwrap(), 1);
+        let taken = submitter.enter(Urgency::claim()).await.unwrap();
+        let claim = entered(&submitter, Urgency::claim()).await;
+        for (urgency, patience) in [(Urgency::refund(1), 10), (Urgency::deposit(1), 600)] {
+            let (begun, told) = (Instant::now(), submitter.enter(urgency).await);
+            assert!(matches!(told, Err(FacilitatorError::Busy { .. })), "{told:?}");
+            assert_eq!(begun.elapsed().as_secs(), patience);
+        }
+        sleep(Duration::from_secs(86_400)).await;
+        assert!(!claim.is_finished());
+        drop(taken);
+        claim.await.unwrap().unwrap();
+    }
+
+    /// Gas has to cost a tenth more than a transaction offers, unless all later ones wait for it.
+    #[tokio::test]
+    async fn fees_are_raised_when_gas_costs_a_tenth_more_or_others_wait() {
+        let devnet = Devnet::start().await.unwrap();
+        let submitter = submitter_on(&devnet, 1);
+        devnet.set_base_fee(10_000_000_000);
+        let fees = submitter.node.fees().await.unwrap();
+        // Twice the base fee and the tip are offered.
+        let tenth_more = (fees.max_fee + fees.max_fee / 10 - fees.tip) / 2;
+        for (base_fee, is_next, checks, is_raised) in [
+            (10_000_000_000, false, 1, false),
+            (10_500_000_000, false, 1, false),
+            (10_500_000_000, true, 1, true),
+            (10_500_000_000, true, 2, false),
+            (tenth_more, false, 2, false),
+            (tenth_more + 1, false, 2, true),
+        ] {
+            devnet.set_base_fee(u64::try_from(base_fee).unwrap());
+            let raised = submitter.raised(is_next, fees, checks, 0).await.unwrap();
+            let is_enough = raised.is_some_and(|(raised, _)| raised.max_fee > fees.max_fee + fees.max_fee / 10);
+            assert_eq!((raised.is_some(), is_enough), (is_raised, is_raised), "{base_fee} {is_next} {checks}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     settlement::{
         engine::{Engine, EngineSettings},
         journal::Journal,
-        submitter::SubmitterSettings,
+        transfers::GasCaps,
     },
     usdc::Usdc,
 };
@@ -180,11 +180,8 @@ impl OnchainFacilitatorBuilder {
         let settings = EngineSettings {
             signers: self.chain.signers,
             in_flight: self.chain.in_flight,
-            submitter: SubmitterSettings {
-                gas_cap: self.max_transfer_gas,
-                batch_gas_cap: self.batch_gas_cap,
-                confirm_timeout: self.chain.confirm_timeout,
-            },
+            gas: GasCaps { alone: self.max_transfer_gas, in_batch: self.batch_gas_cap },
+            confirm_timeout: self.chain.confirm_timeout,
             batch_size: self.batch_size,
             depths: self.chain.depths,
             backlog: self.backlog,

@@ -13,7 +13,7 @@ use crate::{
         onchain::{ChainSettings, LONGEST, MAX_TRANSFER_GAS, chain_setters},
     },
     network::Asset,
-    settlement::caller::Caller,
+    settlement::{costs::Costs, submitter::Submitter},
 };
 
 /// How many transactions of one key wait for a block at once, unless set: half of what nodes keep. They refuse more but for the one with the
@@ -105,9 +105,10 @@ impl OnchainChannelsBuilder {
             return Err(OnchainBuildError::NoContract { name, address, network });
         }
         let ChainSettings { signers, clock, in_flight, confirm_timeout, depths, .. } = self.chain;
-        let caller = Caller::new(node.clone(), signers, in_flight, confirm_timeout);
+        let costs = Arc::new(Costs::new(network, None, false));
+        let submitter = Submitter::new(node.clone(), None, signers, in_flight, costs, confirm_timeout);
         let rules = BlockRules { max_age: self.max_block_age.as_secs(), depths, timeout: confirm_timeout };
-        Ok(OnchainChannels::new(node, self.assets, clock, Arc::new(caller), rules))
+        Ok(OnchainChannels::new(node, self.assets, clock, Arc::new(submitter), rules))
     }
 }
 

@@ -9,9 +9,9 @@ use crate::{
     chain::rpc::Receipt,
     facilitator::{FacilitatorError, NotReady, channels::ChannelError},
     settlement::{
-        caller::{CallOutcome, Caller, Place},
+        calls::CallOutcome,
         line::Urgency,
-        submitter::Call,
+        submitter::{Call, Place, Submitter},
     },
     vouchers::ChannelPayload,
 };
@@ -68,9 +68,9 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
 }
 
 #[async_trait]
-impl Sender for Arc<Caller> {
+impl Sender for Arc<Submitter> {
     fn addresses(&self) -> Vec<Address> {
-        Caller::addresses(self).collect()
+        Submitter::addresses(self).collect()
     }
 
     fn claims(&self) -> usize {
@@ -78,34 +78,34 @@ impl Sender for Arc<Caller> {
     }
 
     fn gas_used(&self) -> u64 {
-        Caller::gas_used(self)
+        Submitter::gas_used(self)
     }
 
     async fn cannot_send(&self) -> Option<NotReady> {
-        Caller::cannot_send(self).await
+        Submitter::cannot_send(self).await
     }
 
     async fn cannot_spare(&self) -> Option<NotReady> {
-        Caller::cannot_spare(self).await
+        Submitter::cannot_spare(self).await
     }
 
     async fn outlive_predecessors(&self) -> Result<(), ChannelError> {
-        Ok(Caller::outlive_predecessors(self).await?)
+        Ok(Submitter::outlive_predecessors(self).await?)
     }
 
     async fn enter(&self, urgency: Urgency) -> Result<Turn, ChannelError> {
-        Ok(Turn(Some(Caller::enter(self, urgency).await?)))
+        Ok(Turn(Some(Submitter::enter(self, urgency).await?)))
     }
 
     async fn join(&self, what: B256) -> Option<Result<Receipt, ChannelError>> {
-        Some(included(Caller::join(self, &what).await?))
+        Some(included(Submitter::join(self, &what).await?))
     }
 
     async fn send(&self, turn: Turn, what: B256, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
         let Turn(place) = turn;
         let place = match place {
             Some(place) => place,
-            None => Caller::enter(self, Urgency::claim()).await?,
+            None => Submitter::enter(self, Urgency::claim()).await?,
         };
         included(self.call(place, what, call).await)
     }

@@ -1,0 +1,171 @@
+//! Calls of contracts, each in a transaction of its own, which copies of the call share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use alloy_primitives::{Address, B256};
+use tokio::{sync::watch, time::timeout};
+
+use super::{
+    FacilitatorError, NotReady,
+    accounts::Account,
+    submitter::{AttemptResult, Call, FOREIGN_CHECKS, Load, Place, Submitter, TYPICAL_GAS},
+};
+use crate::chain::rpc::Receipt;
+
+/// How often one call is sent with another nonce, or after the node refused it for a reason that passes.
+const MAX_ATTEMPTS: usize = 4;
+/// The gas that calls which can wait leave to an account: claims of some eighty channels.
+const KEPT_GAS: u128 = 2_000_000;
+
+/// What is known of a call when the time to confirm it has passed.
+#[derive(Debug)]
+pub(crate) enum CallOutcome {
+    /// Its transaction is in a block. It may have reverted.
+    Included(Receipt),
+    /// Not known: it may be in a block later. The transaction is `None` if it was not even signed in time.
+    Pending(Option<B256>),
+}
+
+/// What the task that makes a call tells its caller.
+#[derive(Clone, Debug)]
+pub(super) enum Progress {
+    Sending(Option<B256>),
+    Included(Receipt),
+    Failed(FacilitatorError),
+}
+
+/// A call that somebody may wait for.
+struct Asked {
+    call: Call,
+    progress: watch::Sender<Progress>,
+}
+
+impl Load for Asked {
+    fn call(&self) -> Call {
+        self.call.clone()
+    }
+
+    fn signed(&mut self, transaction: B256) {
+        self.progress.send_replace(Progress::Sending(Some(transaction)));
+    }
+}
+
+impl Submitter {
+    /// Returns the addresses of the accounts.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
+        self.accounts().iter().map(Account::address)
+    }
+
+    /// Returns why no call could be sent now, if that is so.
+    pub(crate) async fn cannot_send(&self) -> Option<NotReady> {
+        self.accounts().cannot_send(self.node(), TYPICAL_GAS.into()).await
+    }
+
+    /// Returns why no call that can wait should be sent now: gas is kept for claims.
+    pub(crate) async fn cannot_spare(&self) -> Option<NotReady> {
+        self.accounts().cannot_send(self.node(), KEPT_GAS).await
+    }
+
+    /// Waits until the transactions that an earlier process with these keys left in the pool are in blocks: they may do what is about to be
+    /// sent. Those that hang are waited for as long as transactions of others who use a key.
+    ///
+    /// # Errors
+    /// [`FacilitatorError::Unreachable`] if the node does not tell its pool.
+    pub(crate) async fn outlive_predecessors(&self) -> Result<(), FacilitatorError> {
+        for account in self.accounts().iter() {
+            account.outlive_predecessor(FOREIGN_CHECKS * self.node().check_interval()).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns what becomes of the call that does `what`, if one is under way.
+    pub(crate) async fn join(&self, what: &B256) -> Option<Result<CallOutcome, FacilitatorError>> {
+        let progress = self.calls().get(what).cloned()?;
+        Some(self.outcome(progress).await)
+    }
+
+    /// Makes a call and waits for its block. If a call that does `what` is under way, waits for that one. A caller that goes away does not
+    /// cancel it.
+    ///
+    /// # Errors
+    /// [`FacilitatorError`] if no transaction can be in a block.
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        place: Place,
+        what: B256,
+        call: Call,
+    ) -> Result<CallOutcome, FacilitatorError> {
+        let progress = self.begin_call(place, what, call);
+        self.outcome(progress).await
+    }
+
+    fn begin_call(self: &Arc<Self>, place: Place, what: B256, call: Call) -> watch::Receiver<Progress> {
+        let mut under_way = self.calls();
+        if let Some(progress) = under_way.get(&what) {
+            return progress.clone();
+        }
+        let (sender, progress) = watch::channel(Progress::Sending(None));
+        under_way.insert(what, progress.clone());
+        let entry = UnderWay { submitter: self.clone(), what };
+        let mut asked = Asked { call, progress: sender };
+        tokio::spawn(async move {
+            let ended = match entry.submitter.make_call(place, &mut asked).await {
+                Ok(Some(receipt)) => Progress::Included(receipt),
+                Ok(None) => return,
+                Err(error) => Progress::Failed(error),
+            };
+            let _ = asked.progress.send(ended);
+        });
+        progress
+    }
+
+    /// Waits for the end of a call, for as long as it may take to confirm one.
+    async fn outcome(&self, mut progress: watch::Receiver<Progress>) -> Result<CallOutcome, FacilitatorError> {
+        let is_over = |progress: &Progress| !matches!(progress, Progress::Sending(_));
+        let _ = timeout(self.confirm_timeout(), progress.wait_for(is_over)).await;
+        match &*progress.borrow() {
+            Progress::Included(receipt) => Ok(CallOutcome::Included(receipt.clone())),
+            Progress::Failed(error) => Err(error.clone()),
+            Progress::Sending(transaction) => Ok(CallOutcome::Pending(*transaction)),
+        }
+    }
+
+    /// Sends a call, again if another transaction took its nonce. Returns `None` if its outcome is not known at the end.
+    async fn make_call(self: &Arc<Self>, place: Place, asked: &mut Asked) -> Result<Option<Receipt>, FacilitatorError> {
+        let urgency = place.urgency;
+        let mut place = Some(place);
+        for _ in 0..MAX_ATTEMPTS {
+            let place = match place.take() {
+                Some(place) => place,
+                None => self.enter(urgency).await?,
+            };
+            match self.make(place, asked).await.result {
+                AttemptResult::Included(receipt) => return Ok(Some(receipt)),
+                AttemptResult::Retry => {}
+                AttemptResult::Failed(error) => return Err(error),
+                AttemptResult::Unresolved => return Ok(None),
+            }
+        }
+        Err(FacilitatorError::Busy { what: "the nonces of the sender", retry_after: Duration::from_secs(2) })
+    }
+
+    fn calls(&self) -> MutexGuard<'_, HashMap<B256, watch::Receiver<Progress>>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call under way, until this is dropped, however it ends.
+struct UnderWay {
+    submitter: Arc<Submitter>,
+    what: B256,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.submitter.calls().remove(&self.what);
+    }
+}

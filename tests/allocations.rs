@@ -101,7 +101,7 @@ async fn neither_requests_nor_a_student_take_more_memory_than_they_did() {
         judge("an unpaid request that names its host", named, 10.0),
         judge("a paid request, signed by a key", by_key, 46.0),
         judge("a paid request, signed by a wallet", by_wallet, 50.0),
-        judge("a payment by a client, beside its two requests", paying - asked_twice, 148.0),
+        judge("a payment by a client, beside its two requests", paying - asked_twice, 102.0),
     ]
     .into_iter()
     .flatten()

@@ -15,7 +15,7 @@ use crate::{
     protocol::{
         DecodeError, ExactOffer, ExactPayload, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, OfferError, PaymentFlow,
         PaymentId, PaymentPayload, PaymentRequirements, Reason, ResourceInfo, V1, V2, Verbatim, Version, decode_header,
-        encode_header, header_name, payment_status, v1,
+        encode_header, extensions::only, header_name, payment_status, v1,
     },
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelOffer, ChannelPayload, SCHEME},
@@ -185,8 +185,7 @@ impl Challenge {
     /// Returns the URL where the server reports the status of a payment. Returns `None` if it is not on the origin of `paid`.
     pub(super) fn status_url(&self, paid: &Url) -> Option<Url> {
         let Self::V2(ChallengeV2 { extensions: Some(extensions), .. }) = self else { return None };
-        let extensions = extensions.read().ok()?;
-        status_url(payment_status::declared(&extensions)?, paid)
+        status_url(payment_status::declared(&only(payment_status::NAME, extensions)?)?, paid)
     }
 
     /// Returns the value of the payment header for the offer at `index`.

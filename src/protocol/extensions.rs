@@ -65,15 +65,19 @@ impl PaymentId {
         }
     }
 
-    /// Adds the id to the extensions that a server offered. Returns `None` if this extension is not among them. The others stay as they are,
-    /// byte for byte.
+    /// Adds the id to the extensions that a server offered. Returns `None` if this extension is not among them. Everything else stays as it
+    /// is, byte for byte.
     pub fn add_to(&self, extensions: &Verbatim<Map<String, Value>>) -> Option<Verbatim<Map<String, Value>>> {
-        let mut all: BTreeMap<String, Box<RawValue>> = serde_json::from_str(extensions.text()).ok()?;
-        let place = all.get_mut(NAME)?;
-        let mut own: Value = serde_json::from_str(place.get()).ok()?;
-        own.get_mut("info")?.as_object_mut()?.insert("id".to_owned(), self.as_str().into());
-        *place = to_raw_value(&own).ok()?;
-        serde_json::from_str(&serde_json::to_string(&all).ok()?).ok()
+        let id = to_raw_value(self.as_str()).ok()?;
+        let mut all = fields(extensions.text())?;
+        let mut own = fields(all.get(NAME)?.get())?;
+        let mut info = fields(own.get("info")?.get())?;
+        info.insert("id".to_owned(), &id);
+        let info = to_raw_value(&info).ok()?;
+        own.insert("info".to_owned(), &info);
+        let own = to_raw_value(&own).ok()?;
+        all.insert(NAME.to_owned(), &own);
+        to_raw_value(&all).ok().map(Verbatim::of_raw)
     }
 }
 
@@ -98,6 +102,18 @@ impl fmt::Debug for PaymentId {
 #[error("a payment identifier has 16 to 128 letters, digits, hyphens and underscores")]
 #[non_exhaustive]
 pub struct PaymentIdError;
+
+/// Returns the fields of a JSON object as text: what is only echoed is neither parsed nor written anew.
+fn fields(text: &str) -> Option<BTreeMap<String, &RawValue>> {
+    serde_json::from_str(text).ok()
+}
+
+/// Returns the extension of this name alone, if it is there. The others, and their schemas, are not parsed.
+#[cfg(feature = "client")]
+pub(crate) fn only(name: &str, extensions: &Verbatim<Map<String, Value>>) -> Option<Map<String, Value>> {
+    let own = serde_json::from_str(fields(extensions.text())?.get(name)?.get()).ok()?;
+    Some(Map::from_iter([(name.to_owned(), own)]))
+}
 
 /// Returns the first extension whose echo differs from the offer. A payer may omit an extension and may add fields to it, but may neither
 /// change nor remove the fields of its `info` (x402 v2, section 5.2).
@@ -164,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn the_other_extensions_return_byte_for_byte() {
+    fn everything_but_the_id_returns_byte_for_byte() {
         let id = PaymentId::of_random(B256::repeat_byte(7));
-        let offered = r#"{"bazaar":{ "b":1e2, "a" : 1.50},"payment-identifier":{"info":{}}}"#;
+        let offered = r#"{"bazaar":{ "b":1e2, "a" : 1.50},"payment-identifier":{"info":{},"schema":{ "b":1e2}}}"#;
         let given = id.add_to(&serde_json::from_str(offered).unwrap()).unwrap();
         let expected = offered.replace(r#"{}"#, &format!(r#"{{"id":"{}"}}"#, id.as_str()));
         assert_eq!(given.text(), expected);

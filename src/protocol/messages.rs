@@ -273,6 +273,11 @@ impl<T> Verbatim<T> {
     pub fn text(&self) -> &str {
         self.raw.get()
     }
+
+    /// Keeps a text that is known to be a `T`.
+    pub(crate) const fn of_raw(raw: Box<RawValue>) -> Self {
+        Self { raw, read_as: PhantomData }
+    }
 }
 
 impl<T: Serialize> Verbatim<T> {
@@ -281,7 +286,7 @@ impl<T: Serialize> Verbatim<T> {
     /// # Errors
     /// If `value` refuses to serialize.
     pub fn of(value: &T) -> Result<Self, serde_json::Error> {
-        serde_json::value::to_raw_value(value).map(|raw| Self { raw, read_as: PhantomData })
+        serde_json::value::to_raw_value(value).map(Self::of_raw)
     }
 }
 
@@ -289,8 +294,7 @@ impl<T: Serialize> Verbatim<T> {
 impl Verbatim<PaymentRequirements> {
     /// Returns the text of an offer. Its fields are text, numbers and maps with text keys, so this cannot fail.
     pub(crate) fn of_requirements(offer: &PaymentRequirements) -> Self {
-        let raw = serde_json::value::to_raw_value(offer).unwrap_or_else(|_| RawValue::NULL.to_owned());
-        Self { raw, read_as: PhantomData }
+        Self::of_raw(serde_json::value::to_raw_value(offer).unwrap_or_else(|_| RawValue::NULL.to_owned()))
     }
 }
 

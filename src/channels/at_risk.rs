@@ -116,7 +116,8 @@ impl Drop for Taken {
     fn drop(&mut self) {
         let mut channels = self.at_risk.lock();
         for id in &self.ids {
-            if let Some(claim) = channels.get_mut(id) {
+            // What was noted since then does not wait.
+            if let Some(claim) = channels.get_mut(id).filter(|claim| claim.is_running) {
                 claim.is_running = false;
                 claim.not_before = claim.not_before.max(Instant::now() + RETRY);
             }

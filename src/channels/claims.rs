@@ -444,10 +444,16 @@ impl Inner {
         }
         for record in &held {
             // If it fails, the lease ends by itself.
-            let _ = self.ledger.advance(&record.id, &ChannelStep::EndClaim { until }).await;
+            let ended = self.ledger.advance(&record.id, &ChannelStep::EndClaim { until }).await;
             let is_refused = |claimed: &Claimed| claimed.refused.iter().any(|refused| refused.channel == record.id);
             match &claimed {
-                Ok(claimed) if !is_refused(claimed) => self.at_risk.claimed(&record.id),
+                Ok(claimed) if !is_refused(claimed) => {
+                    self.at_risk.claimed(&record.id);
+                    // The claim has nothing of what was charged after it was signed.
+                    if let Ok(record) = ended {
+                        self.notice(&record);
+                    }
+                }
                 _ if record.at_risk() > 0 => self.at_risk.failed(record.id, record.at_risk()),
                 _ => {}
             }

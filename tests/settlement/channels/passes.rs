@@ -44,6 +44,8 @@ struct State {
     answers: bool,
     /// How many claims panic first.
     panics: u32,
+    /// How long a claim takes.
+    takes: Duration,
 }
 
 impl Hanging {
@@ -92,7 +94,7 @@ impl ChannelFacilitator for Hanging {
     async fn claim(&self, claims: &[Claim], _: &AuthorizerKey) -> Result<Claimed, ChannelError> {
         let ids: Vec<ChannelId> =
             claims.iter().map(|claim| Channel::escrow().channel_id(&claim.voucher.channel)).collect();
-        let is_answered = {
+        let (is_answered, takes) = {
             let mut state = self.0.lock().unwrap();
             state.claims.push(ids.clone());
             if let Some(left) = state.panics.checked_sub(1) {
@@ -100,8 +102,9 @@ impl ChannelFacilitator for Hanging {
                 drop(state);
                 panic!("a claim panics, on purpose");
             }
-            state.answers || ids.iter().all(|id| state.withdrawn.contains(id))
+            (state.answers || ids.iter().all(|id| state.withdrawn.contains(id)), state.takes)
         };
+        tokio::time::sleep(takes).await;
         if !is_answered {
             std::future::pending::<()>().await;
         }
@@ -242,6 +245,32 @@ async fn looks_and_claims_that_panic_are_made_again() {
     // Its lease is still there: the third try is made anyhow.
     tokio::time::sleep(Duration::from_secs(50)).await;
     assert_eq!(stage.contract.claims(), [[id], [id]]);
+    assert_eq!(stage.ledger.channel(&id).await.unwrap().unwrap().unclaimed(), 0);
+}
+
+/// A request had begun when the withdrawal was noticed, and is charged while the claim is under way.
+#[tokio::test(start_paused = true)]
+async fn what_is_charged_while_a_claim_is_made_is_claimed_right_after_it() {
+    let stage = Stage::open();
+    let id = stage.charged(1).await[0];
+    let voucher = Voucher { channel_id: id, max_claimable_amount: 2 * CHARGED, ..stage.voucher.clone() };
+    let (request, now) = (B256::repeat_byte(1), stage.clock.now());
+    let begin = ChannelStep::Begin { request, name: None, voucher, price: CHARGED, now, until: now + 600 };
+    let epoch = stage.ledger.advance(&id, &begin).await.unwrap().epoch;
+    {
+        let mut state = stage.contract.0.lock().unwrap();
+        state.withdrawn.insert(id);
+        state.takes = Duration::from_secs(4);
+    }
+    stage.clock.advance(150);
+    let _channels = stage.channels(ClaimPolicy::default());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(stage.contract.claims(), [[id]], "the withdrawal is noticed");
+    let charge = ChannelStep::Charge { epoch, amount: CHARGED, response: None, now: stage.clock.now() };
+    stage.ledger.advance(&id, &charge).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(stage.contract.claims(), [[id], [id]]);
+    tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(stage.ledger.channel(&id).await.unwrap().unwrap().unclaimed(), 0);
 }
 

@@ -8,6 +8,7 @@ mod passes;
 mod pauses;
 mod refusals;
 mod service;
+mod starvation;
 
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;

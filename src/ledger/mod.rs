@@ -421,6 +421,11 @@ pub enum LedgerError {
     /// The bound on records is reached. Try again later.
     #[error("the ledger is full")]
     Full,
+    /// The tables are those of another version of this crate. Start with a new file or schema, or use the version that made it.
+    #[error(
+        "the ledger has the tables of another version of tower-x402: start with a new file or schema, or use that version"
+    )]
+    OtherVersion,
     /// The store failed. The step may be repeated.
     #[error("the ledger's store failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),

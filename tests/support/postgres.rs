@@ -169,19 +169,6 @@ impl Server {
         must(&self.run("pg_ctl", arguments), "pg_ctl promote");
     }
 
-    /// A schema and what it holds, as SQL statements.
-    pub fn dump(&self, schema: &str) -> String {
-        let mut command = Command::new(self.programs.join("pg_dump"));
-        command.args(["--inserts", "--no-owner", "--schema", schema, &self.url]).current_dir("/");
-        let output = as_user(&mut command, self.user).output().expect("pg_dump");
-        must(&output, "pg_dump");
-        let text = String::from_utf8(output.stdout).expect("SQL");
-        // Without comments, commands of psql and settings of this server's version.
-        let is_statement =
-            |line: &&str| !["--", "\\", "SET ", "SELECT pg_catalog.set_config"].iter().any(|it| line.starts_with(it));
-        text.lines().filter(is_statement).flat_map(|line| [line, "\n"]).collect()
-    }
-
     fn run<'a>(&self, program: &str, arguments: impl IntoIterator<Item = &'a OsStr>) -> Output {
         let mut command = Command::new(self.programs.join(program));
         // A server that inherits a pipe would keep it open.

@@ -15,7 +15,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
+use sqlx::{Connection as _, PgConnection, Row as _, migrate::MigrateError, postgres::PgConnectOptions};
 use tokio::sync::Mutex;
 
 use self::{
@@ -293,7 +293,7 @@ impl PostgresLedgerBuilder {
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the URL or the schema's name is invalid, if the database cannot be reached or is a standby, or if a
-    /// pooler in between discards the session's settings.
+    /// pooler in between discards the session's settings; [`LedgerError::OtherVersion`] if another version of this crate made the tables.
     pub async fn connect(self) -> Result<PostgresLedger, LedgerError> {
         let is_valid = |name: &str| {
             name.len() <= 63
@@ -344,9 +344,8 @@ async fn migrate(connections: &Connections, schema: &str) -> Result<(), LedgerEr
     create_schema(&mut connection, schema).await?;
     // sqlx takes a lock on the database for this: one of several processes migrates, and the others wait.
     sqlx::migrate!("src/ledger/postgres/migrations").run(&mut connection).await.map_err(|error| match error {
-        sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => {
-            DatabaseError::of(&error).into()
-        }
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => DatabaseError::of(&error).into(),
+        MigrateError::VersionMissing(_) | MigrateError::VersionMismatch(_) => LedgerError::OtherVersion,
         error => LedgerError::Backend(Box::new(error)),
     })?;
     let _ = connection.close().await;

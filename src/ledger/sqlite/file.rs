@@ -101,7 +101,7 @@ impl LedgerFile {
         let mut connection = schema::open(path).map_err(LedgerError::Backend)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         connection.pragma_update(None, "cache_size", CACHE).map_err(backend)?;
-        schema::LEDGER.migrate(&mut connection).map_err(LedgerError::Backend)?;
+        schema::prepare(&mut connection)?;
         let mut file = Self {
             connection,
             payments: RowIds::default(),

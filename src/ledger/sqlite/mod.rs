@@ -58,7 +58,8 @@ impl SqliteLedger {
     /// closed or dropped.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the file cannot be opened, is in use by another process, or is not a ledger.
+    /// [`LedgerError::Backend`] if the file cannot be opened, is in use by another process, or is not a ledger;
+    /// [`LedgerError::OtherVersion`] if another version of this crate made its tables.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, LedgerError> {
         Self::open_with(path, ResponseLimits::default(), 1_000_000, Arc::new(SystemClock)).await
     }

@@ -1,33 +1,16 @@
-//! Opens the ledger's SQLite file for one process, and migrates one of an earlier version.
+//! Opens the ledger's SQLite file for one process, and creates its tables.
 
 use std::{path::Path, time::Duration};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
+use super::{super::LedgerError, file::backend};
+
 /// Why a file cannot be used.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The tables of a kind of file, and the migrations that make them.
-pub(super) struct Schema {
-    /// A table that exists since the first version.
-    table: &'static str,
-    /// Each runs once, in this order. A released one never changes.
-    migrations: &'static [&'static str],
-}
-
-/// The tables of a ledger.
-pub(super) const LEDGER: Schema = Schema {
-    table: "payments",
-    migrations: &[
-        include_str!("migrations/0001_payments.sql"),
-        include_str!("migrations/0002_transactions.sql"),
-        include_str!("migrations/0003_in_order.sql"),
-        include_str!("migrations/0004_numbered.sql"),
-        include_str!("migrations/0005_progress.sql"),
-        include_str!("migrations/0006_channels.sql"),
-        include_str!("migrations/0007_progress_of_channels.sql"),
-    ],
-};
+/// The version of the tables, which the file has as its `user_version`. Lower ones were never released.
+const VERSION: i64 = 7;
 
 /// Opens or creates the file for this process only. A commit is on disk when it returns.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
@@ -43,37 +26,20 @@ pub(super) fn open(path: &Path) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-impl Schema {
-    /// Runs the migrations that the file lacks, all or nothing.
-    pub(super) fn migrate(&self, connection: &mut Connection) -> Result<(), Error> {
-        let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut version = version(&work)?;
-        let is_ours = if version == 0 { is_empty(&work)? } else { has_table(&work, self.table)? };
-        if !is_ours {
-            return Err("the file is not a ledger".into());
-        }
-        let Some(missing) = usize::try_from(version).ok().and_then(|version| self.migrations.get(version..)) else {
-            return Err("the file is of a later version of tower-x402; use that one".into());
-        };
-        for migration in missing {
-            work.execute_batch(migration)?;
-            version += 1;
-        }
-        work.pragma_update(None, "user_version", version)?;
-        work.commit()?;
-        Ok(())
+/// Creates the tables in an empty file, all or nothing. A later version of the tables has to migrate files of this one.
+pub(super) fn prepare(connection: &mut Connection) -> Result<(), LedgerError> {
+    let work = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(backend)?;
+    let version: i64 = work.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(backend)?;
+    if version == 0 && is_empty(&work).map_err(backend)? {
+        work.execute_batch(include_str!("schema.sql")).map_err(backend)?;
+        work.pragma_update(None, "user_version", VERSION).map_err(backend)?;
+        return work.commit().map_err(backend);
     }
-}
-
-/// Returns the number of migrations that were run on this file.
-fn version(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    if !has_table(connection, "_sqlx_migrations")? {
-        return connection.pragma_query_value(None, "user_version", |row| row.get(0));
+    match has_table(&work, "payments").map_err(backend)? {
+        true if version == VERSION => Ok(()),
+        true => Err(LedgerError::OtherVersion),
+        false => Err(LedgerError::Backend("the file is not a ledger".into())),
     }
-    // The first versions recorded it in this table.
-    let version = connection.query_row("SELECT count(*) FROM _sqlx_migrations", [], |row| row.get(0))?;
-    connection.execute_batch("DROP TABLE _sqlx_migrations")?;
-    Ok(version)
 }
 
 fn has_table(connection: &Connection, name: &str) -> Result<bool, rusqlite::Error> {
@@ -104,42 +70,6 @@ fn create_private(path: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    const NOTES: Schema = Schema {
-        table: "notes",
-        migrations: &[
-            "CREATE TABLE notes (text TEXT NOT NULL)",
-            "ALTER TABLE notes ADD COLUMN at INTEGER NOT NULL DEFAULT 7",
-        ],
-    };
-
-    /// A database on which these statements were run, and no migration.
-    fn file(done: &str) -> Connection {
-        let connection = Connection::open_in_memory().unwrap();
-        connection.execute_batch(done).unwrap();
-        connection
-    }
-
-    /// The table in which `sqlx` records migrations.
-    fn noted_by_sqlx(versions: &str) -> String {
-        let table = "CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY)";
-        format!("{table}; INSERT INTO _sqlx_migrations VALUES {versions};")
-    }
-
-    /// Returns the names of all tables, and the version.
-    fn state(connection: &Connection) -> (Vec<String>, i64) {
-        let mut select = connection.prepare("SELECT name FROM sqlite_schema ORDER BY name").unwrap();
-        let tables = select.query_map([], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap).collect();
-        (tables, connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap())
-    }
-
-    fn assert_left_alone(done: &str, why: &str) {
-        let mut connection = file(done);
-        let before = state(&connection);
-        let error = NOTES.migrate(&mut connection).expect_err("it is not ours to change");
-        assert!(error.to_string().contains(why), "{error}");
-        assert_eq!(state(&connection), before, "{done}");
-    }
-
     /// A test that kills a process would not notice a commit that only the operating system has.
     #[test]
     fn commits_are_synced_and_the_file_is_locked() {
@@ -151,39 +81,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_an_earlier_version_is_migrated_once() {
-        let first = format!("{}; INSERT INTO notes VALUES ('kept');", NOTES.migrations[0]);
-        for noted in ["PRAGMA user_version = 1".to_owned(), noted_by_sqlx("(20)")] {
-            let mut connection = file(&format!("{first} {noted}"));
-            for _ in 0..2 {
-                NOTES.migrate(&mut connection).unwrap();
-                assert_eq!(state(&connection), (vec!["notes".to_owned()], 2), "{noted}");
-            }
-            let kept = "SELECT text || at FROM notes";
-            let kept: String = connection.query_row(kept, [], |row| row.get(0)).unwrap();
-            assert_eq!(kept, "kept7", "{noted}");
-        }
-    }
-
-    #[test]
-    fn a_file_of_a_later_version_is_left_alone() {
-        for noted in ["PRAGMA user_version = 3", "PRAGMA user_version = -1", &noted_by_sqlx("(1), (2), (3)")] {
-            assert_left_alone(&format!("{}; {noted}", NOTES.migrations[0]), "later version");
-        }
-    }
-
-    #[test]
     fn a_file_of_another_kind_is_left_alone() {
-        for noted in ["", "PRAGMA user_version = 2", &noted_by_sqlx("(1), (2)")] {
-            assert_left_alone(&format!("CREATE TABLE payments (record TEXT); {noted}"), "not a ledger");
+        for version in [0, VERSION] {
+            let mut connection = Connection::open_in_memory().unwrap();
+            let notes = format!("CREATE TABLE notes (text TEXT); PRAGMA user_version = {version}");
+            connection.execute_batch(&notes).unwrap();
+            let error = prepare(&mut connection).expect_err("it is not ours to change");
+            let LedgerError::Backend(error) = error else { panic!("{error:?}") };
+            assert_eq!(error.to_string(), "the file is not a ledger");
+            assert!(!has_table(&connection, "payments").unwrap());
         }
-    }
-
-    #[test]
-    fn a_failed_migration_changes_nothing() {
-        let broken = Schema { migrations: &["CREATE TABLE notes (text TEXT)", "nonsense"], ..NOTES };
-        let mut connection = file("");
-        assert!(broken.migrate(&mut connection).is_err());
-        assert_eq!(state(&connection), (vec![], 0));
     }
 }

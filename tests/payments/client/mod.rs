@@ -3,7 +3,6 @@ mod bodies;
 mod channels;
 mod concurrent;
 mod discovery;
-mod earlier_journal;
 mod hostile;
 mod layer;
 mod middleware;

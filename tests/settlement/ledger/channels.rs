@@ -165,30 +165,6 @@ async fn channels_and_their_responses_survive_a_restart() {
     assert_eq!(get(&ledger, 2).await.charged(), 0);
 }
 
-/// Before the progress of channels had rows of its own, all of a channel was in one.
-#[tokio::test]
-async fn channels_of_an_earlier_file_are_read_and_charged_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("ledger.sqlite");
-    let ledger = sqlite(&path, 100).await;
-    open(&ledger, 1, 100).await;
-    let mut charged = sell_with_response(&ledger, 1, 7).await;
-    ledger.close().await;
-    let record = serde_json::to_string(&charged).unwrap();
-    let earlier =
-        format!("UPDATE channels SET record = '{record}'; DROP TABLE channel_progress; PRAGMA user_version = 6");
-    sqlite_file::change(&path, &earlier);
-
-    let ledger = sqlite(&path, 100).await;
-    // It is to be observed again.
-    charged.observed_at = 0;
-    assert_eq!(get(&ledger, 1).await, charged);
-    let later = sell_with_response(&ledger, 1, 8).await;
-    assert_eq!((later.charged(), later.epoch, later.answers.len()), (2, 2, 2));
-    ledger.close().await;
-    assert_eq!(get(&sqlite(&path, 100).await, 1).await, later);
-}
-
 #[tokio::test]
 async fn a_request_is_on_disk_before_its_work_and_an_observation_costs_no_commit() {
     let directory = tempfile::tempdir().unwrap();

@@ -166,22 +166,6 @@ async fn payment_ids_survive_a_restart() {
     reserve(&ledger, with_id(8, record(1, 3))).await;
 }
 
-/// A file of a version without payment ids.
-#[tokio::test]
-async fn a_row_without_an_id_is_read() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("ledger.sqlite");
-    let ledger = open(&path).await;
-    let old = reserve(&ledger, record(1, 1)).await;
-    ledger.close().await;
-    let file = Connection::open(&path).unwrap();
-    let update = "UPDATE payments SET record = json_remove(record, '$.id') WHERE record LIKE '%\"id\":%'";
-    assert_eq!(file.execute(update, []).unwrap(), 1);
-    file.close().unwrap();
-    let ledger = open(&path).await;
-    assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
-}
-
 fn answer() -> StoredResponse {
     StoredResponse {
         status: StatusCode::OK,
@@ -284,42 +268,17 @@ async fn the_last_of_two_reservations_of_one_key_is_read() {
     }
 }
 
-/// A file of a version that had its rows in the order of keys.
 #[tokio::test]
-async fn a_file_with_rows_in_the_order_of_keys_is_migrated() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("ledger.sqlite");
-    let ledger = open(&path).await;
-    let old = reserve(&ledger, record(1, 1)).await;
-    ledger.store_response(&old.key, answer()).await.unwrap();
-    ledger.close().await;
-    let first = include_str!("../../../src/ledger/sqlite/migrations/0001_payments.sql");
-    let as_before = format!(
-        "ALTER TABLE payments RENAME TO p; ALTER TABLE responses RENAME TO r; DROP TABLE totals; {first}
-         INSERT INTO payments SELECT 84532, x'01', x'02', id, 'reserved', 'none', json_patch(p.record, progress.record)
-             FROM p JOIN progress USING (id);
-         INSERT INTO responses SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM r;
-         DROP TABLE p; DROP TABLE r; DROP TABLE progress; DROP TABLE channels; DROP TABLE channel_progress;"
-    );
-    sqlite_file::change(&path, &as_before);
-    sqlite_file::note_as_sqlx(&path, 2);
-    let ledger = open(&path).await;
-    let read = ledger.get(&old.key).await.unwrap().expect("read");
-    assert_eq!(read.authorization, record(1, 1).authorization);
-    assert!(ledger.response(&old.key).await.unwrap().is_some());
-    reserve(&ledger, record(1, 2)).await;
-}
-
-#[tokio::test]
-async fn a_file_of_a_later_version_is_left_alone() {
+async fn a_file_of_another_version_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
-    let before = sqlite_file::make_later(&path);
-    let error = SqliteLedger::open(&path).await.expect_err("it is not known what it means");
-    let LedgerError::Backend(error) = error else { panic!("{error:?}") };
-    assert!(error.to_string().contains("later version"), "{error}");
-    assert_eq!(std::fs::read(&path).unwrap(), before);
+    for version in [-1, 0, 6, 8] {
+        let before = sqlite_file::set_version(&path, version);
+        let opened = SqliteLedger::open(&path).await;
+        assert!(matches!(opened, Err(LedgerError::OtherVersion)), "{opened:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
 }
 
 #[tokio::test]

@@ -4,7 +4,6 @@ mod backends;
 mod channels;
 mod credit;
 mod durable;
-mod earlier_version;
 #[cfg(target_os = "linux")]
 mod power_cut;
 #[cfg(feature = "test-postgres")]
@@ -14,16 +13,13 @@ use std::{future::Future, path::Path, sync::Arc};
 
 use alloy_primitives::{Address, U256};
 use backends::on_every_ledger;
-use bytes::Bytes;
 use proptest::{prelude::*, sample::select};
 use support::around_ledger::{Around, AroundLedger, Call};
 use tower_x402::{
     ManualClock, Network,
-    eip3009::PaymentSignature,
     ledger::{
-        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError,
-        MemoryLedger, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger,
-        StoredResponse,
+        CreditLimit, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, Record, Reservation,
+        ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger, StoredResponse,
         conformance::{START as CLOCK_START, admit, hash, produce, record, reserve, run, with_id},
     },
     payment::{Funds, PaymentKey},

@@ -579,6 +579,19 @@ async fn a_password_is_in_no_error() {
     assert!(!format!("{ledger:?}").contains("secret"));
 }
 
+/// Tables of a version before and of one after.
+#[tokio::test]
+async fn a_schema_of_another_version_is_refused() {
+    for change in ["SET checksum = '\\x00'", "SET version = 2"] {
+        let schema = Server::shared().new_schema();
+        drop(replicas::<1>(&schema).await);
+        let mut session = session(Server::shared().url(), &schema).await;
+        run(&mut session, format!("UPDATE _sqlx_migrations {change}")).await;
+        let opened = replica(Server::shared().url(), &schema).connect().await;
+        assert!(matches!(opened, Err(LedgerError::OtherVersion)), "{opened:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_session_without_its_settings_is_refused() {
     for name in ["Upper", "", "a;b", "1a", "pg-x", &"a".repeat(64)] {

@@ -1,6 +1,6 @@
 -- One row per payment that may still matter. `record` holds all of it as JSON: the state machine is not in the database. The
 -- other columns repeat what is searched and summed by. `stamp` is a random number, another one after every step, so that a
--- step is taken from the very state it was decided on.
+-- step is taken from the very state it was decided on. `lease_process` and `settling_process` are of `processes`.
 CREATE TABLE payments (
     chain_id       bigint         NOT NULL,
     asset          bytea          NOT NULL,
@@ -23,6 +23,8 @@ CREATE TABLE payments (
     forget_at      bigint         NOT NULL,
     replays        bigint         NOT NULL DEFAULT 0,
     record         text           NOT NULL,
+    lease_process    bigint       NOT NULL DEFAULT 0,
+    settling_process bigint       NOT NULL DEFAULT 0,
     PRIMARY KEY (chain_id, asset, payer, nonce)
 );
 CREATE UNIQUE INDEX payments_by_id ON payments (chain_id, asset, payer, id) WHERE id IS NOT NULL;
@@ -67,6 +69,7 @@ CREATE TABLE nonces (
     owner    bigint  NOT NULL,
     used_at  bigint  NOT NULL,
     is_free  boolean NOT NULL,
+    process  bigint  NOT NULL DEFAULT 0,
     PRIMARY KEY (chain_id, sender, nonce)
 );
 
@@ -91,3 +94,23 @@ CREATE TABLE totals (
     settled bigint NOT NULL
 );
 INSERT INTO totals (settled) VALUES (0);
+
+-- One row per payment channel. `record` holds all of it as JSON, `stamp` is as for payments. Channels with a time to forget may be removed
+-- from then on when there is no room, those that were not used for longest first.
+CREATE TABLE channels (
+    id               bytea  NOT NULL PRIMARY KEY,
+    stamp            bigint NOT NULL,
+    used_at          bigint NOT NULL,
+    forget_at        bigint,
+    record           text   NOT NULL,
+    pending_process  bigint NOT NULL DEFAULT 0,
+    claiming_process bigint NOT NULL DEFAULT 0
+);
+CREATE INDEX channels_to_forget ON channels (used_at) WHERE forget_at IS NOT NULL;
+
+-- Every process that uses the ledger says here, once a second, that it is alive. A lease, a claim or an account nonce counts as long as
+-- its process does so: the columns named after a process say whose it is, and 0 is nobody.
+CREATE TABLE processes (
+    id      bigint      NOT NULL PRIMARY KEY,
+    seen_at timestamptz NOT NULL
+);

@@ -51,7 +51,8 @@ impl DirectoryStore {
     /// Opens the file at `path`, or creates it.
     ///
     /// # Errors
-    /// [`StoreError`] if the file cannot be opened, is used by another process, or is not a directory's.
+    /// [`StoreError`] if the file cannot be opened, is used by another process, is not a directory's, or has the tables of another version of
+    /// this crate.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref().to_owned();
         Self::with_connection(move || file::open(&path)).await
@@ -73,7 +74,7 @@ impl DirectoryStore {
             connection.set_prepared_statement_cache_capacity(STATEMENTS);
             // A card's skills and networks are deleted with it.
             connection.pragma_update(None, "foreign_keys", "ON")?;
-            file::bring_up_to_date(&mut connection)?;
+            file::prepare(&mut connection)?;
             Ok(connection)
         })
         .await?;

@@ -17,6 +17,10 @@ use crate::{
 const MAX_PAGE: usize = 4 << 20;
 /// How many items of a page are read.
 const MAX_ITEMS: usize = 1_000;
+/// How many resources are asked for per page. A facilitator may return fewer.
+const PAGE_SIZE: u32 = 100;
+/// How many pages are read.
+const MAX_PAGES: u32 = 20;
 /// How many resources are collected, over all pages.
 const MAX_RESOURCES: usize = 20_000;
 /// How many offers of one resource are read.
@@ -43,8 +47,6 @@ pub struct DiscoveryClient {
     client: Client,
     url: Url,
     request_timeout: Duration,
-    page_size: u32,
-    max_pages: u32,
 }
 
 impl DiscoveryClient {
@@ -54,8 +56,6 @@ impl DiscoveryClient {
             url: url.as_ref().to_owned(),
             client: Client::builder(),
             request_timeout: Duration::from_secs(10),
-            page_size: 100,
-            max_pages: 20,
         }
     }
 
@@ -67,14 +67,14 @@ impl DiscoveryClient {
         self.read_page(filter, offset).await.map(|(page, _)| page)
     }
 
-    /// Reads page after page, until there are no more, or up to [`max_pages`](DiscoveryClientBuilder::max_pages).
+    /// Reads page after page, until there are no more, or up to 20 pages of 100 resources.
     ///
     /// # Errors
     /// [`DiscoveryError`] if the first page cannot be read. If a later one cannot, the resources so far are returned.
     pub async fn list(&self, filter: &DiscoveryFilter) -> Result<Discovered, DiscoveryError> {
         let mut found = Discovered { resources: Vec::new(), skipped: 0, end: DiscoveryEnd::Limit };
         let (mut offset, mut previous) = (0_u64, Vec::new());
-        for number in 0..self.max_pages.max(1) {
+        for number in 0..MAX_PAGES {
             let (page, body) = match self.read_page(filter, offset).await {
                 Ok(read) => read,
                 Err(error) if number == 0 => return Err(error),
@@ -123,7 +123,7 @@ impl DiscoveryClient {
                     query.append_pair(name, value);
                 }
             }
-            query.append_pair("limit", &self.page_size.to_string()).append_pair("offset", &offset.to_string());
+            query.append_pair("limit", &PAGE_SIZE.to_string()).append_pair("offset", &offset.to_string());
         }
         let body = timeout(self.request_timeout, self.get(url)).await.map_err(|_| DiscoveryError::Timeout)??;
         Ok((read_items(&body)?, body))
@@ -151,8 +151,6 @@ pub struct DiscoveryClientBuilder {
     url: String,
     client: ClientBuilder,
     request_timeout: Duration,
-    page_size: u32,
-    max_pages: u32,
 }
 
 impl DiscoveryClientBuilder {
@@ -168,18 +166,6 @@ impl DiscoveryClientBuilder {
         self
     }
 
-    /// Sets how many resources to ask for per page, 1 to 1,000. A facilitator may return fewer. Default: 100.
-    pub fn page_size(mut self, resources: u32) -> Self {
-        self.page_size = resources.clamp(1, 1_000);
-        self
-    }
-
-    /// Sets how many pages [`list`](DiscoveryClient::list) reads at most. Default: 20.
-    pub fn max_pages(mut self, pages: u32) -> Self {
-        self.max_pages = pages;
-        self
-    }
-
     /// Builds the client.
     ///
     /// # Errors
@@ -191,12 +177,11 @@ impl DiscoveryClientBuilder {
             .ok_or(DiscoveryError::Url)?;
         url.set_path(&format!("{}/discovery/resources", url.path().trim_end_matches('/')));
         let client = self.client.redirect(redirect::Policy::none()).build().map_err(|_| DiscoveryError::Tls)?;
-        let Self { request_timeout, page_size, max_pages, .. } = self;
-        Ok(DiscoveryClient { client, url, request_timeout, page_size, max_pages })
+        Ok(DiscoveryClient { client, url, request_timeout: self.request_timeout })
     }
 }
 
-debug_fields!(DiscoveryClientBuilder { max_pages });
+debug_fields!(DiscoveryClientBuilder { request_timeout });
 
 /// A filter for resources: those that match everything that is set. The default matches all.
 ///

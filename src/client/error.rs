@@ -187,10 +187,8 @@ pub enum OfferRefusal {
     /// The contract would not open such a channel.
     #[error(transparent)]
     ChannelConfig(#[from] ChannelConfigError),
-    /// The channel's withdraw delay is longer than [`ChannelPolicy::max_withdraw_delay`](super::ChannelPolicy::max_withdraw_delay).
-    #[error(
-        "the seller's withdraw delay of {asked:?} is longer than the limit of {limit:?} (ChannelPolicy::max_withdraw_delay)"
-    )]
+    /// The channel's withdraw delay is longer than a day, for which the money of a seller that does not answer any more would be locked.
+    #[error("the seller's withdraw delay of {asked:?} is longer than the limit of {limit:?}")]
     WithdrawDelay {
         /// The delay in the offer.
         asked: Duration,

@@ -422,7 +422,7 @@ impl PayerBuilder {
     /// At the same rank and price, a voucher is preferred to `exact`. Preferences see such an offer by its price, payee and token;
     /// [`flows`](Self::flows) does not apply to it.
     pub fn vouchers(mut self, policy: ChannelPolicy) -> Self {
-        self.payer.policy.withdraw_delay = Some(policy.longest_delay());
+        self.payer.policy.withdraw_delay = Some(ChannelPolicy::MAX_WITHDRAW_DELAY);
         self.payer.channels = Some(policy);
         self
     }

@@ -48,7 +48,9 @@ impl Lease {
                 }
             }
         };
-        timeout(policy.lane_wait, waiting).await.unwrap_or(Err(Refusal::LanesBusy { payee: terms.config.receiver }))
+        timeout(ChannelPolicy::LANE_WAIT, waiting)
+            .await
+            .unwrap_or(Err(Refusal::LanesBusy { payee: terms.config.receiver }))
     }
 
     /// Leases another channel for the request that has this one, which its seller called busy, and returns the deposit that may be made.

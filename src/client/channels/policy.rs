@@ -28,9 +28,7 @@ pub struct ChannelPolicy {
     pub(super) escrow_per_payee: Usdc,
     pub(super) escrow_total: Usdc,
     pub(super) exact_first: u64,
-    pub(super) max_withdraw_delay: Duration,
     pub(super) lanes: u32,
-    pub(super) lane_wait: Duration,
     pub(super) salt: B256,
     /// `None` for the payer's own key.
     pub(super) voucher_key: Option<Arc<dyn AuthorizationSigner>>,
@@ -39,6 +37,11 @@ pub struct ChannelPolicy {
 impl ChannelPolicy {
     /// How many requests a deposit is for if neither the policy nor the seller says how large it should be.
     pub(super) const REQUESTS_PER_DEPOSIT: u64 = 10;
+    /// The longest accepted time between the announcement of a withdrawal and the withdrawal: how long the money of a seller that does not
+    /// answer any more is locked.
+    pub(in crate::client) const MAX_WITHDRAW_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
+    /// How long a request waits for a lane if all are in use.
+    pub(super) const LANE_WAIT: Duration = Duration::from_secs(60);
 
     /// Creates a policy with the defaults that each setting names.
     pub fn new() -> Self {
@@ -47,9 +50,7 @@ impl ChannelPolicy {
             escrow_per_payee: Usdc::from_atomic(100_000),
             escrow_total: Usdc::from_atomic(500_000),
             exact_first: 0,
-            max_withdraw_delay: Duration::from_secs(24 * 60 * 60),
             lanes: 8,
-            lane_wait: Duration::from_secs(60),
             salt: B256::ZERO,
             voucher_key: None,
         }
@@ -83,24 +84,11 @@ impl ChannelPolicy {
         self
     }
 
-    /// Sets the longest accepted time between the announcement of a withdrawal and the withdrawal: how long the money of a seller that
-    /// does not answer any more is locked. Default: one day.
-    pub const fn max_withdraw_delay(mut self, delay: Duration) -> Self {
-        self.max_withdraw_delay = delay;
-        self
-    }
-
     /// Sets how many channels (lanes) are opened to a payee at most; at least one. Default: 8.
     ///
     /// A channel carries one request at a time. A further one is opened when a request comes while all others are in use.
     pub const fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
-        self
-    }
-
-    /// Sets how long a request waits for a lane if all are in use. Default: one minute.
-    pub const fn lane_wait(mut self, wait: Duration) -> Self {
-        self.lane_wait = wait;
         self
     }
 
@@ -133,10 +121,6 @@ impl ChannelPolicy {
         self.deposit.or(hint).unwrap_or_else(usual)
     }
 
-    pub(in crate::client) const fn longest_delay(&self) -> Duration {
-        self.max_withdraw_delay
-    }
-
     /// Returns `true` if too little was paid to the payee yet for a channel to pay off.
     pub(in crate::client) fn is_early(&self, budget: &Budget, payee: Address, price: Usdc) -> bool {
         if self.exact_first == 0 || budget.journal().with_books(|books| books.has_channel_with(payee)) {
@@ -163,7 +147,6 @@ debug_fields!(ChannelPolicy |this| {
     escrow_per_payee: this.escrow_per_payee,
     escrow_total: this.escrow_total,
     exact_first: this.exact_first,
-    max_withdraw_delay: this.max_withdraw_delay,
     lanes: this.lanes,
     voucher_key: this.voucher_key.as_ref().map(|key| key.address()),
 });

@@ -19,13 +19,14 @@ use crate::{
     usdc::Usdc,
 };
 
+/// How many signatures that only a contract can check are checked at a time.
+const CONTRACT_WALLETS: usize = 8;
+
 /// A builder of an [`OnchainFacilitator`]. Network, node and signer are required; all else has defaults.
 #[must_use]
 pub struct OnchainFacilitatorBuilder {
     chain: ChainSettings,
     ledger: Option<Arc<dyn Ledger>>,
-    contract_wallets: usize,
-    max_transfer_gas: u64,
     batch_size: usize,
     batch_gas_cap: u32,
     backlog: usize,
@@ -39,8 +40,6 @@ impl Default for OnchainFacilitatorBuilder {
         Self {
             chain: ChainSettings::default(),
             ledger: None,
-            contract_wallets: 8,
-            max_transfer_gas: MAX_TRANSFER_GAS,
             batch_size: 100,
             batch_gas_cap: 120_000,
             backlog: 10_000,
@@ -78,12 +77,6 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
-    /// Sets how many signatures that only a contract can check are checked at a time. Default: 8.
-    pub fn contract_wallets(mut self, at_a_time: usize) -> Self {
-        self.contract_wallets = at_a_time;
-        self
-    }
-
     /// Sets after how long without a receipt an outcome is [`SettlementOutcome::Unknown`](crate::payment::SettlementOutcome::Unknown), at most an hour. Default:
     /// 15 seconds. The transaction is followed further, and
     /// [`Facilitator::reconcile`](crate::facilitator::Facilitator::reconcile) returns its outcome later.
@@ -107,13 +100,6 @@ impl OnchainFacilitatorBuilder {
     /// ```
     pub fn confirmations(mut self, from: U256, blocks: u64) -> Self {
         self.chain.depths.add(from, blocks);
-        self
-    }
-
-    /// Sets how much gas the token may use for one transfer. Default: 400,000, which leaves room for a contract wallet's check of its
-    /// signature. A plain transfer uses about 60,000.
-    pub fn max_transfer_gas(mut self, gas: u64) -> Self {
-        self.max_transfer_gas = gas;
         self
     }
 
@@ -175,12 +161,12 @@ impl OnchainFacilitatorBuilder {
         if self.refuse_losses && self.native_price.is_none() {
             return Err(OnchainBuildError::Missing("native_price, without which refuse_losses cannot tell a loss"));
         }
-        let node = self.chain.connect(self.max_transfer_gas).await?;
+        let node = self.chain.connect().await?;
         let journal = Journal::new(self.ledger, self.chain.clock).ok_or(OnchainBuildError::Randomness)?;
         let settings = EngineSettings {
             signers: self.chain.signers,
             in_flight: self.chain.in_flight,
-            gas: GasCaps { alone: self.max_transfer_gas, in_batch: self.batch_gas_cap },
+            gas: GasCaps { alone: MAX_TRANSFER_GAS, in_batch: self.batch_gas_cap },
             confirm_timeout: self.chain.confirm_timeout,
             batch_size: self.batch_size,
             depths: self.chain.depths,
@@ -190,7 +176,7 @@ impl OnchainFacilitatorBuilder {
             reconcile_interval: self.reconcile_interval,
         };
         let engine = Engine::start(node, journal, settings).await;
-        Ok(OnchainFacilitator { engine, wallets: Arc::new(Wallets::new(self.contract_wallets)) })
+        Ok(OnchainFacilitator { engine, wallets: Arc::new(Wallets::new(CONTRACT_WALLETS)) })
     }
 }
 

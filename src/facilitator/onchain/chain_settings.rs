@@ -15,7 +15,7 @@ use crate::{
 
 /// Longer durations are cut to this one.
 pub(in crate::facilitator) const LONGEST: Duration = Duration::from_secs(3_600);
-/// Gas that one transfer may use, unless set.
+/// Gas that the token may use for one transfer. A plain one uses about 60,000; a contract wallet checks its signature with the rest.
 pub(in crate::facilitator) const MAX_TRANSFER_GAS: u64 = 400_000;
 
 /// The node, and the keys that send through it. [`chain_setters`] has the builder's methods.
@@ -53,10 +53,7 @@ impl Default for ChainSettings {
 
 impl ChainSettings {
     /// Checks what must be set, and then the node: its chain, its time, the keys' balances.
-    pub(in crate::facilitator) async fn connect(
-        &mut self,
-        max_transfer_gas: u64,
-    ) -> Result<Arc<Node>, OnchainBuildError> {
+    pub(in crate::facilitator) async fn connect(&mut self) -> Result<Arc<Node>, OnchainBuildError> {
         let network = self.network.ok_or(OnchainBuildError::Missing("network"))?;
         if self.signers.is_empty() {
             return Err(OnchainBuildError::Missing("signer"));
@@ -71,7 +68,7 @@ impl ChainSettings {
             (None, None) => return Err(OnchainBuildError::Missing("rpc_url, client or provider")),
         };
         let rpc = Rpc::new(client, self.rpc_timeout);
-        let node = Node::new(network, rpc, max_transfer_gas, self.max_gas_price, self.block_time);
+        let node = Node::new(network, rpc, MAX_TRANSFER_GAS, self.max_gas_price, self.block_time);
         let node = Arc::new(node.ok_or(OnchainBuildError::Probe)?);
         preflight(&node, &*self.clock, &accounts).await?;
         Ok(node)

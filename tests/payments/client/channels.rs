@@ -553,14 +553,17 @@ async fn refund_request_that_no_seller_would_read_is_not_signed() {
 }
 
 #[tokio::test]
-async fn request_waits_for_a_lane_no_longer_than_the_policy_says() {
-    let policy = ChannelPolicy::new().lanes(1).lane_wait(Duration::from_millis(50));
+async fn request_waits_for_a_lane_for_a_minute() {
+    let policy = ChannelPolicy::new().lanes(1);
     let buyer = Buyer::with(policy, &[channel_offer(&json!({}))], vec![charged(1_000)]).await;
     buyer.buy().await;
     let id = buyer.payer.budget().journal().channels()[0].id();
     // A request for a refund has the lane.
     let refund = buyer.payer.refund(id, None).await.unwrap().expect("something is left");
+    tokio::time::pause();
+    let started = tokio::time::Instant::now();
     assert!(matches!(buyer.refusal().await, Refusal::LanesBusy { .. }));
+    assert_eq!(started.elapsed().as_secs(), 60);
     drop(refund);
     assert_eq!(buyer.server.payments().len(), 1);
 }
@@ -780,16 +783,8 @@ async fn offers_that_are_not_payable_by_voucher_are_refused() {
             other => panic!("{change}: {other}"),
         }
     }
-    for (policy, delay) in
-        [(ChannelPolicy::new(), 86_400), (ChannelPolicy::new().max_withdraw_delay(Duration::from_secs(1_000)), 1_000)]
-    {
-        let offers = [channel_offer(&json!({ "withdrawDelay": delay }))];
-        let buyer = Buyer::with(policy.clone(), &offers, vec![charged(1_000)]).await;
-        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000), "the longest that is accepted");
-        let offers = [channel_offer(&json!({ "withdrawDelay": delay + 1 }))];
-        let buyer = Buyer::with(policy, &offers, vec![]).await;
-        assert!(matches!(buyer.refusal().await, Refusal::NoPayableOffer { .. }));
-    }
+    let buyer = Buyer::at(&[channel_offer(&json!({ "withdrawDelay": 86_400 }))], vec![charged(1_000)]).await;
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000), "the longest that is accepted");
 }
 
 #[tokio::test]

@@ -103,7 +103,7 @@ async fn list_of_v1_and_with_other_field_names_is_read() {
             "lastUpdated": 1_766_458_335, "metadata": {} }),
         json!({ "url": "https://other.example/", "accepts": [], "tags": "none", "lastUpdated": "yesterday" }),
     ];
-    let client = saying(200, page(items, None).to_string()).await.max_pages(1).build().unwrap();
+    let client = saying(200, page(items, None).to_string()).await.build().unwrap();
     let found = client.list(&all()).await.unwrap();
     let [old, other] = found.resources.as_slice() else { panic!("{found:?}") };
     assert_eq!((old.description.as_deref(), old.mime_type.as_deref()), (Some("Old"), Some("text/plain")));
@@ -156,15 +156,15 @@ async fn shelf(total: u64, most: u64) -> (DiscoveryClientBuilder, Arc<AtomicU64>
 async fn pages_are_read_until_there_are_no_more() {
     for (total, most, pages) in [(0, 10, 1), (1, 10, 1), (10, 10, 1), (25, 10, 3), (25, 7, 4)] {
         let (client, asked) = shelf(total, most).await;
-        let found = client.page_size(10).build().unwrap().list(&all()).await.unwrap();
+        let found = client.build().unwrap().list(&all()).await.unwrap();
         assert_eq!(found.end, DiscoveryEnd::Complete);
         let paths: Vec<_> = found.resources.iter().map(|resource| resource.url.path().to_owned()).collect();
         assert_eq!(paths, (0..total).map(|n| format!("/{n}")).collect::<Vec<_>>());
         assert_eq!(asked.load(Ordering::SeqCst), pages, "{total} in pages of {most}");
     }
     let (client, asked) = shelf(1_000, 10).await;
-    let found = client.max_pages(3).build().unwrap().list(&all()).await.unwrap();
-    assert_eq!((found.resources.len(), found.end, asked.load(Ordering::SeqCst)), (30, DiscoveryEnd::Limit, 3));
+    let found = client.build().unwrap().list(&all()).await.unwrap();
+    assert_eq!((found.resources.len(), found.end, asked.load(Ordering::SeqCst)), (200, DiscoveryEnd::Limit, 20));
 }
 
 #[tokio::test]
@@ -237,8 +237,8 @@ async fn filter_is_sent_as_query() {
     })
     .await;
     let filter = all().kind("http").pay_to("0xa&b").scheme("exact").network("eip155:84532").extension("bazaar");
-    let page = client.page_size(7).build().unwrap().page(&filter, 14).await.unwrap();
+    let page = client.build().unwrap().page(&filter, 14).await.unwrap();
     let asked = page.resources[0].url.query().unwrap();
-    let expected = "type=http&payTo=0xa%26b&scheme=exact&network=eip155%3A84532&extensions=bazaar&limit=7&offset=14";
+    let expected = "type=http&payTo=0xa%26b&scheme=exact&network=eip155%3A84532&extensions=bazaar&limit=100&offset=14";
     assert_eq!(asked, expected);
 }

@@ -45,7 +45,7 @@ sol! {
 const TRIES: u64 = 6;
 /// The number of payments that one payer may owe.
 const CREDIT: u64 = 3;
-/// Gas of a single transaction at most (the default of `max_transfer_gas`, and what a transaction takes besides), and its price.
+/// Gas of a single transaction at most (400,000 for the transfer, and what a transaction takes besides), and its price.
 const MAX_GAS: u64 = 500_000;
 const MAX_GAS_PRICE: u64 = 20_000_000;
 

@@ -54,7 +54,7 @@ async fn buy(stage: &Stage, seller: &Seller) -> (Purchase, shop::Answer) {
 }
 
 async fn listed(stage: &Stage, filter: DiscoveryFilter) -> Vec<ListedResource> {
-    let client = DiscoveryClient::builder(format!("http://{}", stage.address)).page_size(1).build().unwrap();
+    let client = DiscoveryClient::builder(format!("http://{}", stage.address)).build().unwrap();
     let found = client.list(&filter).await.unwrap();
     assert_eq!(found.skipped, 0);
     found.resources

@@ -22,6 +22,16 @@ use crate::evidence::Evidence;
 /// How long a check waits for a permit.
 const PERMIT_WAIT: Duration = Duration::from_secs(2);
 
+/// How many of the newest blocks are searched if a report names no transaction.
+///
+/// The search asks for ranges of blocks. A node that answers only for ranges below a hundred blocks is not searched; one that answers for a
+/// hundred is searched for 6,000.
+const SEARCH: u64 = 10_000;
+/// How far a report's time may be from the time of the payment's block, before or after, in seconds.
+const DRIFT: u64 = 3_600;
+/// How much later a charge on a payment channel may be claimed, in seconds. Sellers claim within an hour, unless they set another time.
+const CLAIM_DELAY: u64 = 86_400;
+
 const LATE: PaymentCheckError = PaymentCheckError::Unavailable("the node did not answer in time");
 
 /// Checks on a chain that the payments of reports took place.
@@ -50,9 +60,6 @@ pub struct PaymentChecker {
     tokens: Vec<Address>,
     nodes: Vec<PaymentLookup>,
     depth: u64,
-    search: u64,
-    drift: Duration,
-    claim_delay: Duration,
     timeout: Duration,
     permits: Semaphore,
 }
@@ -92,7 +99,8 @@ pub enum PaymentCheckError {
     /// The chain contradicts the report.
     #[error("{0}")]
     NotPaid(&'static str),
-    /// The report's time and the block's time are too far apart. See [`PaymentChecker::drift`] and [`PaymentChecker::claim_delay`].
+    /// The report's time and the block's time are too far apart. They may be an hour apart;
+    /// a charge on a payment channel may be claimed a day later.
     #[error("the report is of {at}, but the payment's block is of {block_time}")]
     Implausible {
         /// The time in the report, in seconds since the Unix epoch.
@@ -116,9 +124,6 @@ impl PaymentChecker {
             tokens: network.usdc().map(|usdc| usdc.address).into_iter().collect(),
             nodes: Vec::new(),
             depth: 12,
-            search: 10_000,
-            drift: Duration::from_secs(3_600),
-            claim_delay: Duration::from_secs(86_400),
             timeout: Duration::from_secs(10),
             permits: Semaphore::new(16),
         }
@@ -156,28 +161,6 @@ impl PaymentChecker {
     /// Sets how many blocks must be on top of a payment's block. Default: 12. Base replaces blocks rarely, and only the newest.
     pub fn depth(mut self, blocks: u64) -> Self {
         self.depth = blocks;
-        self
-    }
-
-    /// Sets how many of the newest blocks are searched if a report names no transaction. Default: 10,000, maximum: 100,000.
-    ///
-    /// The search asks for ranges of blocks. A node that answers only for ranges below a hundred blocks is not searched; one that
-    /// answers for a hundred is searched for 6,000.
-    pub fn search(mut self, blocks: u64) -> Self {
-        self.search = blocks.min(100_000);
-        self
-    }
-
-    /// Sets how far a report's time may be from the time of the payment's block, before or after. Default: 1 hour.
-    pub fn drift(mut self, drift: Duration) -> Self {
-        self.drift = drift;
-        self
-    }
-
-    /// Sets how much later than [`drift`](Self::drift) allows a charge on a payment channel may be claimed. Default: 1 day. Sellers claim
-    /// within an hour, unless they set another time.
-    pub fn claim_delay(mut self, delay: Duration) -> Self {
-        self.claim_delay = delay;
         self
     }
 
@@ -221,8 +204,8 @@ impl PaymentChecker {
         };
         let mined = timeout(self.timeout, looking).await.map_err(|_| LATE)??;
         let (at, block_time) = (report.evidence.at, mined.block_time);
-        let latest = self.drift + report.evidence.charge.map_or(Duration::ZERO, |_| self.claim_delay);
-        if block_time < at.saturating_sub(self.drift.as_secs()) || block_time > at.saturating_add(latest.as_secs()) {
+        let latest = DRIFT + report.evidence.charge.map_or(0, |_| CLAIM_DELAY);
+        if block_time < at.saturating_sub(DRIFT) || block_time > at.saturating_add(latest) {
             return Err(PaymentCheckError::Implausible { at, block_time });
         }
         Ok(ReportedPayment { key, transaction: mined.transaction, block: mined.block, block_time })
@@ -284,9 +267,9 @@ impl PaymentChecker {
     ) -> Result<MinedPayment, PaymentCheckError> {
         let state = match (sought, transaction) {
             (Sought::Transfer(payment), Some(transaction)) => node.transaction(payment, transaction).await?,
-            (Sought::Transfer(payment), None) => node.search(payment, self.search).await?,
+            (Sought::Transfer(payment), None) => node.search(payment, SEARCH).await?,
             (Sought::Charge(charge), Some(transaction)) => node.claim(charge, transaction).await?,
-            (Sought::Charge(charge), None) => node.search_claim(charge, self.search).await?,
+            (Sought::Charge(charge), None) => node.search_claim(charge, SEARCH).await?,
         };
         match state {
             PaymentState::Made(mined) if mined.latest < mined.block.saturating_add(self.depth) => {

@@ -10,7 +10,7 @@ use crate::{
     chain::escrow,
     facilitator::{
         OnchainBuildError,
-        onchain::{ChainSettings, LONGEST, MAX_TRANSFER_GAS, chain_setters},
+        onchain::{ChainSettings, LONGEST, chain_setters},
     },
     network::Asset,
     settlement::{costs::Costs, submitter::Submitter},
@@ -95,7 +95,7 @@ impl OnchainChannelsBuilder {
     /// # Errors
     /// [`OnchainBuildError`] names the setting to change, or the contract that the chain lacks.
     pub async fn build(mut self) -> Result<OnchainChannels, OnchainBuildError> {
-        let node = self.chain.connect(MAX_TRANSFER_GAS).await?;
+        let node = self.chain.connect().await?;
         let network = node.network();
         if self.assets.is_empty() {
             self.assets.push(network.usdc().ok_or(OnchainBuildError::Missing("asset"))?);

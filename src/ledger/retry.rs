@@ -1,4 +1,4 @@
-//! Steps of a ledger that may fail for a moment.
+//! Pauses between tries, and steps of a ledger that may fail for a moment.
 
 use std::time::Duration;
 
@@ -7,28 +7,43 @@ use tokio::time::{Instant, sleep};
 use super::{Ledger, LedgerError, SettlementStep};
 use crate::payment::PaymentKey;
 
-/// The longest pause between two tries.
-const LONGEST: Duration = Duration::from_secs(5);
-
 /// The pauses between tries, each twice as long as the one before.
+#[derive(Debug)]
 pub(crate) struct Pauses {
     next: Duration,
+    longest: Duration,
     until: Instant,
 }
 
 impl Pauses {
-    /// Makes pauses from `first` on. No try begins later than `within` from now.
+    /// Makes pauses from `first` on, up to five seconds. No try begins later than `within` from now.
     pub(crate) fn new(first: Duration, within: Duration) -> Self {
-        Self { next: first, until: Instant::now() + within }
+        Self { next: first, longest: Duration::from_secs(5), until: Instant::now() + within }
+    }
+
+    /// Sets the longest pause.
+    pub(crate) const fn up_to(mut self, longest: Duration) -> Self {
+        self.longest = longest;
+        self
+    }
+
+    /// Returns the next pause.
+    pub(crate) const fn next(&self) -> Duration {
+        self.next
     }
 
     /// Waits before the next try. Returns `false`, at once, if there is to be none.
     pub(crate) async fn wait(&mut self) -> bool {
-        if Instant::now() + self.next > self.until {
+        self.wait_for(self.next).await
+    }
+
+    /// As [`wait`](Self::wait), but for this time, which somebody named.
+    pub(crate) async fn wait_for(&mut self, pause: Duration) -> bool {
+        self.next = (self.next * 2).min(self.longest);
+        if Instant::now() + pause > self.until {
             return false;
         }
-        sleep(self.next).await;
-        self.next = (self.next * 2).min(LONGEST);
+        sleep(pause).await;
         true
     }
 }

@@ -5,14 +5,13 @@ use std::{sync::Arc, time::Duration};
 use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
-use tokio::time::{Instant, sleep};
 
 use super::{
     Remote, RemoteBuildError, RemoteFacilitator,
     api::{Answer, NoAnswer},
     message::{Settlement, detail, read_object},
     observer::receipt,
-    settle::{FIRST_PAUSE, MAX_PAUSE, MAX_TRIES},
+    settle::MAX_TRIES,
 };
 use crate::{
     chain::{escrow, node::Node, rpc::Receipt},
@@ -163,8 +162,7 @@ impl Sender for Asking {
             return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
         }
         let body = self.body(&payload)?;
-        let deadline = Instant::now() + self.remote.settle_timeout;
-        let (mut pause, mut is_unsent, mut transaction) = (FIRST_PAUSE, true, None);
+        let (mut pauses, mut is_unsent, mut transaction) = (self.remote.pauses(), true, None);
         for tries in 1.. {
             let answer = self.remote.api.post("settle", body.clone()).await;
             let is_first = is_unsent;
@@ -188,12 +186,10 @@ impl Sender for Asking {
                 }
                 Reply::Unclear => {}
             }
-            let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pause);
-            pause = (pause * 2).min(MAX_PAUSE);
-            if tries >= MAX_TRIES || Instant::now() + wait >= deadline {
+            let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pauses.next());
+            if tries >= MAX_TRIES || !pauses.wait_for(wait).await {
                 break;
             }
-            sleep(wait).await;
         }
         match is_unsent {
             true => {

@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use bytes::Bytes;
-use tokio::time::{Instant, sleep};
 
 use super::{
     Remote,
@@ -14,7 +13,7 @@ use super::{
 };
 use crate::{
     facilitator::FacilitatorError,
-    ledger::{LedgerError, Listing, Record, Settlement, SettlementStep, Settling},
+    ledger::{LedgerError, Listing, Pauses, Record, Settlement, SettlementStep, Settling},
     network::Network,
     payment::{Prechecked, SettlementOutcome},
     protocol::Reason,
@@ -25,8 +24,8 @@ use crate::{
 };
 
 /// The pause before the same body is sent again, doubled up to [`MAX_PAUSE`].
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(200);
-pub(super) const MAX_PAUSE: Duration = Duration::from_secs(3);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(3);
 /// How many unusable answers end a call. An answer of "pending" is asked again for as long as the call may take.
 pub(super) const MAX_TRIES: u32 = 4;
 /// How many transactions that a facilitator named are recorded for a payment.
@@ -94,9 +93,13 @@ impl Remote {
         outcome
     }
 
+    /// Returns the pauses between the requests of one call.
+    pub(super) fn pauses(&self) -> Pauses {
+        Pauses::new(FIRST_PAUSE, self.settle_timeout).up_to(MAX_PAUSE)
+    }
+
     /// Sends the body until there is an answer, one request after the other.
     async fn ask(&self, payment: &Prechecked, record: &Record, body: Bytes, repeat: Repeat) -> Asked {
-        let deadline = Instant::now() + self.settle_timeout;
         let mut asked = Asked {
             reply: Reply::Unusable,
             named: Vec::new(),
@@ -104,7 +107,7 @@ impl Remote {
             is_unsent: true,
             retry_after: Duration::from_secs(1),
         };
-        let (mut pause, mut tries) = (FIRST_PAUSE, 0);
+        let (mut pauses, mut tries) = (self.pauses(), 0);
         loop {
             let answer = self.api.post("settle", body.clone()).await;
             asked.is_unsent &= matches!(answer, Err(NoAnswer::NotSent));
@@ -128,14 +131,12 @@ impl Remote {
                     }
                 }
             }
-            let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pause);
+            let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pauses.next());
             asked.retry_after = wait.max(Duration::from_secs(1));
-            pause = (pause * 2).min(MAX_PAUSE);
             let is_over = matches!(repeat, Repeat::Never) || tries >= MAX_TRIES;
-            if is_over || Instant::now() + wait >= deadline {
+            if is_over || !pauses.wait_for(wait).await {
                 return asked;
             }
-            sleep(wait).await;
         }
     }
 

@@ -12,12 +12,9 @@ use sqlx::{
     Arguments as _, ConnectOptions as _, Connection as _, Encode, PgConnection, Postgres, Type,
     postgres::{PgArguments, PgConnectOptions, PgDatabaseError, PgRow, PgSeverity},
 };
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::{sync::Semaphore, time::timeout};
 
-use super::super::LedgerError;
+use super::super::{LedgerError, Pauses};
 
 /// How long a caller waits for an idle connection.
 const WAIT_FOR_CONNECTION: Duration = Duration::from_secs(5);
@@ -63,10 +60,7 @@ pub(super) enum Failure {
 pub(super) struct DatabaseError(String);
 
 /// Pauses between tries, for as long as [`PATIENCE`].
-pub(super) struct Tries {
-    until: Instant,
-    pause: Duration,
-}
+pub(super) struct Tries(Pauses);
 
 impl Connections {
     pub(super) fn new(options: PgConnectOptions, max: u32) -> Self {
@@ -154,17 +148,12 @@ debug_fields!(Connections |this| { idle: this.idle().len() });
 
 impl Tries {
     pub(super) fn new() -> Self {
-        Self { until: Instant::now() + PATIENCE, pause: Duration::from_millis(10) }
+        Self(Pauses::new(Duration::from_millis(10), PATIENCE).up_to(LONGEST_PAUSE))
     }
 
     /// Pauses, or returns the error when there was enough time.
     pub(super) async fn again_after(&mut self, error: DatabaseError) -> Result<(), LedgerError> {
-        if Instant::now() + self.pause > self.until {
-            return Err(error.into());
-        }
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        Ok(())
+        if self.0.wait().await { Ok(()) } else { Err(error.into()) }
     }
 }
 

@@ -62,6 +62,7 @@ mod middleware;
 mod offer;
 mod payer;
 mod payment;
+mod payment_response;
 mod purchase;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 mod reconcile;

@@ -12,16 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Budget, ChannelReceipt, JournalEntry, PaymentError, budget::Unsent, channels::VoucherPayment, journal::Record,
-    offer::Challenge,
+    offer::Challenge, payment_response::SettlementReport,
 };
 use crate::{
     clock::Clock,
     decimal::parse_decimal,
     network::Network,
-    protocol::{
-        DecodeError, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, SettlementResponse, Version, decode_header,
-        v1,
-    },
+    protocol::{DecodeError, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, Version, decode_header},
     usdc::Usdc,
 };
 
@@ -274,7 +271,7 @@ impl ExactPayment {
         body: Option<&[u8]>,
         (is_transient, retry_after): (bool, Option<Duration>),
     ) -> NextStep {
-        let report = SettlementReport::read(headers, &self.entry);
+        let report = report_on(&self.entry, headers);
         let is_transient =
             is_transient || matches!(&report, SettlementReport::Failed { reason: Reason::SettlementPending, .. });
         let rejection = match status {
@@ -309,7 +306,7 @@ impl ExactPayment {
     fn update(&mut self, report: SettlementReport, status: StatusCode, rejection: Rejection) {
         use PaymentOutcome::{Accepted, Failed, Settled, Unknown};
         let (outcome, transaction, reason) = match report {
-            SettlementReport::Paid { transaction } => {
+            SettlementReport::Paid { transaction, .. } => {
                 (if transaction.is_some() { Settled } else { Accepted }, transaction, None)
             }
             SettlementReport::Failed { reason, transaction } => {
@@ -371,51 +368,15 @@ fn outcome_of(reason: &Reason) -> PaymentOutcome {
     }
 }
 
-/// The report in `PAYMENT-RESPONSE`, checked against what was signed.
-enum SettlementReport {
-    None,
-    Paid { transaction: Option<B256> },
-    Failed { reason: Reason, transaction: Option<B256> },
-    Contradiction(&'static str),
-}
-
-impl SettlementReport {
-    fn read(headers: &HeaderMap, signed: &JournalEntry) -> Self {
-        let values_of = |version: Version| headers.get_all(version.response_header()).iter();
-        let mut values = values_of(signed.version).peekable();
-        // Some servers report a payment of v1 in the header of v2.
-        if values.peek().is_none() && signed.version == Version::V1 {
-            values = values_of(Version::V2).peekable();
-        }
-        let Some(value) = values.next() else { return Self::None };
-        if values.next().is_some() {
-            return Self::Contradiction("comes twice");
-        }
-        let value = value.as_bytes();
-        let response: Result<SettlementResponse, _> = match signed.version {
-            Version::V1 => decode_header::<v1::SettlementResponseV1>(value, MAX_PAYMENT_HEADER).map(Into::into),
-            Version::V2 => decode_header(value, MAX_PAYMENT_HEADER),
-        };
-        let Ok(response) = response else { return Self::Contradiction("cannot be read") };
-        let transaction = response.transaction.parse::<B256>().ok();
-        if !response.success {
-            let reason = response.error_reason.unwrap_or(Reason::UnexpectedSettleError);
-            return Self::Failed { reason: shortened(reason), transaction };
-        }
-        if !response.network.parse().is_ok_and(|network: Network| network == signed.network) {
-            return Self::Contradiction("names another network");
-        }
-        if response.payer.is_some_and(|payer| payer.parse() != Ok::<Address, _>(signed.payer)) {
-            return Self::Contradiction("names another payer");
-        }
-        if response.amount.is_some_and(|amount| parse_decimal(&amount) != Some(signed.amount.into())) {
-            return Self::Contradiction("names another amount");
-        }
-        if transaction.is_none() && !response.transaction.is_empty() {
-            return Self::Contradiction("names something that is not a transaction hash");
-        }
-        Self::Paid { transaction }
+/// Returns the report on this payment.
+fn report_on(signed: &JournalEntry, headers: &HeaderMap) -> SettlementReport {
+    let report = SettlementReport::read(headers, signed.version, signed.network, signed.payer);
+    if let SettlementReport::Paid { response, .. } = &report
+        && response.amount.as_ref().is_some_and(|amount| parse_decimal(amount) != Some(signed.amount.into()))
+    {
+        return SettlementReport::Contradiction("names another amount");
     }
+    report
 }
 
 /// Why a 402 answers a payment.

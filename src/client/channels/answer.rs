@@ -1,16 +1,15 @@
 //! What a seller answers to a payment by voucher.
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::{B256, U256};
 use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{ChannelEntry, ChannelFinding, entry::plus};
 use crate::{
-    client::payment::shortened,
+    client::payment_response::SettlementReport,
     decimal::parse_decimal,
-    network::Network,
-    protocol::{MAX_PAYMENT_HEADER, Reason, Version, decode_header},
+    protocol::{Reason, SettlementResponse, Version},
     usdc::Usdc,
 };
 
@@ -24,19 +23,6 @@ pub(super) enum Report {
     Charged { amount: Usdc, transaction: Option<B256> },
     Failed { reason: Reason, transaction: Option<B256> },
     Contradiction(ChannelFinding),
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Response {
-    success: bool,
-    error_reason: Option<Reason>,
-    payer: Option<String>,
-    #[serde(default)]
-    transaction: String,
-    network: String,
-    #[serde(default)]
-    extra: Extra,
 }
 
 #[derive(Default, Deserialize)]
@@ -65,20 +51,17 @@ pub(super) enum RefundReport {
 impl Report {
     /// Reads the report on a request of this price, paid from this channel.
     pub(super) fn read(headers: &HeaderMap, entry: &ChannelEntry, price: Usdc) -> Self {
-        let response = match read(headers) {
-            Ok(Some(response)) => response,
-            Ok(None) => return Self::None,
+        let (response, transaction) = match read(headers, entry) {
+            SettlementReport::None => return Self::None,
+            SettlementReport::Paid { response, transaction } => (response, transaction),
+            SettlementReport::Failed { reason, transaction } => return Self::Failed { reason, transaction },
+            SettlementReport::Contradiction(what) => return contradiction(what),
+        };
+        let extra = match Extra::of(*response, entry) {
+            Ok(extra) => extra,
             Err(what) => return contradiction(what),
         };
-        let transaction = response.transaction.parse().ok();
-        if !response.success {
-            let reason = response.error_reason.unwrap_or(Reason::UnexpectedSettleError);
-            return Self::Failed { reason: shortened(reason), transaction };
-        }
-        if let Some(what) = response.mismatch(entry) {
-            return contradiction(what);
-        }
-        let amount = match &response.extra.charged_amount {
+        let amount = match &extra.charged_amount {
             None => Usdc::ZERO,
             Some(value) => {
                 let amount = units(value).and_then(|units| Usdc::try_from(units).ok());
@@ -89,7 +72,7 @@ impl Report {
                 amount
             }
         };
-        let sum = response.extra.channel_state.and_then(|state| state.charged_cumulative_amount);
+        let sum = extra.channel_state.and_then(|state| state.charged_cumulative_amount);
         if sum.is_some_and(|sum| units(&sum) != Some(plus(entry.charged, amount).into())) {
             return contradiction("names a sum of charges that does not follow from the last one");
         }
@@ -100,52 +83,34 @@ impl Report {
 impl RefundReport {
     /// Reads the report on a refund. Its amount is the seller's word.
     pub(super) fn read(headers: &HeaderMap, entry: &ChannelEntry) -> Self {
-        #[derive(Deserialize)]
-        struct Amount {
-            amount: Option<String>,
+        let (response, transaction) = match read(headers, entry) {
+            SettlementReport::Paid { response, transaction } => (response, transaction),
+            SettlementReport::Failed { reason, .. } => return Self::Failed { reason },
+            SettlementReport::None | SettlementReport::Contradiction(_) => return Self::None,
+        };
+        let amount = response.amount.as_deref().and_then(parse_decimal).and_then(|units| Usdc::try_from(units).ok());
+        match Extra::of(*response, entry) {
+            Ok(_) => Self::Refunded { amount, transaction },
+            Err(_) => Self::None,
         }
-        let Ok(Some(response)) = read(headers) else { return Self::None };
-        if !response.success {
-            let reason = response.error_reason.unwrap_or(Reason::UnexpectedSettleError);
-            return Self::Failed { reason: shortened(reason) };
-        }
-        if response.mismatch(entry).is_some() {
-            return Self::None;
-        }
-        let value = headers.get(Version::V2.response_header()).map_or(&b""[..], |value| value.as_bytes());
-        let amount = decode_header::<Amount>(value, MAX_PAYMENT_HEADER).ok().and_then(|response| response.amount);
-        let amount = amount.and_then(|text| parse_decimal(&text)).and_then(|units| Usdc::try_from(units).ok());
-        Self::Refunded { amount, transaction: response.transaction.parse().ok() }
     }
 }
 
-impl Response {
-    /// Returns what does not fit the payment, if anything.
-    fn mismatch(&self, entry: &ChannelEntry) -> Option<&'static str> {
-        if !self.network.parse().is_ok_and(|network: Network| network == entry.network) {
-            return Some("names another network");
-        }
-        if self.payer.as_ref().is_some_and(|payer| payer.parse() != Ok::<Address, _>(entry.config.payer)) {
-            return Some("names another payer");
-        }
-        let channel = self.extra.channel_state.as_ref().and_then(|state| state.channel_id.as_ref());
+impl Extra {
+    /// Reads the channel's part of a report on this channel.
+    fn of(response: SettlementResponse, entry: &ChannelEntry) -> Result<Self, &'static str> {
+        let Some(extra) = response.extra else { return Ok(Self::default()) };
+        let extra = Self::deserialize(Value::Object(extra)).map_err(|_| "cannot be read")?;
+        let channel = extra.channel_state.as_ref().and_then(|state| state.channel_id.as_ref());
         if channel.is_some_and(|channel| channel.parse() != Ok(entry.id())) {
-            return Some("names another channel");
+            return Err("names another channel");
         }
-        if !self.transaction.is_empty() && self.transaction.parse::<B256>().is_err() {
-            return Some("names something that is not a transaction hash");
-        }
-        None
+        Ok(extra)
     }
 }
 
-fn read(headers: &HeaderMap) -> Result<Option<Response>, &'static str> {
-    let mut values = headers.get_all(Version::V2.response_header()).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    if values.next().is_some() {
-        return Err("comes twice");
-    }
-    decode_header(value.as_bytes(), MAX_PAYMENT_HEADER).map(Some).map_err(|_| "cannot be read")
+fn read(headers: &HeaderMap, entry: &ChannelEntry) -> SettlementReport {
+    SettlementReport::read(headers, Version::V2, entry.network, entry.config.payer)
 }
 
 fn contradiction(what: &str) -> Report {

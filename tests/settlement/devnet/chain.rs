@@ -1,6 +1,6 @@
 //! Blocks, the pool and JSON-RPC of the devnet behave as those of a node.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::{SignableTransaction as _, TxEip7702, TxEnvelope};
 use alloy_eips::{BlockId, BlockNumberOrTag, Encodable2718 as _, eip7702::Authorization};
@@ -11,7 +11,7 @@ use alloy_rpc_types_eth::{Filter, TransactionRequest};
 use alloy_signer::SignerSync as _;
 use alloy_sol_types::{SolCall as _, SolEvent as _};
 use tower_x402::{
-    Network,
+    ManualClock, Network,
     devnet::{BlockTime, Devnet, Orphans},
 };
 
@@ -290,9 +290,9 @@ async fn estimates_are_enough_and_reverts_are_explained() {
 #[tokio::test]
 async fn estimates_see_the_pool_where_the_node_has_a_pending_state() {
     for pending_state in [false, true] {
-        let devnet = Devnet::builder().pending_state(pending_state).start().await.unwrap();
-        let (asset, payer, sender) = (devnet.asset(), key(0x22), sender(&devnet));
-        devnet.mint(payer.address(), tower_x402::Usdc::from_atomic(1_000)).unwrap();
+        let clock = Arc::new(ManualClock::at(NOW));
+        let devnet = Devnet::builder().clock(clock).pending_state(pending_state).start().await.unwrap();
+        let (asset, payer, sender) = (devnet.asset(), payer(&devnet), sender(&devnet));
         devnet.stall(true);
         let input = authorization(payer.address(), 1_000).signed(&asset, &payer);
         let mut settling = transaction(&devnet, 0);

@@ -104,6 +104,8 @@ pub(super) trait Load: Send {
     const IS_FILLER: bool = false;
     /// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
     const MAX_REPLACEMENTS: usize = 20;
+    /// The time for which a node holds the broadcast counts towards the first check.
+    const COUNTS_BROADCAST: bool = false;
 
     /// Returns the call to make.
     fn call(&self) -> Call;
@@ -548,7 +550,8 @@ impl Submitter {
     async fn follow<L: Load>(self: &Arc<Self>, mut flight: Flight, load: &mut L) -> Attempt {
         let started = flight.started;
         let (answer_at, stop_at) = (started + self.confirm_timeout, started + WATCH_TIMEOUT);
-        let mut check_at = stop_at.min(started + self.node.check_interval());
+        let checked_from = if L::COUNTS_BROADCAST { started } else { Instant::now() };
+        let mut check_at = stop_at.min(checked_from + self.node.check_interval());
         let (mut checks, mut replacements) = (0, 0);
         loop {
             let (is_awaited, is_patient) = (load.is_awaited(), load.is_patient());

@@ -49,6 +49,8 @@ impl Transfers {
 impl Load for Transfers {
     // A payment brings in little.
     const MAX_REPLACEMENTS: usize = 5;
+    // Its caller waits: the first replacement must be in time.
+    const COUNTS_BROADCAST: bool = true;
 
     /// Returns the call that makes the payments: of the token for one payment, of the batch settler for several.
     fn call(&self) -> Call {

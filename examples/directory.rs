@@ -23,7 +23,7 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Asset, Network,
     devnet::{Devnet, DevnetPort},
-    facilitator::service::PeerAddress,
+    service::PeerAddress,
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;

@@ -27,11 +27,9 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Asset, Network,
     devnet::{Devnet, DevnetPort},
-    facilitator::{
-        OnchainFacilitator,
-        service::{FacilitatorService, PeerAddress},
-    },
+    facilitator::OnchainFacilitator,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
+    service::{FacilitatorService, PeerAddress},
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;

@@ -67,7 +67,7 @@
 //!
 //! | feature | adds | default |
 //! |---|---|---|
-//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`facilitator::service`], a facilitator as an HTTP service | yes |
+//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`service`], a facilitator as an HTTP service | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`, which verifies and settles over JSON-RPC; `chain::PaymentLookup`, which tells whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`, which verifies and settles through another facilitator | |
 //! | `client` | [`client`]: the payer, for any HTTP client | with `reqwest` |
@@ -123,6 +123,8 @@ mod body;
 pub mod chain;
 #[cfg(feature = "server")]
 pub mod channels;
+#[cfg(feature = "server")]
+mod charge;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;
@@ -151,6 +153,8 @@ pub mod payment;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
+pub mod service;
 #[cfg(feature = "facilitator")]
 mod settlement;
 #[cfg(feature = "facilitator")]
@@ -197,8 +201,8 @@ mod tests {
         check::<crate::facilitator::FacilitatorError>();
         check::<crate::facilitator::OnchainFacilitator>();
         check::<crate::facilitator::RemoteFacilitator>();
-        check::<crate::facilitator::service::FacilitatorService>();
-        check::<crate::facilitator::service::RateLimit>();
+        check::<crate::service::FacilitatorService>();
+        check::<crate::service::RateLimit>();
         check::<crate::ledger::MemoryLedger>();
         check::<crate::ledger::PostgresLedger>();
         check::<crate::ledger::SqliteLedger>();

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::B256;
 use bytes::Bytes;
 use http::{HeaderMap, header::EXPECT};
 use http_body::{Body, Frame, SizeHint};
@@ -144,6 +145,7 @@ struct Permits {
 struct Holder {
     number: u64,
     permits: u32,
+    owner: Option<B256>,
     evicted: Arc<Notify>,
 }
 
@@ -163,25 +165,63 @@ impl EvictingSemaphore {
 
     /// Gives this many permits, or all there are.
     pub(crate) fn acquire(self: &Arc<Self>, permits: u32) -> EvictablePermit {
-        let permits = permits.min(self.permits);
-        let evicted = Arc::<Notify>::default();
+        self.give(self.state(), permits.min(self.permits), None)
+    }
+
+    /// Gives one permit to an owner who may have `most`: if it has as many, its oldest is taken back.
+    pub(crate) fn acquire_for(self: &Arc<Self>, owner: B256, most: usize) -> EvictablePermit {
         let mut state = self.state();
+        let mut own = state.holders.iter().enumerate().filter(|(_, holder)| holder.owner == Some(owner));
+        let oldest = own.next().map(|(index, _)| index);
+        if 1 + own.count() >= most
+            && let Some(oldest) = oldest.and_then(|index| state.holders.remove(index))
+        {
+            state.take_back(oldest);
+        }
+        self.give(state, self.permits.min(1), Some(owner))
+    }
+
+    fn give(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, Permits>,
+        permits: u32,
+        owner: Option<B256>,
+    ) -> EvictablePermit {
+        let evicted = Arc::<Notify>::default();
         while state.free < permits
             && let Some(oldest) = state.holders.pop_front()
         {
-            state.free += oldest.permits;
-            oldest.evicted.notify_one();
+            state.take_back(oldest);
         }
         state.free -= permits;
         let number = state.next;
         state.next += 1;
-        state.holders.push_back(Holder { number, permits, evicted: evicted.clone() });
+        state.holders.push_back(Holder { number, permits, owner, evicted: evicted.clone() });
         drop(state);
         EvictablePermit { semaphore: self.clone(), number, evicted }
     }
 
     fn state(&self) -> MutexGuard<'_, Permits> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Works with permits that are acquired only if the work has to wait, until they are taken back. Returns `None` if they were.
+pub(crate) async fn unless_evicted<T>(
+    acquire: impl FnOnce() -> EvictablePermit,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = pin!(work);
+    match poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+        Poll::Ready(done) => Some(done),
+        Poll::Pending => acquire().unless_evicted(work).await,
+    }
+}
+
+impl Permits {
+    fn take_back(&mut self, holder: Holder) {
+        self.free += holder.permits;
+        holder.evicted.notify_one();
     }
 }
 
@@ -230,6 +270,21 @@ mod tests {
         let all = semaphore.acquire(u32::MAX);
         assert_eq!(fifth.unless_evicted(pending::<()>()).await, None);
         drop(all);
+        assert_eq!(semaphore.state().free, 4);
+    }
+
+    #[tokio::test]
+    async fn owner_that_has_all_it_may_have_loses_its_own_oldest_permit() {
+        let semaphore = EvictingSemaphore::new(4);
+        let [one, two] = [1, 2].map(B256::repeat_byte);
+        let other = semaphore.acquire_for(two, 2);
+        let [first, second, third] = [(); 3].map(|()| semaphore.acquire_for(one, 2));
+        assert_eq!(first.unless_evicted(pending::<()>()).await, None);
+        assert_eq!(second.unless_evicted(async { 2 }).await, Some(2));
+        let fourth = semaphore.acquire_for(one, 2);
+        assert_eq!(third.unless_evicted(async { 3 }).await, Some(3));
+        assert_eq!(other.unless_evicted(async { 0 }).await, Some(0));
+        drop(fourth);
         assert_eq!(semaphore.state().free, 4);
     }
 

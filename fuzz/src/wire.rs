@@ -58,17 +58,19 @@ pub(super) fn is_echoed_but_for_id(came: &str, sent: &str) {
     if came == sent {
         return;
     }
-    let parts = |text| serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(text).expect("only objects hold ids");
-    let (mut came, mut sent) = (parts(came), parts(sent));
-    let without_id = |part: Option<Box<RawValue>>| {
-        let mut own: Value = serde_json::from_str(part.expect("it was offered").get()).expect("JSON");
-        own["info"].as_object_mut().expect("it was offered so").remove("id");
-        own
-    };
-    assert_eq!(without_id(sent.remove(NAME)), without_id(came.remove(NAME)));
+    let parts =
+        |text: &str| serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(text).expect("only objects hold ids");
     let texts = |parts: BTreeMap<String, Box<RawValue>>| -> Vec<_> {
         parts.into_iter().map(|(name, part)| (name, part.get().to_owned())).collect()
     };
+    let (mut came, mut sent) = (parts(came), parts(sent));
+    let without_id = |part: Option<Box<RawValue>>| {
+        let mut own = parts(part.expect("it was offered").get());
+        let mut info = parts(own.remove("info").expect("it was offered so").get());
+        info.remove("id");
+        (texts(info), texts(own))
+    };
+    assert_eq!(without_id(sent.remove(NAME)), without_id(came.remove(NAME)));
     assert_eq!(texts(sent), texts(came));
 }
 

@@ -11,8 +11,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Budget, ChannelReceipt, JournalEntry, PaymentError, budget::Unsent, channels::VoucherPayment, journal::Record,
-    offer::Challenge, payment_response::SettlementReport,
+    Budget, ChannelReceipt, JournalEntry, PaymentError,
+    budget::Unsent,
+    channels::VoucherPayment,
+    journal::Record,
+    offer::Challenge,
+    payment_response::{MAX_REASON, SettlementReport, shortened},
 };
 use crate::{
     clock::Clock,
@@ -21,9 +25,6 @@ use crate::{
     protocol::{DecodeError, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, Version, decode_header},
     usdc::Usdc,
 };
-
-/// How much of a server's reason is kept, in characters.
-const MAX_REASON: usize = 200;
 
 /// A signed payment that is under way.
 ///
@@ -395,14 +396,6 @@ impl Rejection {
             reason: challenge.reason().map(shortened),
             error: challenge.error().map(|error| error.chars().take(MAX_REASON).collect()),
         }
-    }
-}
-
-/// Returns the reason with no more of an unknown code than a log should have.
-pub(super) fn shortened(reason: Reason) -> Reason {
-    match reason {
-        Reason::Other(text) => Reason::Other(text.chars().take(MAX_REASON).collect()),
-        known => known,
     }
 }
 

@@ -3,11 +3,13 @@
 use alloy_primitives::{Address, B256};
 use http::HeaderMap;
 
-use super::payment::shortened;
 use crate::{
     network::Network,
     protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
 };
+
+/// How much of a server's reason is kept, in characters.
+pub(super) const MAX_REASON: usize = 200;
 
 /// A report, checked against what was signed as far as all schemes have it in common.
 pub(super) enum SettlementReport {
@@ -51,5 +53,13 @@ impl SettlementReport {
             return Self::Contradiction("names something that is not a transaction hash");
         }
         Self::Paid { response: Box::new(response), transaction }
+    }
+}
+
+/// Returns the reason with no more of an unknown code than a log should have.
+pub(super) fn shortened(reason: Reason) -> Reason {
+    match reason {
+        Reason::Other(text) => Reason::Other(text.chars().take(MAX_REASON).collect()),
+        known => known,
     }
 }

@@ -7,10 +7,8 @@ pub mod channels;
 mod onchain;
 #[cfg(feature = "remote")]
 mod remote;
-#[cfg(feature = "server")]
-pub mod service;
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
-mod single_flight;
+pub(crate) mod single_flight;
 
 use std::{fmt, sync::Arc};
 
@@ -82,7 +80,7 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the gas that transactions of this process have used since it was built. Default: 0, for one that somebody else sends
-    /// transactions for. A [`FacilitatorService`](service::FacilitatorService) bounds it by the hour.
+    /// transactions for. A [`FacilitatorService`](crate::service::FacilitatorService) bounds it by the hour.
     fn gas_used(&self) -> u64 {
         0
     }

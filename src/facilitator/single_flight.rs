@@ -14,13 +14,13 @@ const MAX_RUNS: usize = 10_000;
 
 /// The runs that are under way, by key.
 #[derive(Debug)]
-pub(super) struct SingleFlight<K: Eq + Hash, T>(Mutex<Runs<K, T>>);
+pub(crate) struct SingleFlight<K: Eq + Hash, T>(Mutex<Runs<K, T>>);
 
 type Runs<K, T> = HashMap<K, watch::Receiver<Option<T>>>;
 
 /// Why there is no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoResult {
+pub(crate) enum NoResult {
     /// Too many runs are under way. Nothing was begun.
     Full,
     /// The run panicked, and may have had any effect.
@@ -35,7 +35,7 @@ impl<K: Eq + Hash, T> Default for SingleFlight<K, T> {
 
 impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> SingleFlight<K, T> {
     /// Returns the result of the run with this key that is under way, or else starts one. A run does not end with its callers.
-    pub(super) async fn run<F>(self: &Arc<Self>, key: K, start: impl FnOnce() -> F) -> Result<T, NoResult>
+    pub(crate) async fn run<F>(self: &Arc<Self>, key: K, start: impl FnOnce() -> F) -> Result<T, NoResult>
     where
         F: Future<Output = T> + Send + 'static,
     {

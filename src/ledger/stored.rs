@@ -62,6 +62,7 @@ struct Fixed {
     signature: PaymentSignature,
     request: B256,
     names_caller: bool,
+    #[serde(default)]
     id: Option<B256>,
     reserved_at: u64,
 }
@@ -76,17 +77,22 @@ struct Changing {
     #[serde(with = "SettlementRow")]
     settlement: Settlement,
     last_failure: Option<Reason>,
+    #[serde(default)]
     failures: u32,
     attempts: u32,
     replays: u32,
     block_seen: Option<u64>,
     transactions: Vec<B256>,
     admitted: bool,
+    #[serde(default)]
     deferred: bool,
     epoch: u64,
     produced_at: Option<u64>,
+    #[serde(default)]
     settling: Option<(u64, u64)>,
+    #[serde(default)]
     settled_at: Option<u64>,
+    #[serde(default)]
     fee: Option<U256>,
 }
 

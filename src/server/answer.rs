@@ -1,8 +1,8 @@
 //! The answers that the layer writes itself: the 402, problems, receipts and CORS headers.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use alloy_primitives::{B256, hex};
+use alloy_primitives::B256;
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
@@ -15,41 +15,30 @@ use http::{
     response::Parts,
 };
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
-    builder::Config,
-    offer::{Offer, PriceError, RenderedOffers},
-    payment_header::{PAYMENT_SIGNATURE, Refusal, X_PAYMENT},
-    request_body::ReadError,
+    config::Config,
+    header_names::{PAYMENT_REQUIRED, PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE},
+    offer::{Offer, RenderedOffers},
     resource_url::Target,
-    response::{ResponseBody, Unfinished},
-    vouchers::Statement,
+    response::ResponseBody,
 };
 use crate::{
-    facilitator::{FacilitatorError, VerifyError, channels::Executed},
-    ledger::{LedgerError, Record, channels::ChannelRecord},
-    payment::{PaymentKey, Rejection},
-    protocol::{Reason, SettlementResponse, Verbatim, Version, encode_header, header_name, payment_status, v1},
-    telemetry::{self, RequestOutcome},
-    vouchers::{ChannelState, SettlementExtra, VoucherState},
+    charge::{Refusal, Unfinished, Unread, Why},
+    ledger::{StoredResponse, channels::ChannelRecord},
+    protocol::{SettlementResponse, Version, encode_header, v1},
+    telemetry::RequestOutcome,
+    vouchers::{ChannelId, VoucherState},
 };
 
-const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
-const PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::PAYMENT_RESPONSE);
-const X_PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::X_PAYMENT_RESPONSE);
 const EXPOSED: HeaderValue =
     HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE, Retry-After");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// When a client should come back to see what became of its payment.
-const RETRY_SOON: Duration = Duration::from_secs(1);
-/// When it should come back to a ledger that failed.
-const RETRY_LEDGER: Duration = Duration::from_secs(5);
-
-/// An answer that is being written. Boxed, because it is the error of most functions here and rarely made.
+/// An answer that is being written. Boxed, because it is large and rarely made.
 #[derive(Debug)]
 pub(super) struct Answer(Box<Content>);
 
@@ -104,26 +93,32 @@ impl Answer {
         self
     }
 
-    /// Returns an answer to a request for a refund that was made.
-    pub(super) fn done(body: &Value) -> Self {
-        let body = body.to_string().into();
+    /// Returns the answer to a request for a refund that was made.
+    pub(super) fn refunded(channel: ChannelId) -> Self {
+        let body = json!({ "message": "Refund acknowledged", "channelId": channel }).to_string().into();
         Self(Box::new(Content { status: StatusCode::OK, headers: HeaderMap::new(), body, ended: RequestOutcome::Paid }))
     }
 
-    /// Asks to repeat the request soon.
-    pub(super) fn retry_soon(self) -> Self {
-        self.retry_after(RETRY_SOON)
+    /// Returns the answer to a payment that was refused, without an offer.
+    pub(super) fn of(mut refusal: Refusal, version: Version) -> Self {
+        let (status, ended) = outcome_of(refusal.why());
+        let mut answer = Self::problem(status, refusal.code(), &refusal.detail(), refusal.transaction());
+        answer.0.ended = ended;
+        answer.finish(&mut refusal, version)
     }
 
-    /// Sets how it is counted, where that does not follow from its status.
-    fn counted(mut self, ended: RequestOutcome) -> Self {
-        self.0.ended = ended;
-        self
-    }
-
-    /// Adds the receipt of a payment, whether it was settled or not.
-    fn with_settlement(self, settlement: &SettlementResponse, version: Version) -> Self {
-        self.with_receipt(Receipt::of(settlement, version))
+    /// Adds what a refusal says besides its code.
+    fn finish(mut self, refusal: &mut Refusal, version: Version) -> Self {
+        if let Some(delay) = refusal.retry_after() {
+            self.0.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        }
+        if let Why::OtherHeaders(names) = refusal.why()
+            && let Ok(names) = names.try_into()
+        {
+            self.0.headers.insert(VARY, names);
+        }
+        let receipt = refusal.take_receipt();
+        self.with_receipt(receipt.and_then(|receipt| Receipt::of(&receipt, version)))
     }
 
     /// Adds a receipt, if there is one.
@@ -134,29 +129,8 @@ impl Answer {
         self
     }
 
-    /// Returns the status.
-    fn status(&self) -> StatusCode {
-        self.0.status
-    }
-
-    /// Adds when to try again.
-    pub(super) fn retry_after(mut self, delay: Duration) -> Self {
-        self.0.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
-        self
-    }
-
-    /// Returns the response, counted as one to a request.
-    pub(super) fn into_response<B>(self) -> Response<ResponseBody<B>> {
-        self.into_counted(telemetry::request)
-    }
-
-    /// Returns the response to a payment by voucher, counted as such.
-    pub(super) fn into_voucher_response<B>(self) -> Response<ResponseBody<B>> {
-        self.into_counted(telemetry::voucher_request)
-    }
-
     /// Returns the response, after `count` was told how the request ended.
-    pub(super) fn into_counted<B>(self, count: fn(RequestOutcome)) -> Response<ResponseBody<B>> {
+    pub(super) fn into_response<B>(self, count: fn(RequestOutcome)) -> Response<ResponseBody<B>> {
         let Content { status, headers, body, ended } = *self.0;
         count(ended);
         let mut response = Response::new(ResponseBody::own(body));
@@ -177,8 +151,6 @@ pub(super) struct RequestContext {
     pub(super) target: Target<'static>,
     /// The version of the protocol in which the payment came.
     pub(super) version: Version,
-    /// The payer's address as the payer writes it.
-    pub(super) payer: String,
     /// The request's headers, which its response may depend on.
     pub(super) asked: HeaderMap,
 }
@@ -187,7 +159,7 @@ impl RequestContext {
     pub(super) fn new(config: Arc<Config>, offers: Arc<[Offer]>, parts: &request::Parts) -> Self {
         let target = config.catalogue.target(&parts.uri, &parts.headers).into_owned();
         let asked = parts.headers.clone();
-        Self { config, offers, target, version: Version::default(), payer: String::new(), asked }
+        Self { config, offers, target, version: Version::default(), asked }
     }
 
     /// The 402 without an error.
@@ -198,276 +170,48 @@ impl RequestContext {
         )
     }
 
-    /// The offer again, to a payment of a scheme that is not on offer.
-    pub(super) fn not_exact(&self) -> Answer {
-        let detail = "only vouchers of payment channels (batch-settlement) are taken here";
-        self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(Reason::UnsupportedScheme, detail))
-    }
-
-    /// The offer again, with what is wrong with the payment.
-    pub(super) fn reject(&self, status: StatusCode, rejection: &Rejection) -> Answer {
-        let error = (rejection.reason.as_str(), rejection.detail.as_str());
-        let ended =
-            if status == StatusCode::BAD_REQUEST { RequestOutcome::Malformed } else { RequestOutcome::Rejected };
-        Answer::payment_required(status, self.config.catalogue.render(&self.target, &self.offers, Some(error)))
-            .counted(ended)
-    }
-
-    pub(super) fn refuse(&self, refusal: &Refusal) -> Answer {
-        match refusal {
-            Refusal::Invalid(status, rejection) => self.reject(*status, rejection),
-            Refusal::Ledger(error) => ledger_failed(error),
-        }
-    }
-
-    /// The offer again, with what is wrong with the voucher. Where it is only for another amount than it should be, the offer that was
-    /// accepted says how the channel stands, so that the payer can sign another one.
-    pub(super) fn refuse_voucher(
-        &self,
-        status: StatusCode,
-        code: &str,
-        detail: &str,
-        corrective: Option<(usize, &ChannelRecord)>,
-    ) -> Answer {
-        let (catalogue, error) = (&self.config.catalogue, (code, detail));
-        let offers = match corrective {
-            None => catalogue.render(&self.target, &self.offers, Some(error)),
-            Some((offer, record)) => {
+    /// Returns the answer to a payment that was refused. Where another one may be made, it has the offer again, with what is wrong; a voucher
+    /// for another amount than it must be is told how its channel stands, so that its payer can sign another one.
+    pub(super) fn refuse(&self, mut refusal: Refusal) -> Answer {
+        let (catalogue, error) = (&self.config.catalogue, (refusal.code(), &*refusal.detail()));
+        let offers = match refusal.why() {
+            Why::Malformed(_) | Why::Rejected(_) => catalogue.render(&self.target, &self.offers, Some(error)),
+            Why::Misstated(_, offer, record) => {
                 let more = corrective_fields(record);
-                catalogue.render_corrective(&self.target, &self.offers, error, (offer, more))
+                catalogue.render_corrective(&self.target, &self.offers, error, (*offer, more))
             }
+            _ => return Answer::of(refusal, self.version),
         };
-        let ended =
-            if status == StatusCode::BAD_REQUEST { RequestOutcome::Malformed } else { RequestOutcome::Rejected };
-        Answer::payment_required(status, offers).counted(ended)
+        let (status, ended) = outcome_of(refusal.why());
+        let mut answer = Answer::payment_required(status, offers);
+        answer.0.ended = ended;
+        answer.finish(&mut refusal, self.version)
     }
+}
 
-    /// What a request cost that was paid with a voucher, and how its channel stands. `moved` is a deposit or a refund.
-    pub(super) fn voucher_receipt(&self, statement: &Statement<'_>, moved: Option<&Executed>) -> Option<Receipt> {
-        let state =
-            ChannelState { charged_cumulative_amount: Some(statement.total), ..statement.record.observed.state };
-        let extra = SettlementExtra { charged_amount: statement.charged, channel_state: Some(state) };
-        let settlement = SettlementResponse {
-            success: true,
-            error_reason: None,
-            payer: Some(self.payer.clone()),
-            transaction: moved.map_or(String::new(), |moved| hex::encode_prefixed(moved.transaction)),
-            network: statement.record.network.to_string(),
-            amount: Some(moved.map_or(String::new(), |moved| moved.amount.to_string())),
-            extensions: None,
-            extra: Some(extra.to_map()),
-        };
-        Receipt::of(&settlement, Version::V2)
-    }
-
-    pub(super) fn not_verified(&self, error: &VerifyError) -> Answer {
-        match error {
-            VerifyError::Invalid(rejection) => self.reject(StatusCode::PAYMENT_REQUIRED, rejection),
-            VerifyError::Unavailable(error) => unavailable(error),
+/// Returns the status of a refusal, and how its request is counted.
+fn outcome_of(why: &Why) -> (StatusCode, RequestOutcome) {
+    match why {
+        Why::Malformed(_) => (StatusCode::BAD_REQUEST, RequestOutcome::Malformed),
+        Why::Rejected(_) | Why::Misstated(..) => (StatusCode::PAYMENT_REQUIRED, RequestOutcome::Rejected),
+        Why::Pending => (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::Pending),
+        Why::InProgress
+        | Why::OtherRequest
+        | Why::OtherId
+        | Why::Used
+        | Why::NotKept
+        | Why::OtherHeaders(_)
+        | Why::Exhausted => (StatusCode::CONFLICT, RequestOutcome::Conflict),
+        Why::Moving | Why::Busy | Why::Unclaimed | Why::Unavailable(_) | Why::Unrecorded => {
+            (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::Unavailable)
         }
-    }
-
-    pub(super) fn not_covered(&self) -> Answer {
-        let detail = "the payer's balance does not cover this payment and what else it has in flight";
-        self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(Reason::InsufficientFunds, detail))
-    }
-
-    /// Settlement did not happen: the offer again, and how it failed.
-    pub(super) fn not_settled(
-        &self,
-        record: &Record,
-        reason: Reason,
-        detail: &str,
-        transaction: Option<B256>,
-    ) -> Answer {
-        self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(reason.clone(), detail))
-            .with_settlement(&settlement_of(record, &self.payer, Err((reason, transaction))), self.version)
-    }
-
-    /// How the payment for a response was or will be settled; `None` if it is not.
-    pub(super) fn receipt(&self, record: &Record) -> Option<Receipt> {
-        let settlement = match record.settlement.paid_by() {
-            Some(transaction) => settlement_of(record, &self.payer, Ok(transaction)),
-            None => settled_later(record, &self.payer, self.config.settings.status_url.as_deref())?,
-        };
-        Receipt::of(&settlement, self.version)
-    }
-
-    /// The work was begun and failed. A client that paid for it before is told so: to pay anew would be to pay twice.
-    pub(super) fn unfinished(&self, why: Unfinished, record: &Record) -> Answer {
-        let Unfinished(status, error, what) = why;
-        match record.settlement.paid_by() {
-            Some(transaction) => self.paid_but_unfinished(record, transaction, status, error, what),
-            None => unfinished(why),
+        Why::Unread(Unread::TooLarge) => (StatusCode::PAYLOAD_TOO_LARGE, RequestOutcome::Malformed),
+        Why::Unread(Unread::TooSlow) => (StatusCode::REQUEST_TIMEOUT, RequestOutcome::Malformed),
+        Why::Unread(Unread::Broken) | Why::Unfinished(Unfinished::RequestBrokeOff) => {
+            (StatusCode::BAD_REQUEST, RequestOutcome::Malformed)
         }
-    }
-
-    /// The ledger did not take a step of work that was verified, and paid for if the flow is so. Unless the payment `is_given_back`, the
-    /// ledger may have taken the step all the same, and have what was produced charged for.
-    pub(super) fn unrecorded(&self, error: &LedgerError, record: &Record, is_given_back: bool) -> Answer {
-        let answer = ledger_failed(error);
-        if answer.status() != StatusCode::SERVICE_UNAVAILABLE {
-            return answer;
-        }
-        match record.settlement.paid_by() {
-            Some(transaction) => {
-                let (status, what) = (StatusCode::SERVICE_UNAVAILABLE, "the work could not be recorded");
-                self.paid_but_unfinished(record, transaction, status, "ledger_unavailable", what)
-                    .retry_after(RETRY_LEDGER)
-            }
-            None if is_given_back => answer,
-            None => self.pending(record, None),
-        }
-    }
-
-    fn paid_but_unfinished(
-        &self,
-        record: &Record,
-        transaction: B256,
-        status: StatusCode,
-        error: &str,
-        what: &str,
-    ) -> Answer {
-        let detail = format!("{what}; it is paid for, and presenting the same payment again charges nothing more");
-        Answer::problem(status, error, &detail, Some(transaction))
-            .with_settlement(&settlement_of(record, &self.payer, Ok(transaction)), self.version)
-    }
-
-    /// The payment was answered before, and the response is no longer kept, or not for this request.
-    pub(super) fn answered_before(&self, record: &Record) -> Answer {
-        let detail = "this payment was used and its response is no longer available";
-        Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, record.settlement.paid_by())
-            .with_receipt(self.receipt(record))
-    }
-
-    /// The work failed as often as it may be tried.
-    pub(super) fn exhausted(&self, record: &Record) -> Answer {
-        exhausted(record.settlement.paid_by()).with_receipt(self.receipt(record))
-    }
-
-    /// It is not known whether the payment was settled.
-    pub(super) fn pending(&self, record: &Record, transaction: Option<B256>) -> Answer {
-        let transaction = transaction.or_else(|| record.transactions.last().copied());
-        let detail = "the payment's outcome is not known yet; repeat the same request with the same payment";
-        let settlement = settlement_of(record, &self.payer, Err((Reason::SettlementPending, transaction)));
-        Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
-            .with_settlement(&settlement, self.version)
-            .retry_after(RETRY_SOON)
-            .counted(RequestOutcome::Pending)
-    }
-}
-
-/// The work was begun and failed, and nobody has paid for it.
-pub(super) fn unfinished(Unfinished(status, error, what): Unfinished) -> Answer {
-    Answer::problem(status, error, &format!("{what}; nothing was charged for it"), None)
-}
-
-/// The work failed as often as it may be tried. `transaction` paid for it, if anything did.
-pub(super) fn exhausted(transaction: Option<B256>) -> Answer {
-    let detail = match transaction {
-        Some(_) => "paid, but the work failed every time it was tried; contact the seller",
-        None => "the work failed every time it was tried; nothing was charged",
-    };
-    Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
-}
-
-/// The response that is kept was made for other values of the headers with these names, and may be of no use to the client.
-pub(super) fn other_headers(names: &str) -> Answer {
-    let detail = format!(
-        "the response to this payment depends on headers of the request ({names}): repeat it with the values of the request that was \
-         answered. Nothing was charged by this request"
-    );
-    let mut answer = Answer::problem(StatusCode::CONFLICT, "response_varies", &detail, None);
-    if let Ok(names) = names.try_into() {
-        answer.0.headers.insert(VARY, names);
-    }
-    answer
-}
-
-/// The payment was presented with another request before.
-pub(super) fn other_request() -> Answer {
-    let detail = "this payment was presented with another request; it pays for that one only";
-    Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, None)
-}
-
-/// The payment, or its identifier, was presented with another one before.
-pub(super) fn other_id() -> Answer {
-    let detail = "a payment identifier stands for one request; this one, or this payment, was presented before with another. \
-                  Nothing was charged by this request";
-    Answer::problem(StatusCode::CONFLICT, "payment_identifier_conflict", detail, None)
-}
-
-/// The work is done, but its response is gone before it was paid for: charging for it now would charge for nothing.
-pub(super) fn not_kept() -> Answer {
-    let detail = "the response to this payment is no longer available, so the payment is not settled; make another one";
-    Answer::problem(StatusCode::CONFLICT, "response_not_kept", detail, None)
-}
-
-/// The request cannot be priced.
-pub(super) fn not_priced(error: &PriceError) -> Answer {
-    Answer::problem(error.status(), "not_priced", error.message(), None)
-}
-
-/// Another worker has the payment.
-pub(super) fn in_progress() -> Answer {
-    let detail = "a request with this payment is still being worked on; repeat it";
-    Answer::problem(StatusCode::CONFLICT, "payment_in_progress", detail, None).retry_after(RETRY_SOON)
-}
-
-/// The facilitator could not be asked.
-pub(super) fn unavailable(error: &FacilitatorError) -> Answer {
-    tracing::warn!(%error, "payments cannot be verified or settled");
-    let detail = "payments cannot be verified or settled now; nothing was charged by this request";
-    Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "facilitator_unavailable", detail, None)
-        .retry_after(error.retry_after())
-}
-
-/// Nothing more is worked on at once.
-pub(super) fn overloaded() -> Answer {
-    let detail = "too many payments are being worked on; nothing was charged";
-    Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "busy", detail, None).retry_after(RETRY_SOON)
-}
-
-/// The ledger did not do what it was asked.
-pub(super) fn ledger_failed(error: &LedgerError) -> Answer {
-    match error {
-        LedgerError::LeaseLost | LedgerError::InvalidTransition(_) => in_progress(),
-        LedgerError::IdTaken { .. } => other_id(),
-        LedgerError::Full => overloaded(),
-        error => {
-            tracing::error!(error = error as &dyn std::error::Error, "the ledger failed");
-            let detail = "the payment could not be recorded; nothing was charged by this request";
-            Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable", detail, None)
-                .retry_after(RETRY_LEDGER)
-        }
-    }
-}
-
-/// The request body was not read.
-pub(super) fn unread(error: &ReadError) -> Answer {
-    let (status, code, detail) = match error {
-        ReadError::TooLarge => {
-            (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "the request body is larger than a paid request may be")
-        }
-        ReadError::TooSlow => (StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the request body did not arrive in time"),
-        ReadError::Broken => (StatusCode::BAD_REQUEST, "body_broken", "the request body broke off"),
-    };
-    Answer::problem(status, code, detail, None)
-}
-
-/// The work panicked. A client that paid before is told so: to pay anew would be to pay twice.
-pub(super) fn panicked(record: Option<&Record>, payer: &str, version: Version) -> Answer {
-    let (status, code) = (StatusCode::INTERNAL_SERVER_ERROR, "internal_error");
-    match record.and_then(|record| record.settlement.paid_by().map(|transaction| (record, transaction))) {
-        Some((record, transaction)) => {
-            let detail = "the work failed; it is paid for, and presenting the same payment again charges nothing more";
-            Answer::problem(status, code, detail, Some(transaction))
-                .with_settlement(&settlement_of(record, payer, Ok(transaction)), version)
-        }
-        None => {
-            let detail = "the work failed; however often the same payment is presented, it is charged once at most";
-            Answer::problem(status, code, detail, None)
-        }
+        Why::Unfinished(Unfinished::TooSlow) => (StatusCode::GATEWAY_TIMEOUT, RequestOutcome::Failed),
+        Why::Unfinished(_) => (StatusCode::INTERNAL_SERVER_ERROR, RequestOutcome::Failed),
     }
 }
 
@@ -480,7 +224,7 @@ pub(super) struct Receipt {
 
 impl Receipt {
     /// Returns `None` only for what cannot be written in a header.
-    fn of(settlement: &SettlementResponse, version: Version) -> Option<Self> {
+    pub(super) fn of(settlement: &SettlementResponse, version: Version) -> Option<Self> {
         let (name, value) = match version {
             Version::V1 => (X_PAYMENT_RESPONSE, encode_header(&v1::SettlementResponseV1::from(settlement))),
             Version::V2 => (PAYMENT_RESPONSE, encode_header(settlement)),
@@ -512,32 +256,14 @@ fn corrective_fields(record: &ChannelRecord) -> Map<String, Value> {
     fields
 }
 
-/// Returns a settlement as the client is told of it.
-fn settlement_of(record: &Record, payer: &str, result: Result<B256, (Reason, Option<B256>)>) -> SettlementResponse {
-    let offer = record.terms.offer();
-    let (success, error_reason, transaction) = match result {
-        Ok(transaction) => (true, None, Some(transaction)),
-        Err((reason, transaction)) => (false, Some(reason), transaction),
-    };
-    SettlementResponse {
-        success,
-        error_reason,
-        payer: Some(payer.to_owned()),
-        transaction: transaction.map_or(String::new(), hex::encode_prefixed),
-        network: offer.network().to_string(),
-        amount: success.then(|| offer.amount.to_string()),
-        extensions: None,
-        extra: None,
-    }
-}
-
-/// Returns what the client is told of a payment that is settled after it has its response: success without a transaction, and the
-/// payment's name. Returns `None` where it owes nothing yet.
-fn settled_later(record: &Record, payer: &str, status_url: Option<&str>) -> Option<SettlementResponse> {
-    let PaymentKey { network, asset, payer: from, nonce } = record.key;
-    let pending = || payment_status::pending(network, asset, from, nonce, status_url);
-    let extensions = record.deferred.then(|| Verbatim::of(&pending()).ok())?;
-    Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, payer, Ok(B256::ZERO)) })
+/// Makes a response of one that was kept, with the receipt of its payment.
+pub(super) fn replayed<R>(stored: &StoredResponse, receipt: Receipt) -> Response<ResponseBody<R>> {
+    let body = ResponseBody::whole(stored.body.clone(), stored.trailers.clone().map(Box::new));
+    let (mut parts, body) = Response::new(body).into_parts();
+    parts.status = stored.status;
+    parts.headers = stored.headers.clone();
+    mark_paid(&mut parts, receipt);
+    Response::from_parts(parts, body)
 }
 
 /// Adds the receipt to a response that was paid for, and keeps it out of shared caches.

@@ -4,28 +4,26 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, StatusCode, Uri, request, response};
+use http::{HeaderMap, HeaderName, Uri, request, response};
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
 
 use super::{
+    config::{Config, Settings},
     fingerprint::HEADERS,
+    header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
     layer::RequirePaymentLayer,
-    lease::PaymentsInProgress,
     offer::{Catalogue, Location, Offered, PaymentOption, Price, PriceError, Pricing, Quote},
     page::{self, BrowserPage},
-    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
-    queue::AdmissionQueue,
 };
 #[cfg(feature = "bazaar")]
 use crate::protocol::bazaar::{Discovery, InvalidDiscovery};
 use crate::{
     channels::Channels,
-    clock::{Clock, SystemClock},
+    charge::{DeferredPolicy, Limits, Seller},
+    clock::Clock,
     facilitator::Facilitator,
-    ledger::CreditLimit,
     network::{Asset, Network},
-    payment::{Terms, Window},
+    payment::Terms,
     protocol::{PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, Verbatim, payment_status},
     upload::{EvictingSemaphore, permits_for},
     usdc::{ParseUsdcError, Usdc},
@@ -65,57 +63,10 @@ pub struct RequirePaymentLayerBuilder {
     settings: Settings,
 }
 
-/// Settings that are used as they were set. A new one needs a field here, a default, and a setter in this file.
-pub(super) struct Settings {
-    pub(super) limits: Limits,
-    /// Which payments may be settled after the response has left.
-    pub(super) deferred: Option<DeferredPolicy>,
-    /// Where payers are told what became of their payments.
-    pub(super) status_url: Option<String>,
-    success: Option<Classifier>,
-    pub(super) allow_upgrades: bool,
-    pub(super) answer_preflights: bool,
-    /// Whether payers may name their payments (the extension `payment-identifier`).
-    pub(super) payment_identifier: bool,
-    /// The page for browsers; `None` if they get what programs get.
-    pub(super) page: Option<BrowserPage>,
-    /// The channels whose vouchers are taken beside `exact`.
-    pub(super) channels: Option<Channels>,
-    /// Whether `exact` is offered and taken.
-    pub(super) takes_exact: bool,
-    pub(super) clock: Arc<dyn Clock>,
-}
-
-type Classifier = Box<dyn Fn(&response::Parts) -> bool + Send + Sync>;
-
-impl Settings {
-    /// Returns `true` if a response is charged for.
-    pub(super) fn is_success(&self, response: &response::Parts) -> bool {
-        match &self.success {
-            Some(is_success) => is_success(response),
-            None => {
-                let is_upgrade = response.status == StatusCode::SWITCHING_PROTOCOLS;
-                response.status.is_success() || (is_upgrade && self.allow_upgrades)
-            }
-        }
-    }
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            limits: Limits::default(),
-            deferred: None,
-            status_url: None,
-            success: None,
-            allow_upgrades: false,
-            answer_preflights: false,
-            payment_identifier: true,
-            page: Some(BrowserPage::new()),
-            channels: None,
-            takes_exact: true,
-            clock: Arc::new(SystemClock),
-        }
+impl RequirePaymentLayer {
+    /// Returns a builder, which needs a price, a payee and a facilitator.
+    pub fn builder() -> RequirePaymentLayerBuilder {
+        RequirePaymentLayerBuilder::default()
     }
 }
 
@@ -171,7 +122,7 @@ impl RequirePaymentLayerBuilder {
     /// Sets how long the handler may take; then the request is answered 504. Nothing is charged for it, or, in the flow
     /// `upfront`, nothing more if the same payment is presented again. Default: 60 s; at most a day.
     pub fn handler_deadline(mut self, deadline: Duration) -> Self {
-        self.settings.limits.handler_deadline = deadline.min(LONGEST);
+        self.settings.rules.limits.handler_deadline = deadline.min(LONGEST);
         self
     }
 
@@ -184,9 +135,9 @@ impl RequirePaymentLayerBuilder {
         if matches!(price, Price::Fixed(Usdc::ZERO)) {
             return Err(BuildError::ZeroPrice);
         }
-        check_limits(&self.settings.limits)?;
+        check_limits(&self.settings.rules.limits)?;
         check_location(self.location.as_ref())?;
-        check_status_url(self.settings.status_url.as_deref())?;
+        check_status_url(self.settings.rules.status_url.as_deref())?;
         if self.resource.tags.len() > 5 {
             return Err(BuildError::TooManyTags(self.resource.tags.len()));
         }
@@ -198,7 +149,7 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::NoFacilitator);
         }
         let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
-        let timeout = self.settings.limits.max_timeout.as_secs();
+        let timeout = self.settings.rules.limits.max_timeout.as_secs();
         let mut options = Vec::new();
         for flow in flows {
             for (asset, pay_to) in &self.payees {
@@ -211,7 +162,7 @@ impl RequirePaymentLayerBuilder {
                     let sample = Terms::new(option.offer(U256::from(1), timeout));
                     let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
                     option.facilitator = facilitator.ok_or(BuildError::NotServed(option.asset.network))?;
-                    if self.settings.deferred.is_some()
+                    if self.settings.rules.deferred.is_some()
                         && !self.facilitators[option.facilitator].settles_in_background()
                     {
                         return Err(BuildError::NotDeferrable(option.asset.network));
@@ -222,8 +173,8 @@ impl RequirePaymentLayerBuilder {
         }
         let voucher_offers = voucher_offers(&self.settings, &options)?;
         // Payments by voucher cannot be looked up.
-        let status_url = self.settings.status_url.as_deref().filter(|_| takes_exact);
-        let extensions = declarations(self.settings.payment_identifier, status_url);
+        let status_url = self.settings.rules.status_url.as_deref().filter(|_| takes_exact);
+        let extensions = declarations(self.settings.rules.payment_identifier, status_url);
         #[cfg(feature = "bazaar")]
         let extensions = match &self.discovery {
             Some(_) if self.location.is_none() => return Err(BuildError::NoPublicUrl),
@@ -253,20 +204,13 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::OffersTooLarge { size });
         }
         warn_of_proxies(size, self.settings.page.is_some());
-        let (concurrent, copies) =
-            (self.settings.limits.concurrent.min(Semaphore::MAX_PERMITS), self.settings.limits.copies());
-        let unpriced = permits_for(Some(self.settings.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
+        let unpriced =
+            permits_for(Some(self.settings.rules.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
             facilitators: self.facilitators,
+            seller: Arc::new(Seller::new(self.settings.rules.clone())),
             settings: self.settings,
-            in_progress: PaymentsInProgress::default(),
-            permits: Arc::new(Semaphore::new(concurrent)),
-            unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
-            unverified_copies: Semaphore::new(concurrent),
-            unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            replays: AdmissionQueue::new(copies, UNPROVEN_WAIT),
             unpriced: EvictingSemaphore::new(unpriced),
         }))
     }
@@ -388,7 +332,7 @@ impl RequirePaymentLayerBuilder {
     /// let builder = RequirePaymentLayer::builder().price("$0.001").deferred(DeferredPolicy::default());
     /// ```
     pub fn deferred(mut self, policy: DeferredPolicy) -> Self {
-        self.settings.deferred = Some(policy);
+        self.settings.rules.deferred = Some(policy);
         self
     }
 
@@ -396,7 +340,7 @@ impl RequirePaymentLayerBuilder {
     /// [what an id does](super#payment-identifiers). Default: on. Adds about 0.6 KB to the 402's header; without it, a payer can ask for a
     /// lost answer to a request that holds no secret only [a few times](Self::anonymous_replays).
     pub fn payment_identifier(mut self, ask: bool) -> Self {
-        self.settings.payment_identifier = ask;
+        self.settings.rules.payment_identifier = ask;
         self
     }
 
@@ -449,7 +393,7 @@ impl RequirePaymentLayerBuilder {
     /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid. Payments by voucher
     /// cannot be looked up there, so a layer that takes [vouchers only](Self::vouchers_only) does not declare it.
     pub fn status_url(mut self, url: impl Into<String>) -> Self {
-        self.settings.status_url = Some(url.into());
+        self.settings.rules.status_url = Some(url.into());
         self
     }
 
@@ -506,13 +450,13 @@ impl RequirePaymentLayerBuilder {
 impl RequirePaymentLayerBuilder {
     /// Sets how long a payer's authorization may be valid, in whole seconds. Default: 120 s.
     pub fn max_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.limits.max_timeout = timeout;
+        self.settings.rules.limits.max_timeout = timeout;
         self
     }
 
     /// Sets how long before `validBefore` a settlement must begin. Default: 15 s; at most a day.
     pub fn settlement_margin(mut self, margin: Duration) -> Self {
-        self.settings.limits.settlement_margin = margin.min(LONGEST);
+        self.settings.rules.limits.settlement_margin = margin.min(LONGEST);
         self
     }
 
@@ -522,7 +466,7 @@ impl RequirePaymentLayerBuilder {
     /// [price depends on it](Self::price_with_body). When a payment is presented again for its answer, a longer body is compared as it
     /// passes.
     pub fn max_request_body(mut self, bytes: usize) -> Self {
-        self.settings.limits.request_body = bytes;
+        self.settings.rules.limits.request_body = bytes;
         self
     }
 
@@ -531,19 +475,19 @@ impl RequirePaymentLayerBuilder {
     /// verified. Copies of one payment take at most an eighth of these places; further ones are answered 409. Payments whose work is done
     /// have another eighth for themselves.
     pub fn max_concurrent(mut self, payments: usize) -> Self {
-        self.settings.limits.concurrent = payments;
+        self.settings.rules.limits.concurrent = payments;
         self
     }
 
     /// Sets how long a copy of a payment waits for the first one's answer, before 409. Default: 90 s; at most a day.
     pub fn max_wait(mut self, wait: Duration) -> Self {
-        self.settings.limits.wait = wait.min(LONGEST);
+        self.settings.rules.limits.wait = wait.min(LONGEST);
         self
     }
 
     /// Sets how often the handler may be started for one payment. Default: 3.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.settings.limits.attempts = attempts;
+        self.settings.rules.limits.attempts = attempts;
         self
     }
 
@@ -551,14 +495,14 @@ impl RequirePaymentLayerBuilder {
     /// `Cookie`, no payment identifier) is replayed. Default: 3 times within 60 s. A client that presents again what could not be settled
     /// at first, and is charged by that, gets the response in any case.
     pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
-        self.settings.limits.anonymous_replays = times;
-        self.settings.limits.anonymous_replay_age = within;
+        self.settings.rules.limits.anonymous_replays = times;
+        self.settings.rules.limits.anonymous_replay_age = within;
         self
     }
 
     /// Sets the clock that windows of validity are checked by. Default: the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.settings.clock = clock;
+        self.settings.rules.clock = clock;
         self
     }
 }
@@ -583,63 +527,6 @@ impl Default for RequirePaymentLayerBuilder {
 }
 
 debug_fields!(RequirePaymentLayerBuilder { price, payees, facilitators });
-
-/// A policy that says which payments are settled after the response has left, and how much may be owed at a time; see
-/// [`deferred`](super::RequirePaymentLayerBuilder::deferred).
-///
-/// The amounts are bounds on what can be lost: a payer that spends its balance elsewhere before it is settled costs at most
-/// `per_payer`, and all of them together `total`. A payment that is never settled counts against both until its record ages
-/// out, some time after `validBefore`.
-///
-/// ```
-/// use tower_x402::{Usdc, server::DeferredPolicy};
-///
-/// let policy = DeferredPolicy::default().per_payer(Usdc::from_atomic(20_000)).history(10);
-/// # let _ = policy;
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct DeferredPolicy {
-    total: Usdc,
-    per_payer: Usdc,
-    history: u32,
-}
-
-impl Default for DeferredPolicy {
-    fn default() -> Self {
-        Self { total: Usdc::from_atomic(1_000_000), per_payer: Usdc::from_atomic(50_000), history: 3 }
-    }
-}
-
-impl DeferredPolicy {
-    /// Sets the most that all payers together may owe in the ledger, on all networks. Default: $1.
-    pub const fn total(mut self, amount: Usdc) -> Self {
-        self.total = amount;
-        self
-    }
-
-    /// Sets the most that one payer may owe. Default: $0.05.
-    pub const fn per_payer(mut self, amount: Usdc) -> Self {
-        self.per_payer = amount;
-        self
-    }
-
-    /// Sets the number of payments that a payer must have settled here before it gets credit, of those that the ledger still has on
-    /// record. Default: 3; at least 1.
-    pub const fn history(mut self, payments: u32) -> Self {
-        self.history = payments;
-        self
-    }
-
-    pub(super) fn limit(&self) -> CreditLimit {
-        CreditLimit {
-            total: self.total.into(),
-            per_payer: self.per_payer.into(),
-            // A payer that never paid is not known.
-            history: self.history.max(1),
-        }
-    }
-}
 
 /// An error in the description of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -732,42 +619,8 @@ pub enum BuildError {
     },
 }
 
-/// A layer as it was built, shared by all its services.
-pub(super) struct Config {
-    pub(super) catalogue: Catalogue,
-    pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
-    pub(super) settings: Settings,
-    pub(super) in_progress: PaymentsInProgress,
-    /// Permits for payers that are known to have the money. Only with one is a body read or a handler run.
-    pub(super) permits: Arc<Semaphore>,
-    /// Permits for authorizations whose payer was not verified yet.
-    pub(super) unverified: AdmissionQueue,
-    /// Permits for copies of them, which wait for what becomes of the first.
-    pub(super) unverified_copies: Semaphore,
-    /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
-    pub(super) unproven: AdmissionQueue,
-    /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
-    pub(super) stale: AdmissionQueue,
-    /// Permits for payments whose work is done. Once they are on the chain, anybody can present them.
-    pub(super) replays: AdmissionQueue,
-    /// Permits for requests that are read to be priced.
-    pub(super) unpriced: Arc<EvictingSemaphore>,
-}
-
-debug_fields!(Config |this| {
-    catalogue: this.catalogue,
-    facilitators: this.facilitators,
-    limits: this.settings.limits,
-});
-
-/// About how many payments the chain is asked at once whether they are genuine.
-const UNPROVEN: usize = 64;
-/// How long others wait for that; about as long as the chain may take.
-const UNPROVEN_WAIT: Duration = Duration::from_secs(4);
 /// How many permits there are for bodies that are read to be priced: 64 MiB.
 const UNPRICED: u32 = 1024;
-/// How far a payer's clock may run ahead, in seconds.
-const CLOCK_SKEW: u64 = 30;
 /// Some clients stop reading headers near 8 KB in all.
 const MAX_OFFERS: usize = 6 * 1024;
 /// The largest head of a response that nginx passes on, unless `proxy_buffer_size` says otherwise.
@@ -777,65 +630,10 @@ const OTHER_HEADERS: usize = 512;
 /// The longest that anything can be told to take; a clock's end is far beyond.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// Bounds of a layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) max_timeout: Duration,
-    pub(super) handler_deadline: Duration,
-    pub(super) settlement_margin: Duration,
-    pub(super) request_body: usize,
-    pub(super) body_deadline: Duration,
-    pub(super) concurrent: usize,
-    pub(super) wait: Duration,
-    pub(super) attempts: u32,
-    pub(super) anonymous_replays: u32,
-    pub(super) anonymous_replay_age: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_timeout: Duration::from_secs(120),
-            handler_deadline: Duration::from_secs(60),
-            settlement_margin: Duration::from_secs(15),
-            request_body: 1 << 20,
-            body_deadline: Duration::from_secs(30),
-            concurrent: 4096,
-            wait: Duration::from_secs(90),
-            attempts: 3,
-            anonymous_replays: 3,
-            anonymous_replay_age: Duration::from_secs(60),
-        }
-    }
-}
-
-impl Limits {
-    /// Returns how many copies of one payment may wait, so that none takes all permits.
-    pub(super) fn copies(&self) -> usize {
-        (self.concurrent / 8).max(1)
-    }
-
-    /// Returns `true` if a response may be given again. Without a secret in its request, anybody who reads the chain could ask for it, so
-    /// that then it is given a few times and for a short time only. `replays` counts this one, too; `age` is in seconds.
-    pub(super) fn may_replay(&self, has_secret: bool, replays: u32, age: u64) -> bool {
-        has_secret || (replays <= self.anonymous_replays && age <= self.anonymous_replay_age.as_secs())
-    }
-
-    /// Returns how long after it was signed a payment that lasts as long as it may can still be presented, in seconds.
-    pub(super) fn time_to_sign(&self) -> u64 {
-        self.max_timeout.saturating_sub(self.handler_deadline + self.settlement_margin).as_secs()
-    }
-
-    /// Returns the window of time in which an authorization must be usable.
-    pub(super) fn window(&self) -> Window {
-        Window::default().remaining((self.handler_deadline + self.settlement_margin).as_secs()).skew(CLOCK_SKEW)
-    }
-}
-
 /// Returns the offers to pay with vouchers: one for each token and payee on the chain of the channels, without the amount.
 fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<PaymentRequirements>, BuildError> {
     let Some(channels) = &settings.channels else { return Ok(Vec::new()) };
-    let limits = &settings.limits;
+    let limits = &settings.rules.limits;
     let (needed, longest) = (limits.handler_deadline + limits.settlement_margin, channels.longest_work());
     if needed > longest {
         return Err(BuildError::WithdrawDelayTooShort { needed, longest });
@@ -861,7 +659,7 @@ fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<
         if let Some(other) = networks.find(|network| *network != channels.network()) {
             return Err(BuildError::NoChannelsOn(other));
         }
-        if settings.deferred.is_some() {
+        if settings.rules.deferred.is_some() {
             return Err(BuildError::DeferredVouchers);
         }
     }
@@ -920,16 +718,4 @@ fn check_status_url(url: Option<&str>) -> Result<(), BuildError> {
 fn is_http_url(text: &str) -> bool {
     let uri: Option<Uri> = text.parse().ok();
     uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_policy_gives_credit_to_payers_that_never_paid() {
-        for (history, needed) in [(0, 1), (1, 1), (2, 2), (u32::MAX, u32::MAX)] {
-            assert_eq!(DeferredPolicy { history, ..DeferredPolicy::default() }.limit().history, needed);
-        }
-    }
 }

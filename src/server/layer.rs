@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, Method, Request, Response, StatusCode,
     header::{ACCESS_CONTROL_REQUEST_METHOD, Entry, ORIGIN, UPGRADE},
+    request,
 };
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -20,16 +21,19 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    answer::{self, Answer, Cors, RequestContext},
-    builder::{Config, RequirePaymentLayerBuilder},
+    answer::{Answer, Cors, RequestContext, head_only},
+    config::Config,
+    header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
     page, paid_request,
-    payment_header::{PAYMENT_SIGNATURE, RawHeader, X_PAYMENT},
+    payment_header::{Message, RawHeader},
     request_body::{LazyBody, RequestBody, read_whole},
     response::ResponseBody,
     work::{Content, Handler},
 };
 use crate::{
     channels::Channels,
+    charge::{Refusal, Why, batch},
+    protocol::Version,
     telemetry::{self, RequestOutcome},
     upload::{Upload, permits_for},
 };
@@ -45,11 +49,6 @@ pub struct RequirePaymentLayer {
 }
 
 impl RequirePaymentLayer {
-    /// Returns a builder, which needs a price, a payee and a facilitator.
-    pub fn builder() -> RequirePaymentLayerBuilder {
-        RequirePaymentLayerBuilder::default()
-    }
-
     pub(super) fn new(config: Config) -> Self {
         Self { config: Arc::new(config) }
     }
@@ -129,19 +128,19 @@ where
         {
             let detail = "a connection upgrade cannot be paid for here";
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
-            return ResponseFuture::ready(answer.into_response(), cors);
+            return ResponseFuture::ready(answer.into_response(telemetry::request), cors);
         }
         let is_paid = !matches!(RawHeader::of(headers, self.config.catalogue.speaks_v1()), Ok(None));
         if is_paid && request.method() == Method::HEAD {
             let detail = "a HEAD request has no response to pay for; nothing was charged";
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "head_not_payable", detail, None);
-            return ResponseFuture::ready(answer.into_response(), cors);
+            return ResponseFuture::ready(answer.into_response(telemetry::request), cors);
         }
         let config = &self.config;
         match config.catalogue.fixed() {
             Some(offers) if !is_paid => {
                 let answer = page::payment_required(config, request.method(), request.uri(), headers, offers);
-                ResponseFuture::ready(answer.into_response(), cors)
+                ResponseFuture::ready(answer.into_response(telemetry::request), cors)
             }
             Some(offers) => {
                 let (parts, body) = request.into_parts();
@@ -188,15 +187,18 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
     let (mut parts, body) = request.into_parts();
     let body = match read_to_price(&config, body).await {
         Ok(body) => body,
-        Err(answer) => return Ok(answer.into_response()),
+        Err(refusal) => return Ok(Answer::of(refusal, Version::V2).into_response(telemetry::request)),
     };
     let offers = match config.catalogue.offers(&mut parts, body.bytes()).await {
         // A refund needs no price, and its request may have none.
-        Ok(None) | Err(_) if is_paid && config.settings.channels.is_some() && super::vouchers::is_refund(&parts) => {
+        Ok(None) | Err(_) if is_paid && config.settings.channels.is_some() && is_refund(&parts) => {
             Some(config.catalogue.offers_at(crate::usdc::Usdc::ZERO))
         }
         Ok(offers) => offers,
-        Err(error) => return Ok(answer::not_priced(&error).into_response()),
+        Err(error) => {
+            let answer = Answer::problem(error.status(), "not_priced", error.message(), None);
+            return Ok(answer.into_response(telemetry::request));
+        }
     };
     let Some(offers) = offers else {
         telemetry::request(RequestOutcome::Free);
@@ -204,23 +206,30 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };
     if !is_paid {
-        return Ok(page::payment_required(&config, &parts.method, &parts.uri, &parts.headers, &offers).into_response());
+        let answer = page::payment_required(&config, &parts.method, &parts.uri, &parts.headers, &offers);
+        return Ok(answer.into_response(telemetry::request));
     }
     let context = RequestContext::new(config, offers, &parts);
     paid_request::serve(context, inner, parts, body).await
 }
 
 /// Reads the request's body whole if its price depends on it.
-async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<LazyBody<B>, Answer> {
+async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<LazyBody<B>, Refusal> {
     if !config.catalogue.reads_body() {
         return Ok(LazyBody::Untouched(body));
     }
-    let limits = &config.settings.limits;
+    let limits = &config.settings.rules.limits;
     let limit = limits.request_body as u64;
     let longest = body.size_hint().upper().map_or(limit, |longest| longest.min(limit));
     let permit = config.unpriced.acquire(permits_for(Some(longest)));
     let read = permit.unless_evicted(read_whole(body, limits.request_body, limits.body_deadline)).await;
-    read.ok_or_else(answer::overloaded)?.map(LazyBody::Whole).map_err(|error| answer::unread(&error))
+    Ok(LazyBody::Whole(read.ok_or(Why::Busy)??))
+}
+
+/// Returns `true` if the request asks for a refund, which has no price.
+fn is_refund(parts: &request::Parts) -> bool {
+    let Ok(Some(header)) = RawHeader::of(&parts.headers, false) else { return false };
+    matches!(Message::read(header), Ok(Message::V2(payment)) if batch::is_refund(&payment))
 }
 
 /// Reads what is left of a request's body in the background, and drops it.
@@ -294,7 +303,7 @@ where
                 // Polled after it was ready; a future need not answer twice.
                 None => return Poll::Pending,
             },
-            KindProjection::Passed { response } => answer::head_only(ready!(response.poll(cx))?),
+            KindProjection::Passed { response } => head_only(ready!(response.poll(cx))?),
             KindProjection::Paid { response } => ready!(response.as_mut().poll(cx))?,
         };
         if let Some(cors) = this.cors {

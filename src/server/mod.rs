@@ -115,32 +115,34 @@
 //! is below it is kept as it was sent, and given again to a client that may take another encoding. Put limits on the work (`ConcurrencyLimit`,
 //! `LoadShed`) below it, and a `Timeout` above it, if at all: the handler has a deadline here.
 
+mod actual_price;
 mod answer;
 mod builder;
+mod config;
 mod fingerprint;
+mod header_names;
 mod layer;
-mod lease;
 mod offer;
 mod page;
 mod paid_request;
 mod payment_header;
-mod queue;
 mod request_body;
 mod resource_url;
 mod response;
-mod settlement;
 mod status;
-mod vouchers;
 mod work;
 
+pub use actual_price::ActualPrice;
 pub use answer::{cors_allow_headers, cors_expose_headers};
-pub use builder::{BuildError, DeferredPolicy, RequirePaymentLayerBuilder};
+pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture, drain};
 pub use offer::{PriceError, Quote};
 pub use page::{BrowserPage, is_navigation};
-pub use queue::{AdmissionQueue, QueuePermit};
 pub use request_body::RequestBody;
 pub use response::ResponseBody;
 pub use status::PaymentStatus;
-pub use vouchers::ActualPrice;
-pub use work::VerifiedPayment;
+
+pub use crate::charge::{
+    DeferredPolicy, VerifiedPayment,
+    queue::{AdmissionQueue, QueuePermit},
+};

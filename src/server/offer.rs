@@ -10,10 +10,11 @@ use serde_json::{Map, Value};
 
 use super::{
     fingerprint::HEADERS,
-    payment_header::{Extensions, PAYMENT_SIGNATURE, X_PAYMENT},
+    header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
     resource_url::Target,
 };
 use crate::{
+    charge::{batch::VoucherOffer, extensions::Extensions},
     network::Asset,
     payment::Terms,
     protocol::{
@@ -200,64 +201,6 @@ pub(super) struct Offer {
     pub(super) v1_network: Option<&'static str>,
 }
 
-/// An offer to pay with vouchers.
-#[derive(Clone, Debug)]
-pub(super) struct VoucherOffer {
-    requirements: PaymentRequirements,
-    text: Verbatim<PaymentRequirements>,
-}
-
-impl VoucherOffer {
-    fn new(requirements: PaymentRequirements) -> Self {
-        Self { text: Verbatim::of_requirements(&requirements), requirements }
-    }
-
-    /// Returns the offer at another price.
-    fn at(template: &PaymentRequirements, amount: &str) -> Self {
-        let mut requirements = PaymentRequirements { amount: amount.to_owned(), ..template.clone() };
-        if let Some(deposit) = requirements.extra.get_mut("minDeposit") {
-            // A deposit pays for one request at least.
-            let is_too_small =
-                |deposit: &str| deposit.len() < amount.len() || (deposit.len() == amount.len() && deposit < amount);
-            if deposit.as_str().is_some_and(is_too_small) {
-                *deposit = Value::String(amount.to_owned());
-            }
-        }
-        Self::new(requirements)
-    }
-}
-
-impl VoucherOffer {
-    pub(super) fn requirements(&self) -> &PaymentRequirements {
-        &self.requirements
-    }
-
-    /// Returns `true` if the offer that a payer says it accepts is this one: the same text, or the same fields with at least the offered
-    /// `extra`.
-    pub(super) fn is_accepted_by(&self, accepted: &Verbatim<PaymentRequirements>) -> bool {
-        if accepted.text() == self.text.text() {
-            return true;
-        }
-        let (Ok(accepted), offered) = (accepted.read(), &self.requirements) else { return false };
-        let has = |(name, value)| accepted.extra.get(name).is_some_and(|theirs| is_same(value, theirs));
-        accepted.scheme == offered.scheme
-            && accepted.network == offered.network
-            && accepted.amount == offered.amount
-            && accepted.asset.eq_ignore_ascii_case(&offered.asset)
-            && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
-            && accepted.max_timeout_seconds == offered.max_timeout_seconds
-            && offered.extra.iter().all(has)
-    }
-}
-
-/// Compares values of `extra`: texts without case, since addresses are among them.
-fn is_same(offered: &Value, accepted: &Value) -> bool {
-    match (offered, accepted) {
-        (Value::String(offered), Value::String(accepted)) => offered.eq_ignore_ascii_case(accepted),
-        _ => offered == accepted,
-    }
-}
-
 /// The offers as a 402 has them: the header for v2, the body for v1 and for people.
 #[derive(Clone, Debug)]
 pub(super) struct RenderedOffers {
@@ -334,7 +277,7 @@ impl Catalogue {
     ) -> Option<RenderedOffers> {
         let mut voucher_offers = self.voucher_offers(offers).to_vec();
         if let Some(offer) = voucher_offers.get_mut(index) {
-            let mut requirements = offer.requirements.clone();
+            let mut requirements = offer.requirements().clone();
             requirements.extra.extend(more);
             *offer = VoucherOffer::new(requirements);
         }
@@ -433,7 +376,7 @@ impl Catalogue {
         let exact = offers.iter().filter(|_| self.offered.takes_exact);
         let mut accepts: Vec<_> = exact.map(|offer| offer.terms.text().clone()).collect();
         let kept = corrected.map_or(0, |index| accepts.len() + index);
-        accepts.extend(voucher_offers.iter().map(|offer| offer.text.clone()));
+        accepts.extend(voucher_offers.iter().map(|offer| offer.text().clone()));
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),
@@ -621,8 +564,8 @@ mod tests {
             let mut template = ExactOffer::new(usdc.clone(), U256::ZERO, Address::ZERO, 60).to_requirements();
             template.extra.insert("minDeposit".to_owned(), deposit.into());
             let offer = VoucherOffer::at(&template, amount);
-            assert_eq!(offer.requirements.extra["minDeposit"], offered, "{deposit} {amount}");
-            assert_eq!(offer.requirements.amount, amount);
+            assert_eq!(offer.requirements().extra["minDeposit"], offered, "{deposit} {amount}");
+            assert_eq!(offer.requirements().amount, amount);
         }
     }
 

@@ -3,26 +3,30 @@
 use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
-use http::{HeaderMap, HeaderName, StatusCode};
+use http::HeaderMap;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
-use super::{builder::Config, offer::Offer};
+use super::{
+    config::Config,
+    header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
+    offer::Offer,
+};
 use crate::{
-    facilitator::Facilitator,
-    ledger::{LedgerError, Record},
+    charge::{
+        Refusal,
+        exact::Matched,
+        extensions::{Extensions, check_extensions, payment_id},
+    },
+    ledger::Record,
     network::Network,
-    payment::{Authenticity, EchoedMetadata, PaymentKey, Prechecked, Rejection, Terms, precheck},
+    payment::{Authenticity, EchoedMetadata, PaymentKey, Rejection, Terms, precheck},
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, ResourceInfo,
-        Verbatim, Version, decode_header,
-        extensions::{BAZAAR, altered, is_same},
-        header_name, v1,
+        DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentPayload, Reason, ResourceInfo, Verbatim,
+        Version, decode_header,
+        extensions::{BAZAAR, is_same},
+        v1,
     },
 };
-
-pub(super) static PAYMENT_SIGNATURE: HeaderName = HeaderName::from_static(header_name::PAYMENT_SIGNATURE);
-pub(super) static X_PAYMENT: HeaderName = HeaderName::from_static(header_name::X_PAYMENT);
 
 /// The one payment header of a request.
 #[derive(Clone, Copy, Debug)]
@@ -49,9 +53,6 @@ pub(super) struct PaymentHeader {
     message: Message,
     payload: Result<ExactPayload, serde_json::Error>,
 }
-
-/// The extensions of the 402.
-pub(super) type Extensions<'a> = Option<&'a Verbatim<Map<String, Value>>>;
 
 /// What a payment header says, before its payload is read.
 pub(super) enum Message {
@@ -224,7 +225,7 @@ impl PaymentHeader {
         let Some(first) = candidates.next() else {
             // An amount that changed since is no reason to forget what was bought at the old one.
             let rejection = self.not_on_offer(offers)?;
-            return if self.payload.is_ok() { Ok(Err(rejection)) } else { Err(Refusal::invalid(rejection)) };
+            return if self.payload.is_ok() { Ok(Err(rejection)) } else { Err(rejection.into()) };
         };
         let exact = self.payload()?;
         Ok(check_extensions(self.extensions(), config.catalogue.extensions())
@@ -238,7 +239,7 @@ impl PaymentHeader {
             let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
             for facilitator in &config.facilitators {
                 // Several may share a ledger; only one can tell what became of it.
-                if let Some(record) = facilitator.ledger().get(&key).await.map_err(Refusal::Ledger)?
+                if let Some(record) = facilitator.ledger().get(&key).await?
                     && facilitator.serves(&record.terms)
                     && self.agrees_with(&record.terms)
                     && record.authorization == exact.authorization
@@ -249,35 +250,7 @@ impl PaymentHeader {
                 }
             }
         }
-        Err(Refusal::invalid(rejection))
-    }
-}
-
-/// Returns the digest of the payment identifier in these extensions. Only a layer that offers identifiers refuses malformed ones: to others
-/// they mean nothing.
-pub(super) fn payment_id(extensions: Extensions<'_>, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
-    let Some(extensions) = extensions else { return Ok(None) };
-    let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
-    match extensions.and_then(|extensions| PaymentId::of(&extensions).map_err(|error| error.to_string())) {
-        Ok(id) => Ok(id.map(|id| id.digest())),
-        Err(detail) if asks_for_ids => Err(Refusal::malformed(Reason::InvalidPayload, detail)),
-        Err(_) => Ok(None),
-    }
-}
-
-/// Refuses extensions that are not echoed as they were offered.
-pub(super) fn check_extensions(echoed: Extensions<'_>, offered: Extensions<'_>) -> Result<(), Rejection> {
-    if echoed == offered {
-        return Ok(());
-    }
-    let (Some(echoed), Some(offers)) = (echoed, offered) else { return Ok(()) };
-    let mismatch = |detail| Err(Rejection::new(Reason::ExtensionEchoMismatch, detail));
-    let (Ok(echoed), Ok(offers)) = (echoed.read(), offers.read()) else {
-        return mismatch("the extensions cannot be read".to_owned());
-    };
-    match altered(&offers, &echoed) {
-        Some(name) => mismatch(format!("the extension {name:?} is not echoed as it was offered")),
-        None => Ok(()),
+        Err(rejection.into())
     }
 }
 
@@ -312,15 +285,6 @@ fn unreadable(error: &DecodeError, header: RawHeader<'_>) -> Refusal {
     Refusal::malformed(Reason::InvalidPayload, error.to_string())
 }
 
-/// A payment that may be worked on.
-pub(super) struct Matched {
-    pub(super) payment: Prechecked,
-    /// Why it would be refused if it were new: its terms are no longer on offer, or its window is running out. It was
-    /// known a moment ago.
-    pub(super) refusal: Option<Rejection>,
-    pub(super) facilitator: Arc<dyn Facilitator>,
-}
-
 /// Of the offers that a payment may be for, the one that it is good for. v2 names it; in v1 the authorization and its
 /// signature tell. Where only the chain can judge the signature, the first offer of the right amount is taken.
 fn best_match<'a>(
@@ -329,9 +293,9 @@ fn best_match<'a>(
     others: impl Iterator<Item = &'a Offer>,
     exact: &ExactPayload,
 ) -> Result<Matched, Rejection> {
-    let now = config.settings.clock.now();
+    let now = config.seller.now();
     let check = |offer: &Offer| {
-        let payment = precheck(offer.terms.clone(), exact.clone(), config.settings.limits.window(), now)?;
+        let payment = precheck(offer.terms.clone(), exact.clone(), config.seller.rules.limits.window(), now)?;
         Ok(Matched { payment, refusal: None, facilitator: config.facilitators[offer.facilitator].clone() })
     };
     let mut best = check(first);
@@ -356,38 +320,12 @@ fn is_signed_alike(record: &Record, exact: &ExactPayload) -> bool {
         || exact.signature.recover_from(|| record.signing_hash()) == Ok(record.key.payer)
 }
 
-/// Returns `true` if a payment is the one in the record, told without asking the chain.
-pub(super) fn is_same_payment(record: &Record, prechecked: &Prechecked) -> bool {
-    record.is_of(prechecked)
-        && (prechecked.authenticity() == Authenticity::Proven || record.signature == *prechecked.signature())
-}
-
-/// Why a payment is not worked on.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// With this status, and the offer again.
-    Invalid(StatusCode, Rejection),
-    /// The ledger could not be asked.
-    Ledger(LedgerError),
-}
-
-impl Refusal {
-    /// The payment cannot be read.
-    pub(super) fn malformed(reason: Reason, detail: impl Into<String>) -> Self {
-        Self::Invalid(StatusCode::BAD_REQUEST, Rejection::new(reason, detail))
-    }
-
-    /// The payment can be read and is not good.
-    pub(super) const fn invalid(rejection: Rejection) -> Self {
-        Self::Invalid(StatusCode::PAYMENT_REQUIRED, rejection)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use base64_simd::STANDARD;
 
     use super::*;
+    use crate::charge::Why;
 
     const ACCEPTED: &str = r#""accepted":{"scheme":"exact"}"#;
     const SIGNATURE: &str = r#""signature":"0x0a0B""#;
@@ -446,10 +384,9 @@ mod tests {
     #[test]
     fn byte_order_mark_is_named() {
         let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
-        let Err(Refusal::Invalid(status, rejection)) = read(Version::V2, &format!("\u{feff}{payment}")) else {
-            panic!("it is read");
-        };
-        assert_eq!((status, rejection.reason), (StatusCode::BAD_REQUEST, Reason::InvalidPayload));
+        let Err(refusal) = read(Version::V2, &format!("\u{feff}{payment}")) else { panic!("it is read") };
+        let Why::Malformed(rejection) = refusal.why() else { panic!("{refusal}") };
+        assert_eq!(rejection.reason, Reason::InvalidPayload);
         assert!(rejection.detail.contains("byte order mark"), "{}", rejection.detail);
     }
 

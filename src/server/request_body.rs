@@ -14,12 +14,9 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use sha2::{Digest, Sha256};
 
-use super::{
-    answer::{self, Answer},
-    builder::Limits,
-};
 use crate::{
-    ledger::{BodyDigest, Record},
+    charge::{Limits, Unread},
+    ledger::BodyDigest,
     upload::Upload,
 };
 
@@ -122,12 +119,30 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
         }
     }
 
+    /// Returns how much is still to be read to keep it, at most, in bytes.
+    pub(super) fn longest(&self, limits: &Limits) -> u64 {
+        let limit = limits.request_body as u64;
+        match self {
+            Self::Untouched(body) => body.size_hint().upper().map_or(limit, |longest| longest.min(limit)),
+            Self::Whole(_) | Self::Long(_) => 0,
+        }
+    }
+
+    /// Returns `true` if its client may have to be waited for.
+    pub(super) fn is_arriving(&self) -> bool {
+        match self {
+            Self::Untouched(body) => !body.is_end_stream(),
+            Self::Whole(_) => false,
+            Self::Long(_) => true,
+        }
+    }
+
     /// Reads as much as is kept. A body that says that it is longer is not touched.
-    pub(super) async fn read(&mut self, limits: &Limits) -> Result<(), Answer> {
+    pub(super) async fn read(&mut self, limits: &Limits) -> Result<(), Unread> {
         *self = match self.take() {
             Self::Untouched(mut body) if body.size_hint().lower() <= limits.request_body as u64 => {
                 let read = read_up_to(Pin::new(&mut body), limits.request_body, limits.body_deadline).await;
-                match read.map_err(|error| answer::unread(&error))? {
+                match read? {
                     (all, true) => Self::Whole(all),
                     (ahead, false) => Self::Long(Box::new(LongBody::new(body, ahead))),
                 }
@@ -138,17 +153,12 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     }
 
     /// Reads all of it, or refuses it as too long.
-    pub(super) async fn read_whole(&mut self, limits: &Limits) -> Result<(), Answer> {
+    pub(super) async fn read_whole(&mut self, limits: &Limits) -> Result<(), Unread> {
         self.read(limits).await?;
         match self {
             Self::Whole(_) => Ok(()),
-            Self::Untouched(_) | Self::Long(_) => Err(answer::unread(&ReadError::TooLarge)),
+            Self::Untouched(_) | Self::Long(_) => Err(Unread::TooLarge),
         }
-    }
-
-    /// Returns `true` if all of it was read.
-    pub(super) const fn is_whole(&self) -> bool {
-        matches!(self, Self::Whole(_))
     }
 
     /// Returns `true` if a handler can have it: not if it was read in part and was too much to be kept.
@@ -156,14 +166,13 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
         matches!(self, Self::Whole(_) | Self::Untouched(_))
     }
 
-    /// Refuses another body than the one first presented.
-    pub(super) async fn check_same(&mut self, record: &Record, limits: &Limits) -> Result<(), Answer> {
-        let Some(read) = &record.body else { return Ok(()) };
+    /// Returns `true` if this is the body of which so much was read when it was first presented.
+    pub(super) async fn is_same(&mut self, read: &BodyDigest, limits: &Limits) -> Result<bool, Unread> {
         // A body that says that it is longer or shorter need not be read.
         if let Self::Untouched(body) = self {
             let says = body.size_hint();
             if (read.complete && says.lower() > read.length) || says.upper().is_some_and(|most| most < read.length) {
-                return Err(answer::other_request());
+                return Ok(false);
             }
         }
         self.read(limits).await?;
@@ -171,20 +180,18 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
             Self::Untouched(body) => Self::Long(Box::new(LongBody::new(body, Bytes::new()))),
             read => read,
         };
-        let is_same = match self {
+        match self {
             Self::Long(long) => {
                 // A long body had as much time as the handler.
                 let within = match read.length > limits.request_body as u64 {
                     true => limits.body_deadline.max(limits.handler_deadline),
                     false => limits.body_deadline,
                 };
-                let compared = tokio::time::timeout(within, long.is_as(read)).await;
-                compared.unwrap_or(Err(ReadError::TooSlow)).map_err(|error| answer::unread(&error))?
+                tokio::time::timeout(within, long.is_as(read)).await.unwrap_or(Err(Unread::TooSlow))
             }
-            Self::Whole(whole) => read.matches(whole),
-            Self::Untouched(_) => false,
-        };
-        if is_same { Ok(()) } else { Err(answer::other_request()) }
+            Self::Whole(whole) => Ok(read.matches(whole)),
+            Self::Untouched(_) => Ok(false),
+        }
     }
 
     /// Returns the body for a handler that nobody pays.
@@ -238,7 +245,7 @@ impl<B: Body<Data = Bytes>> LongBody<B> {
 
     /// Returns `true` if the handler would have read the same from it. Reads as much as the handler did and no more. It may be asked again
     /// when the handler has read further.
-    async fn is_as(&mut self, read: &BodyDigest) -> Result<bool, ReadError> {
+    async fn is_as(&mut self, read: &BodyDigest) -> Result<bool, Unread> {
         while self.length < read.length {
             if !self.has_more().await? {
                 return Ok(false);
@@ -252,10 +259,10 @@ impl<B: Body<Data = Bytes>> LongBody<B> {
         Ok(is_same && !(read.complete && self.has_more().await?))
     }
 
-    async fn has_more(&mut self) -> Result<bool, ReadError> {
+    async fn has_more(&mut self) -> Result<bool, Unread> {
         while self.ahead.is_empty() && !self.is_over {
             match poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
-                Some(frame) => self.ahead = frame.map_err(|_| ReadError::Broken)?.into_data().unwrap_or_default(),
+                Some(frame) => self.ahead = frame.map_err(|_| Unread::Broken)?.into_data().unwrap_or_default(),
                 None => self.is_over = true,
             }
         }
@@ -329,25 +336,18 @@ fn digest_of(bytes: &[u8]) -> BodyDigest {
     BodyDigest { length: bytes.len() as u64, digest: B256::from_slice(&Sha256::digest(bytes)), complete: true }
 }
 
-/// Why a body could not be read.
-pub(super) enum ReadError {
-    TooLarge,
-    TooSlow,
-    Broken,
-}
-
 /// Reads a body whole, if it has at most `limit` bytes and ends in time.
 pub(super) async fn read_whole<B: Body<Data = Bytes>>(
     body: B,
     limit: usize,
     within: Duration,
-) -> Result<Bytes, ReadError> {
+) -> Result<Bytes, Unread> {
     if body.size_hint().lower() > limit as u64 {
-        return Err(ReadError::TooLarge);
+        return Err(Unread::TooLarge);
     }
     match read_up_to(pin!(body), limit, within).await? {
         (all, true) => Ok(all),
-        (_, false) => Err(ReadError::TooLarge),
+        (_, false) => Err(Unread::TooLarge),
     }
 }
 
@@ -356,13 +356,13 @@ async fn read_up_to<B: Body<Data = Bytes>>(
     mut body: Pin<&mut B>,
     limit: usize,
     within: Duration,
-) -> Result<(Bytes, bool), ReadError> {
+) -> Result<(Bytes, bool), Unread> {
     let read = async {
         let mut first = Bytes::new();
         let mut all = BytesMut::new();
         let mut is_over = true;
         while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            let Ok(data) = frame.map_err(|_| ReadError::Broken)?.into_data() else { continue };
+            let Ok(data) = frame.map_err(|_| Unread::Broken)?.into_data() else { continue };
             // Most bodies come in one piece, which then need not be copied.
             if first.is_empty() && all.is_empty() {
                 first = data;
@@ -377,7 +377,7 @@ async fn read_up_to<B: Body<Data = Bytes>>(
         }
         Ok((if all.is_empty() { first } else { all.freeze() }, is_over))
     };
-    tokio::time::timeout(within, read).await.unwrap_or(Err(ReadError::TooSlow))
+    tokio::time::timeout(within, read).await.unwrap_or(Err(Unread::TooSlow))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{
-    HeaderMap, HeaderName, Response, StatusCode,
+    HeaderMap, HeaderName, StatusCode,
     header::{
         ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, DATE, HeaderValue, RANGE, TE, TRANSFER_ENCODING,
         UPGRADE, VARY,
@@ -26,21 +26,16 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
-    answer::{Receipt, mark_paid},
     fingerprint,
-    lease::InProgress,
-    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
+    header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
 };
 use crate::{
-    ledger::{FulfilmentStep, Lease, Ledger, LedgerError, Pauses, StoredResponse, channels::ChannelLedger},
-    payment::PaymentKey,
+    charge::{Unfinished, recording},
+    ledger::StoredResponse,
 };
 
 /// How long a response may take to finish after its client went away.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
-
-/// For how long a ledger that fails is asked to keep a response.
-const KEEP_FOR: Duration = Duration::from_secs(60);
 
 pin_project! {
     /// The body of a response from [`RequirePayment`](super::RequirePayment): the handler's, streamed, or the layer's own.
@@ -71,7 +66,7 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Inner { body } }
     }
 
-    fn whole(bytes: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
+    pub(super) fn whole(bytes: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
         Self { kind: Kind::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), trailers } }
     }
 }
@@ -128,30 +123,8 @@ impl<B> fmt::Debug for ResponseBody<B> {
     }
 }
 
-/// Makes a response of one that was kept, with the receipt of its payment.
-pub(super) fn replayed<R>(stored: &StoredResponse, receipt: Receipt) -> Response<ResponseBody<R>> {
-    let body = ResponseBody::whole(stored.body.clone(), stored.trailers.clone().map(Box::new));
-    let (mut parts, body) = Response::new(body).into_parts();
-    parts.status = stored.status;
-    parts.headers = stored.headers.clone();
-    mark_paid(&mut parts, receipt);
-    Response::from_parts(parts, body)
-}
-
-/// Why work that was begun came to nothing, as the client is told.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Unfinished(pub(super) StatusCode, pub(super) &'static str, pub(super) &'static str);
-
-impl Unfinished {
-    pub(super) const TOO_SLOW: Self =
-        Self(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline");
-    pub(super) const BROKE_OFF: Self =
-        Self(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off");
-    pub(super) const BODY_BROKE_OFF: Self = Self(StatusCode::BAD_REQUEST, "body_broken", "the request body broke off");
-}
-
-/// The body of a response that is being paid for. Dropped before it is [delivered](Self::deliver), what was being recorded is still
-/// kept for replays.
+/// The body of a response that is being paid for. Dropped after it was [charged](Self::charged) for and before it is
+/// [delivered](Self::deliver), what was being recorded is still kept for replays.
 pub(super) enum PaidBody<R> {
     /// Small enough for the ledger.
     Whole {
@@ -173,7 +146,7 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
             return Ok(Self::Streaming(body));
         };
         let read = tokio::time::timeout_at(deadline, read_exactly(body, length)).await;
-        let (bytes, trailers) = read.map_err(|_elapsed| Unfinished::TOO_SLOW)?.ok_or(Unfinished::BROKE_OFF)?;
+        let (bytes, trailers) = read.map_err(|_elapsed| Unfinished::TooSlow)?.ok_or(Unfinished::BrokeOff)?;
         Ok(Self::Whole { bytes, trailers })
     }
 
@@ -194,7 +167,7 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
     }
 
     /// Records what streams, from now on. `asked` are the request's headers.
-    pub(super) fn record(self, parts: &Parts, asked: &HeaderMap, target: RecordingTarget) -> Self {
+    pub(super) fn record(self, parts: &Parts, asked: &HeaderMap, target: recording::Recording) -> Self {
         match self {
             Self::Streaming(body) => Self::Recorded(Box::new(Recorder::new(parts, asked, body, target))),
             other => other,
@@ -208,34 +181,27 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
         let begun = tokio::time::timeout_at(deadline, recorder.begin()).await;
         let why = match begun {
             Ok(true) => return Ok(()),
-            Ok(false) => Unfinished::BROKE_OFF,
-            Err(_elapsed) => Unfinished::TOO_SLOW,
+            Ok(false) => Unfinished::BrokeOff,
+            Err(_elapsed) => Unfinished::TooSlow,
         };
         recorder.discard();
         Err(why)
     }
 
-    /// Keeps nothing of a stream: nobody pays for it.
-    pub(super) fn discard(self) {
-        if let Self::Recorded(mut recorder) = self {
-            recorder.discard();
+    /// Has what streams kept from now on, whatever becomes of its client.
+    pub(super) fn charged(&mut self) {
+        if let Self::Recorded(recorder) = self
+            && let Some(recording) = &mut recorder.recording
+        {
+            recording.is_charged = true;
         }
     }
 
-    /// Returns the body for the client, where nothing is recorded of its delivery.
-    pub(super) fn into_response_body(self) -> ResponseBody<R> {
-        match self {
-            Self::Whole { bytes, trailers } => ResponseBody::whole(bytes, trailers),
-            Self::Streaming(body) => ResponseBody::inner(body),
-            Self::Recorded(recorder) => ResponseBody { kind: Kind::Recorded { recorder } },
-        }
-    }
-
-    /// Returns the body for the client.
-    pub(super) fn deliver(self, ledger: Arc<dyn Ledger>, lease: Lease) -> ResponseBody<R> {
+    /// Returns the body for the client. `delivered` records that it got a body that is whole.
+    pub(super) fn deliver(self, delivered: impl Future<Output = ()> + Send + 'static) -> ResponseBody<R> {
         match self {
             Self::Whole { bytes, trailers } => {
-                spawn_if_pending(async move { record_delivery(ledger.as_ref(), &lease).await });
+                spawn_if_pending(delivered);
                 ResponseBody::whole(bytes, trailers)
             }
             Self::Streaming(body) => ResponseBody::inner(body),
@@ -280,37 +246,6 @@ pub(super) struct Recorder<B> {
     drain: fn(Recording<B>),
 }
 
-/// Where the copy of a streaming body goes.
-pub(super) struct RecordingTarget {
-    pub(super) ledger: RecordingLedger,
-    /// Copies of the payment wait until this is dropped.
-    pub(super) in_progress: Option<InProgress>,
-    pub(super) now: u64,
-}
-
-/// The ledger that keeps it, and what it pays for.
-pub(super) enum RecordingLedger {
-    Payment(Arc<dyn Ledger>, Lease),
-    /// A request that was charged by voucher.
-    Channel(Arc<dyn ChannelLedger>, PaymentKey),
-}
-
-impl RecordingLedger {
-    fn limit(&self) -> usize {
-        match self {
-            Self::Payment(ledger, _) => ledger.response_limit(),
-            Self::Channel(ledger, _) => ledger.channel_response_limit(),
-        }
-    }
-
-    async fn store(&self, response: StoredResponse) -> Result<(), LedgerError> {
-        match self {
-            Self::Payment(ledger, lease) => ledger.store_response(&lease.key, response).await,
-            Self::Channel(ledger, key) => ledger.store_channel_response(key, response).await,
-        }
-    }
-}
-
 struct Recording<B> {
     body: Pin<Box<B>>,
     /// The first piece, if it was waited for. It is in the copy already.
@@ -318,7 +253,9 @@ struct Recording<B> {
     head: StoredResponse,
     copy: Option<BytesMut>,
     limit: usize,
-    target: RecordingTarget,
+    target: recording::Recording,
+    /// Whether it was charged for. Of what was not, nothing is kept.
+    is_charged: bool,
     /// Whether the client gets it.
     is_released: bool,
 }
@@ -327,13 +264,22 @@ impl<B> Recorder<B>
 where
     B: Body<Data = Bytes> + Send + 'static,
 {
-    pub(super) fn new(parts: &Parts, asked: &HeaderMap, body: B, target: RecordingTarget) -> Self {
-        let limit = target.ledger.limit();
+    pub(super) fn new(parts: &Parts, asked: &HeaderMap, body: B, target: recording::Recording) -> Self {
+        let limit = target.limit();
         // A connection follows 101, which cannot be replayed.
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
         let head = head_to_store(parts, asked, target.now);
         let copy = is_kept.then(BytesMut::new);
-        let recording = Recording { body: Box::pin(body), first: None, head, copy, limit, target, is_released: false };
+        let recording = Recording {
+            body: Box::pin(body),
+            first: None,
+            head,
+            copy,
+            limit,
+            target,
+            is_charged: false,
+            is_released: false,
+        };
         Self { recording: Some(recording), drain: spawn_drain }
     }
 }
@@ -409,14 +355,15 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
     fn complete(&mut self) {
         if let Some(recording) = self.recording.take() {
             let Recording { head, copy, target, is_released, .. } = recording;
-            spawn(store(head, copy, target, is_released));
+            let copy = copy.map(|copy| StoredResponse { body: copy.freeze(), ..head });
+            spawn(target.end(copy, is_released));
         }
     }
 }
 
 impl<B> Drop for Recorder<B> {
     fn drop(&mut self) {
-        if let Some(recording) = self.recording.take() {
+        if let Some(recording) = self.recording.take().filter(|recording| recording.is_charged) {
             (self.drain)(recording);
         }
     }
@@ -468,44 +415,9 @@ where
         });
         let is_whole = drained.await == Ok(true);
         let Recording { head, copy, target, is_released, .. } = recording;
-        store(head, copy.filter(|_| is_whole), target, is_released).await;
+        let copy = copy.filter(|_| is_whole).map(|copy| StoredResponse { body: copy.freeze(), ..head });
+        target.end(copy, is_released).await;
     });
-}
-
-async fn store(head: StoredResponse, copy: Option<BytesMut>, target: RecordingTarget, is_released: bool) {
-    let RecordingTarget { ledger, in_progress, now } = target;
-    let is_kept = match copy {
-        Some(copy) => keep(&ledger, StoredResponse { body: copy.freeze(), ..head }).await,
-        None => false,
-    };
-    match ledger {
-        RecordingLedger::Payment(ledger, lease) if is_released => record_delivery(ledger.as_ref(), &lease).await,
-        // Neither delivered nor kept: nobody is to be charged for it, nor to wait for it, so the lease ends.
-        RecordingLedger::Payment(ledger, lease) if !is_kept => {
-            let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
-        }
-        _ => {}
-    }
-    drop(in_progress);
-}
-
-/// Keeps a response, with retries: it may be paid for already, and this is the only copy. Returns `true` if the ledger took it.
-async fn keep(ledger: &RecordingLedger, response: StoredResponse) -> bool {
-    let mut pauses = Pauses::new(Duration::from_millis(100), KEEP_FOR);
-    while let Err(error) = ledger.store(response.clone()).await {
-        tracing::warn!(%error, "a response was not kept for replays");
-        if !pauses.wait().await {
-            return false;
-        }
-    }
-    true
-}
-
-/// Losing this step costs nothing: a produced response is replayed like a delivered one.
-async fn record_delivery(ledger: &dyn Ledger, lease: &Lease) {
-    if let Err(error) = ledger.fulfil(lease, &FulfilmentStep::Deliver).await {
-        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
-    }
 }
 
 /// Returns a response as it is kept for replays, without its body. `asked` are the request's headers.
@@ -620,6 +532,8 @@ fn spawn(work: impl Future<Output = ()> + Send + 'static) {
 
 #[cfg(test)]
 mod tests {
+    use http::Response;
+
     use super::*;
 
     type Fields<'a> = &'a [(&'static str, &'static str)];

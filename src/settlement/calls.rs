@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::timeout};
 use super::{
     FacilitatorError, NotReady,
     accounts::Account,
-    submitter::{AttemptResult, Call, FOREIGN_CHECKS, Load, Place, Submitter, TYPICAL_GAS},
+    submitter::{AttemptResult, Call, FOREIGN_CHECKS, Load, Place, Progress, Submitter, TYPICAL_GAS},
 };
 use crate::chain::rpc::Receipt;
 
@@ -28,14 +28,6 @@ pub(crate) enum CallOutcome {
     Included(Receipt),
     /// Not known: it may be in a block later. The transaction is `None` if it was not even signed in time.
     Pending(Option<B256>),
-}
-
-/// What the task that makes a call tells its caller.
-#[derive(Clone, Debug)]
-pub(super) enum Progress {
-    Sending(Option<B256>),
-    Included(Receipt),
-    Failed(FacilitatorError),
 }
 
 /// A call that somebody may wait for.

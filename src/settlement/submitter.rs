@@ -22,7 +22,6 @@ use tokio::{
 
 use super::{
     accounts::{Account, Accounts, NonceLease, SharedSigner, Signed, WindowPermit},
-    calls::Progress,
     costs::Costs,
     gaps::FillGaps,
     journal::Journal,
@@ -68,6 +67,14 @@ const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 pub(super) const TYPICAL_GAS: u64 = 215_000;
 /// Gas for a transfer of nothing to the account itself.
 const FILLER_GAS: u64 = 21_000;
+
+/// What the task that makes a call tells its callers.
+#[derive(Clone, Debug)]
+pub(super) enum Progress {
+    Sending(Option<B256>),
+    Included(Receipt),
+    Failed(FacilitatorError),
+}
 
 /// What a transaction calls.
 #[derive(Clone)]

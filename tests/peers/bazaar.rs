@@ -31,9 +31,10 @@ use tokio::{
 use tower_x402::{
     Network,
     client::{DiscoveryClient, DiscoveryFilter},
-    facilitator::{OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
+    facilitator::{OnchainFacilitator, RemoteFacilitator},
     protocol::bazaar::{BodyType, Discovery},
     server::RequirePaymentLayer,
+    service::FacilitatorService,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

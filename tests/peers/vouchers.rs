@@ -20,9 +20,9 @@ use tower_x402::{
     facilitator::{
         RemoteFacilitator,
         channels::{ChannelFacilitator, OnchainChannels},
-        service::FacilitatorService,
     },
     ledger::MemoryLedger,
+    service::FacilitatorService,
     vouchers::AuthorizerKey,
 };
 

@@ -100,7 +100,7 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the gas that transactions of this process have used since it was built. Default: 0, for one that somebody else sends
-    /// transactions for. A [`FacilitatorService`](super::service::FacilitatorService) bounds it by the hour.
+    /// transactions for. A [`FacilitatorService`](crate::service::FacilitatorService) bounds it by the hour.
     fn gas_used(&self) -> u64 {
         0
     }

@@ -16,7 +16,7 @@ use super::{
         JournaledTransaction, LedgerError, MemoryLedger, Record, Sender, StoredResponse, stored, stored::ResponseHead,
         transactions::Nonce,
     },
-    schema,
+    schema::{self, backend},
 };
 use crate::{ledger::channels::ChannelRecord, network::Network, payment::PaymentKey, vouchers::ChannelId};
 
@@ -361,10 +361,6 @@ fn read_transaction(row: &Row<'_>) -> Result<Option<(JournaledTransaction, bool)
         known_failures: BTreeMap::new(),
     };
     Ok(Some((transaction, row.get(6)?)))
-}
-
-pub(super) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> LedgerError {
-    LedgerError::Backend(Box::new(error))
 }
 
 fn unreadable() -> LedgerError {

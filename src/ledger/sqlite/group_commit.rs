@@ -16,7 +16,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     super::{LedgerError, MemoryLedger, Sender},
-    file::{Batch, ChannelWrite, LedgerFile, PaymentWrite, backend},
+    file::{Batch, ChannelWrite, LedgerFile, PaymentWrite},
+    schema::backend,
 };
 use crate::{payment::PaymentKey, vouchers::ChannelId};
 

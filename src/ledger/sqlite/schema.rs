@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use super::{super::LedgerError, file::backend};
+use crate::ledger::LedgerError;
 
 /// Why a file cannot be used.
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -40,6 +40,10 @@ pub(super) fn prepare(connection: &mut Connection) -> Result<(), LedgerError> {
         true => Err(LedgerError::OtherVersion),
         false => Err(LedgerError::Backend("the file is not a ledger".into())),
     }
+}
+
+pub(super) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> LedgerError {
+    LedgerError::Backend(Box::new(error))
 }
 
 fn has_table(connection: &Connection, name: &str) -> Result<bool, rusqlite::Error> {

@@ -6,7 +6,7 @@ use std::{fmt::Write as _, sync::LazyLock};
 use base64_simd::STANDARD;
 use serde_json::Value;
 
-use super::{BrowserPage, SCRIPT, STYLE};
+use super::{SCRIPT, STYLE, settings::BrowserPage};
 use crate::{
     network::Network,
     protocol::{ExactOffer, PaymentFlow, ResourceInfo},

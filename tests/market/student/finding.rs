@@ -22,7 +22,8 @@ use tokio::net::TcpListener;
 use tower_x402::{
     Network,
     client::{DiscoveryClient, PaymentMiddleware},
-    facilitator::{RemoteFacilitator, service::FacilitatorService},
+    facilitator::RemoteFacilitator,
+    service::FacilitatorService,
 };
 use url::Url;
 use x402_market::{

@@ -1,11 +1,12 @@
-//! Who has shown no money holds nothing: no permit that payers need, and no memory for a body.
+//! Who has shown no money holds nothing: no permit that payers need, and no memory for a body. Who has the price of one request holds little.
 
 use std::{
     collections::HashSet,
     convert::Infallible,
+    net::SocketAddr,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -15,7 +16,7 @@ use std::{
 use alloy_primitives::{Address, B256, Bytes as Signature, U256};
 use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
-use axum::body::Body;
+use axum::{Router, body::Body};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
@@ -24,11 +25,18 @@ use serde_json::json;
 use support::{
     authorization::unix_now,
     chain::Chain as _,
+    devnet::DevnetChain,
     escrow::Channel,
-    eventually::in_time,
+    eventually::{eventually, in_time},
     scripted,
-    shop::{Answer, App, Customer, PRICE, demand, evaluate, paid, send},
+    shop::{Answer, App, Customer, PRICE, Purchase, demand, evaluate, paid, send},
 };
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tower::ServiceExt as _;
 use tower_x402::{
     Network,
     channels::Channels,
@@ -36,6 +44,7 @@ use tower_x402::{
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
+    ledger::Settlement,
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
@@ -70,12 +79,12 @@ struct Held {
 }
 
 /// A body that sends a mebibyte, and then nothing more.
-struct Stalled {
+struct Standing {
     held: Arc<Held>,
     begun: bool,
 }
 
-impl http_body::Body for Stalled {
+impl http_body::Body for Standing {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -91,7 +100,7 @@ impl http_body::Body for Stalled {
 }
 
 fn stalled(held: &Arc<Held>) -> Request<Body> {
-    let body = Stalled { held: held.clone(), begun: false };
+    let body = Standing { held: held.clone(), begun: false };
     Request::post("/evaluate?k=1").body(Body::new(body)).expect("a request")
 }
 
@@ -320,25 +329,186 @@ async fn vouchers_that_were_charged_take_no_permit_of_payers() {
     let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(2));
     let channel = stage.filled(&app).await;
     let held = Arc::<Held>::default();
-    let public =
-        json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, COST).await });
-    let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": public });
-    let copies: Vec<_> = (0..4)
+    let payment = by_voucher(&app, &channel, COST).await;
+    let copies: Vec<_> = (0..64)
         .map(|_| {
             let (app, request) = (app.clone(), paid(stalled(&held), &payment));
             tokio::spawn(async move { send(&app, request).await })
         })
         .collect();
-    in_time("a body is read", async {
-        while held.now.load(Ordering::SeqCst) == 0 {
-            tokio::task::yield_now().await;
-        }
+    eventually("those that are there longest make room", async || {
+        copies.iter().filter(|copy| copy.is_finished()).count() == 64 - 16
     })
     .await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "mine").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
-    assert!(held.most.load(Ordering::SeqCst) <= 2, "one body at a time");
+    assert!(held.now.load(Ordering::SeqCst) <= 16, "16 MiB for all of them");
     copies.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Serves on a port of this machine.
+async fn listen(app: &App) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = app.clone().map_err(|error| -> Infallible { panic!("{error}") });
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback_service(service)).await });
+    address
+}
+
+/// Connections on which the bodies of paid requests begin and do not go on. They are closed when this is dropped.
+struct Stalled {
+    _connections: JoinSet<()>,
+    /// The first lines of the answers.
+    answers: Arc<Mutex<Vec<String>>>,
+}
+
+impl Stalled {
+    async fn open(address: SocketAddr, payments: &[serde_json::Value]) -> Self {
+        let (mut connections, answers) = (JoinSet::new(), Arc::<Mutex<Vec<String>>>::default());
+        for payment in payments {
+            let request = paid(Request::new(Body::empty()), payment);
+            let payment = request.headers()["payment-signature"].to_str().unwrap();
+            let head = format!(
+                "POST /evaluate?k=1 HTTP/1.1\r\nhost: a.example\r\ntransfer-encoding: chunked\r\npayment-signature: {payment}\r\n\r\n"
+            );
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(format!("{head}8000\r\n{}", " ".repeat(1_000)).as_bytes()).await.unwrap();
+            let answers = answers.clone();
+            connections.spawn(async move {
+                let mut answer = [0; "HTTP/1.1 200".len()];
+                stream.read_exact(&mut answer).await.unwrap();
+                answers.lock().unwrap().push(String::from_utf8_lossy(&answer).into_owned());
+            });
+        }
+        Self { _connections: connections, answers }
+    }
+
+    /// Waits until at least so many of them are answered.
+    async fn answered(&self, number: usize) -> Vec<String> {
+        eventually("they are answered", async || self.answers.lock().unwrap().len() >= number).await;
+        self.answers.lock().unwrap().clone()
+    }
+}
+
+async fn by_voucher(app: &App, channel: &Channel, max: u128) -> serde_json::Value {
+    let voucher = voucher(channel, max).await;
+    let payload = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher });
+    json!({ "x402Version": 2, "accepted": offer(app, "a").await, "payload": payload })
+}
+
+/// How many requests one payer sends whose bodies stand still, to a seller that serves sixteen at once.
+const STALLED: usize = 40;
+
+#[tokio::test]
+async fn payer_with_the_price_of_one_request_keeps_no_other_payer_out() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(16);
+    let app = stage.shop.app(layer.vouchers(stage.channels.clone()));
+    let address = listen(&app).await;
+    let (channel, attackers) = (stage.filled(&app).await, stage.filled(&app).await);
+    let customer = Customer::with_funds(&stage.chain, 100 * PRICE).await;
+    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    let mut charged = COST;
+    for kind in ["voucher", "upfront", "refund"] {
+        let mut payments = Vec::new();
+        for _ in 0..STALLED {
+            payments.push(match kind {
+                "upfront" => attacker.sign(&demanded, 1).payload(),
+                "voucher" => by_voucher(&app, &attackers, 2 * COST).await,
+                _ => {
+                    let mut payment = by_voucher(&app, &attackers, COST).await;
+                    payment["payload"]["type"] = "refund".into();
+                    payment["payload"]["amount"] = "1".into();
+                    payment
+                }
+            });
+        }
+        let stalled = Stalled::open(address, &payments).await;
+        stalled.answered(STALLED - 16).await;
+        charged += COST;
+        let answer = send(&app, pay(&app, &channel, charged, None, "paid").await).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{kind}: {answer:?}");
+        for flow in [0, 1] {
+            let purchase = customer.pay_offer(&app, evaluate("paid"), flow).await;
+            let answer = send(&app, purchase.on(evaluate("paid"))).await;
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{kind} {flow}: {answer:?}");
+        }
+        // Two of one payer wait, an eighth. A refund does not depend on its body.
+        if kind == "refund" {
+            stalled.answered(STALLED).await;
+        } else {
+            assert_eq!(stalled.answered(STALLED - 2).await, vec!["HTTP/1.1 503"; STALLED - 2], "{kind}");
+        }
+    }
+}
+
+/// Whether its balance covers them depends on the one that is being settled.
+#[tokio::test]
+async fn payments_that_wait_for_their_payers_balance_keep_no_other_payer_out() {
+    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
+    let url = chain.rpc_url();
+    let stage = Stage::open_at(chain, &url).await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(16));
+    let channel = stage.filled(&app).await;
+    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    stage.chain.devnet.stall(true);
+    let ask = |purchase: &Purchase| {
+        let (app, request) = (app.clone(), purchase.on(evaluate("a")));
+        tokio::spawn(async move { send(&app, request).await.status })
+    };
+    let before = stage.shop.handled();
+    let purchase = attacker.sign(&demanded, 0);
+    let first = ask(&purchase);
+    eventually("the first is submitted", async || {
+        let record = stage.shop.record(&purchase.authorization).await;
+        record.is_some_and(|record| record.settlement == Settlement::Submitted)
+    })
+    .await;
+    let waiting: Vec<_> = (0..STALLED).map(|_| ask(&attacker.sign(&demanded, 0))).collect();
+    eventually("most are refused", async || {
+        waiting.iter().filter(|request| request.is_finished()).count() >= STALLED - 15
+    })
+    .await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    eventually("two wait", async || waiting.iter().filter(|request| request.is_finished()).count() == STALLED - 2)
+        .await;
+    stage.chain.devnet.stall(false);
+    assert_eq!(in_time("it is settled", first).await.unwrap(), StatusCode::OK);
+    for request in waiting {
+        let status = in_time("its balance is spent", request).await.unwrap();
+        assert!(matches!(status.as_u16(), 402 | 503), "{status}");
+    }
+    assert_eq!(stage.shop.handled() - before, 2);
+}
+
+/// A payment that is on the chain can be presented by anybody.
+#[tokio::test]
+async fn payer_gets_its_answer_again_while_strangers_present_its_payment() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(16);
+    let app = stage.shop.app(layer.vouchers(stage.channels.clone()));
+    let address = listen(&app).await;
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    assert_eq!(send(&app, pay(&app, &channel, COST, Some(&deposit), "mine").await).await.status, StatusCode::OK);
+    let customer = Customer::with_funds(&stage.chain, 100 * PRICE).await;
+    let mut payments = vec![by_voucher(&app, &channel, COST).await];
+    for flow in [0, 1] {
+        let purchase = customer.pay_offer(&app, evaluate("mine"), flow).await;
+        assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.status, StatusCode::OK);
+        payments.push(purchase.payload());
+    }
+    for payment in &payments {
+        let stalled = Stalled::open(address, &vec![payment.clone(); STALLED]).await;
+        // 16 MiB have room for sixteen bodies of any length up to 1 MiB.
+        stalled.answered(STALLED - 16).await;
+        let asked = send(&app, paid(evaluate("mine"), payment));
+        let answer = tokio::time::timeout(Duration::from_secs(4), asked).await.expect("it waits for no stranger");
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
+    }
 }
 
 #[tokio::test]

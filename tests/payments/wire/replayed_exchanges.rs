@@ -25,9 +25,10 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Clock, ManualClock, Network, Nonces, RandomnessError,
     client::{Payer, PaymentOutcome},
-    facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
+    facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
     protocol::PaymentFlow,
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
+    service::FacilitatorService,
 };
 
 /// Who bought and who was paid in every exchange: accounts of anvil's, whose keys everybody knows.

@@ -25,9 +25,10 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Network,
     devnet::Devnet,
-    facilitator::{Facilitator as _, OnchainFacilitator, service::FacilitatorService},
+    facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Ledger, MemoryLedger, ResponseLimits, SettlementState},
     payment::PaymentKey,
+    service::FacilitatorService,
 };
 
 use super::server::{Ahead, UPKEEP};

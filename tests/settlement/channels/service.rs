@@ -24,8 +24,8 @@ use tower_x402::{
     facilitator::{
         OnchainFacilitator,
         channels::{ChannelFacilitator as _, OnchainChannels, SignedRefund},
-        service::{FacilitatorService, FacilitatorServiceBuilder},
     },
+    service::{FacilitatorService, FacilitatorServiceBuilder},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
 };
 

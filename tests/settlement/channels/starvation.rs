@@ -375,7 +375,7 @@ async fn withdraw(mut buyer: Buyer, after: Duration) -> Withdrawn {
             loop {
                 let record = stage.ledger.channel(&id).await.unwrap().unwrap();
                 if record.observed.withdrawal > 0 {
-                    return (stage.block(), record.charged, record.unclaimed());
+                    return (stage.block(), record.charged(), record.unclaimed());
                 }
                 sleep(Duration::from_millis(5)).await;
             }
@@ -519,7 +519,7 @@ async fn survives(attack: Attack) {
         let claims = stage.claims(channel).await;
         let finalize = BatchSettlement::finalizeWithdrawCall { config: (&channel.config).into() };
         stage.chain.devnet.execute(channel.config.payer, Escrow::ADDRESS, finalize.abi_encode()).unwrap();
-        let in_all = stage.ledger.channel(&channel.id()).await.unwrap().unwrap().charged;
+        let in_all = stage.ledger.channel(&channel.id()).await.unwrap().unwrap().charged();
         let (balance, claimed) = channel.state(&stage.chain).await;
         let loss = (in_all - claimed).saturating_sub(balance - claimed);
         let blocks_until = |sum: u128| {

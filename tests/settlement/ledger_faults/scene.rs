@@ -28,11 +28,12 @@ use tower::{BoxError, Layer as _, ServiceExt as _};
 use tower_x402::{
     Clock, Network, Usdc,
     devnet::{Devnet, DevnetPort, Fault as NodeFault},
-    facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
+    facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator},
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
     payment::PaymentKey,
     protocol::PaymentFlow,
     server::{DeferredPolicy, PaymentStatus, RequestBody, RequirePaymentLayer, VerifiedPayment},
+    service::FacilitatorService,
 };
 
 use support::{

@@ -22,11 +22,12 @@ use tower_x402::{
     channels::{Channels, ClaimPolicy},
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer},
     devnet::{BlockTime, Fault, Orphans},
-    facilitator::{Facilitator, channels::OnchainChannels, service::FacilitatorService},
+    facilitator::{Facilitator, channels::OnchainChannels},
     ledger::{FulfilmentStep, Lease, MemoryLedger, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
     payment::{Prechecked, SettlementOutcome},
     server::{DeferredPolicy, Quote},
+    service::FacilitatorService,
     vouchers::AuthorizerKey,
 };
 

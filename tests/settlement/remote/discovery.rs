@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tower_x402::{
     ManualClock, Network,
     client::{DiscoveryClient, DiscoveryFilter, ListedResource},
-    facilitator::service::FacilitatorServiceBuilder,
     protocol::bazaar::{BodyType, Discovery},
     server::RequirePaymentLayerBuilder,
+    service::FacilitatorServiceBuilder,
 };
 
 use super::{

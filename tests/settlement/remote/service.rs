@@ -16,13 +16,11 @@ use tokio::{
 use tower::ServiceExt as _;
 use tower_x402::{
     Network,
-    facilitator::{
-        Facilitator as _,
-        service::{FacilitatorService, PeerAddress},
-    },
+    facilitator::Facilitator as _,
     ledger::{FulfilmentStep, Ledger, LedgerError, Listing, MemoryLedger, SettlementStep, Settling},
     payment::{Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified, Window},
     protocol::Reason,
+    service::{FacilitatorService, PeerAddress},
 };
 
 use super::stage::Stage;

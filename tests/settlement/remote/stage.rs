@@ -23,13 +23,11 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 use tower_x402::{
     Network,
-    facilitator::{
-        OnchainFacilitator, RemoteFacilitator, RemoteFacilitatorBuilder,
-        service::{FacilitatorService, FacilitatorServiceBuilder},
-    },
+    facilitator::{OnchainFacilitator, RemoteFacilitator, RemoteFacilitatorBuilder},
     ledger::{Ledger, MemoryLedger, Record},
     protocol::PaymentFlow,
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
+    service::{FacilitatorService, FacilitatorServiceBuilder},
 };
 
 use support::{

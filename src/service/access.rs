@@ -82,7 +82,7 @@ debug_fields!(Access |this| { keys: this.keys.len(), rate: this.rate });
 ///
 /// ```
 /// use std::net::IpAddr;
-/// use tower_x402::facilitator::service::{PeerAddress, RateLimit};
+/// use tower_x402::service::{PeerAddress, RateLimit};
 ///
 /// let limit = RateLimit::new(0.5, 2.0);
 /// let mut request = http::Request::new(());

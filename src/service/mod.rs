@@ -36,9 +36,12 @@ use arrivals::{Arrivals, NoBody};
 use gas::GasBudget;
 use messages::{Answer, Operation, ParsedRequest, SettlementResult};
 
-use super::{Facilitator, FacilitatorError, VerifyError, channels::gas as channel_gas, single_flight::SingleFlight};
 use crate::{
+    charge::rooms::PayerRoom,
     clock::{Clock, SystemClock},
+    facilitator::{
+        Facilitator, FacilitatorError, VerifyError, channels::gas as channel_gas, single_flight::SingleFlight,
+    },
     network::{Asset, Network},
     payment::{PaymentKey, Prechecked, Rejection, Verified, Window, precheck},
     protocol::{Reason, SupportedKind, SupportedResponse},
@@ -84,7 +87,7 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 /// # #[cfg(feature = "onchain")]
 /// # fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> axum::Router {
 /// use axum::Router;
-/// use tower_x402::facilitator::service::FacilitatorService;
+/// use tower_x402::service::FacilitatorService;
 ///
 /// Router::new().fallback_service(FacilitatorService::builder(facilitator).build())
 /// # }
@@ -106,6 +109,8 @@ struct Shared {
     settlements: Arc<SingleFlight<B256, SettlementResult>>,
     arrivals: Arrivals,
     slots: Arc<Semaphore>,
+    /// Payments that wait until their payers' other payments are settled.
+    waiting: PayerRoom,
     gas: GasBudget,
     admission_timeout: Duration,
     #[cfg(feature = "bazaar")]
@@ -220,6 +225,7 @@ impl FacilitatorServiceBuilder {
                 payees: self.payees,
                 settlements: Arc::default(),
                 arrivals: Arrivals::default(),
+                waiting: PayerRoom::new(self.max_concurrent),
                 slots: Arc::new(Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS))),
                 gas: GasBudget::new(self.max_gas, self.gas_per_hour, are_callers_known),
                 admission_timeout: ADMISSION_TIMEOUT,

@@ -60,7 +60,7 @@ impl AdmissionQueue {
     }
 
     /// Does the same for work that outlives the borrow.
-    pub(super) async fn enter_owned(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn enter_owned(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
         }

@@ -1,29 +1,24 @@
 //! The exclusive right to work on a payment: among the requests of this process, and in the ledger.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
     future::Future,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use tokio::sync::Notify;
-
+use super::in_progress::InProgress;
 use crate::{
     ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Pauses, Record, Reservation},
-    payment::{PaymentKey, Verified},
+    payment::Verified,
 };
 
 /// A leased payment: its record, and the right to change it.
 ///
 /// Dropped before it is [disarmed](Self::disarm), as when the handler panics, it gives the payment back, so that presenting it again
 /// is not refused until the lease ends.
-pub(super) struct HeldLease {
+pub(crate) struct HeldLease {
     record: Box<Record>,
     /// `None` once there is nothing to give back.
     ledger: Option<Arc<dyn Ledger>>,
@@ -32,70 +27,70 @@ pub(super) struct HeldLease {
 }
 
 /// The ledger's answer to a reservation.
-pub(super) enum Reserved {
+pub(crate) enum Reserved {
     /// The payment is new, and leased.
     New(HeldLease),
     /// The payment is on record.
-    Known(InProgress, Box<Record>),
+    Known(Option<InProgress>, Box<Record>),
 }
 
 impl HeldLease {
     /// Reserves a payment that is seen for the first time.
-    pub(super) async fn reserve(
+    pub(crate) async fn reserve(
         ledger: Arc<dyn Ledger>,
         mut record: Box<Record>,
-        in_progress: InProgress,
+        in_progress: Option<InProgress>,
     ) -> Result<Reserved, LedgerError> {
         match ledger.reserve(&record).await? {
             Reservation::New(lease) => {
                 record.epoch = lease.epoch;
-                Ok(Reserved::New(Self { record, ledger: Some(ledger), in_progress: Some(in_progress) }))
+                Ok(Reserved::New(Self { record, ledger: Some(ledger), in_progress }))
             }
             Reservation::Known(known) => Ok(Reserved::Known(in_progress, known)),
         }
     }
 
     /// Leases a known payment anew. Returns `None` if somebody else was faster.
-    pub(super) async fn take_over(
+    pub(crate) async fn take_over(
         ledger: Arc<dyn Ledger>,
         mut record: Box<Record>,
         now: u64,
         until: u64,
-        in_progress: InProgress,
+        in_progress: Option<InProgress>,
     ) -> Result<Option<Self>, LedgerError> {
         let lease = ledger.take_over(&record.key, record.epoch, now, until).await?;
         Ok(lease.map(|lease| {
             record.lease_anew(until);
             record.epoch = lease.epoch;
-            Self { record, ledger: Some(ledger), in_progress: Some(in_progress) }
+            Self { record, ledger: Some(ledger), in_progress }
         }))
     }
 
     /// Returns the record as it stands.
-    pub(super) const fn record(&self) -> &Record {
+    pub(crate) const fn record(&self) -> &Record {
         &self.record
     }
 
     /// Returns the record, for a settlement to keep in step with the ledger.
-    pub(super) const fn record_mut(&mut self) -> &mut Record {
+    pub(crate) const fn record_mut(&mut self) -> &mut Record {
         &mut self.record
     }
 
     /// Takes a step in the ledger, then in the local copy.
-    pub(super) async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
+    pub(crate) async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
         let Some(ledger) = &self.ledger else { return Err(LedgerError::LeaseLost) };
         ledger.fulfil(&self.record.lease(), &step).await?;
         Ok(self.record.fulfil(&step)?)
     }
 
     /// Counts the payment as in flight.
-    pub(super) async fn admit(&mut self, verified: Option<Verified>, due: bool) -> Result<(), LedgerError> {
-        self.step(FulfilmentStep::Admit { funds: verified.and_then(|verified| verified.funds), due }).await
+    pub(crate) async fn admit(&mut self, verified: Verified, due: bool) -> Result<(), LedgerError> {
+        self.step(FulfilmentStep::Admit { funds: verified.funds, due }).await
     }
 
     /// Takes a step after the work. If the ledger fails it is asked again for a while: what is done must not be done again because of one
     /// call, nor be charged for after the client was told that it is not.
-    pub(super) async fn step_after_work(
+    pub(crate) async fn step_after_work(
         &mut self,
         ledger: &dyn Ledger,
         step: FulfilmentStep,
@@ -111,7 +106,7 @@ impl HeldLease {
     }
 
     /// Records a failed attempt, whose work read this much of the request's body.
-    pub(super) async fn release(&mut self, body: BodyDigest) {
+    pub(crate) async fn release(&mut self, body: BodyDigest) {
         if let Err(error) = self.step(FulfilmentStep::Release { body: Some(body) }).await {
             let key = &self.record.key;
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a failed attempt was not released");
@@ -120,9 +115,19 @@ impl HeldLease {
     }
 
     /// Leaves the payment as if it had not been presented, where that loses nothing. Returns `true` if the ledger has it so.
-    pub(super) async fn give_back(&mut self) -> bool {
+    pub(crate) async fn give_back(&mut self) -> bool {
+        let keeps_failures = self.record.last_failure.is_some();
+        self.end(keeps_failures).await
+    }
+
+    /// Does the same for a payment whose failures need not be remembered: its payer was told of them, and is owed no work.
+    pub(crate) async fn forget(&mut self) {
+        self.end(false).await;
+    }
+
+    async fn end(&mut self, is_kept: bool) -> bool {
         let Some(ledger) = self.disarm() else { return false };
-        let given_back = give_back(ledger.as_ref(), &self.record).await;
+        let given_back = give_back(ledger.as_ref(), &self.record, is_kept).await;
         if let Err(error) = &given_back {
             let key = &self.record.key;
             tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
@@ -131,12 +136,12 @@ impl HeldLease {
     }
 
     /// From now on the payment is not given back if this is dropped.
-    pub(super) fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {
+    pub(crate) fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {
         self.ledger.take()
     }
 
     /// Hands on the mark that keeps copies of the payment waiting.
-    pub(super) fn take_in_progress(&mut self) -> Option<InProgress> {
+    pub(crate) fn take_in_progress(&mut self) -> Option<InProgress> {
         self.in_progress.take()
     }
 }
@@ -147,7 +152,7 @@ impl Drop for HeldLease {
             let (record, in_progress) = (self.record.clone(), self.in_progress.take());
             runtime.spawn(async move {
                 // A lease that was lost in the meantime is another worker's to give back.
-                let _ = give_back(ledger.as_ref(), &record).await;
+                let _ = give_back(ledger.as_ref(), &record, record.last_failure.is_some()).await;
                 drop(in_progress);
             });
         }
@@ -156,10 +161,10 @@ impl Drop for HeldLease {
 
 /// A future that is finished in a task of its own if it is dropped before it is ready. The ledger may grant a lease to a client that
 /// has gone away meanwhile; this way it reaches a [`HeldLease`], which gives it back.
-pub(super) struct FinishOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+pub(crate) struct FinishOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
 
 impl<T: Send + 'static> FinishOnDrop<T> {
-    pub(super) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
+    pub(crate) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
         Self(Some(Box::pin(work)))
     }
 }
@@ -183,14 +188,11 @@ impl<T: Send + 'static> Drop for FinishOnDrop<T> {
     }
 }
 
-async fn give_back(ledger: &dyn Ledger, record: &Record) -> Result<(), LedgerError> {
+async fn give_back(ledger: &dyn Ledger, record: &Record, is_kept: bool) -> Result<(), LedgerError> {
     let lease = record.lease();
-    if record.is_discardable() && record.last_failure.is_none() {
-        match ledger.discard(&lease).await {
-            // The settlement wrote to the journal, although nothing came of it.
-            Err(LedgerError::InvalidTransition(_)) => {}
-            other => return other,
-        }
+    // The settlement may have written to the journal, although nothing came of it. Then it is released.
+    if record.is_discardable() && !is_kept && ledger.discard(&lease).await.is_ok() {
+        return Ok(());
     }
     ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await
 }
@@ -218,7 +220,7 @@ async fn step_again(
 }
 
 /// For how long, and how often, a ledger that fails is asked to take a step after the work.
-pub(super) fn pauses_after_work() -> Pauses {
+pub(crate) fn pauses_after_work() -> Pauses {
     Pauses::new(Duration::from_millis(50), Duration::from_secs(2))
 }
 
@@ -227,92 +229,5 @@ fn has_taken(record: &Record, step: &FulfilmentStep) -> bool {
         FulfilmentStep::Produce { .. } => matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered),
         FulfilmentStep::Defer { .. } => record.deferred,
         _ => false,
-    }
-}
-
-/// The payments that this process is working on, so that copies of them wait instead of asking the ledger.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PaymentsInProgress(Arc<Mutex<Payments>>);
-
-/// By payment, what copies of it wait for; made when the first copy comes, and most payments have none.
-type Payments = HashMap<PaymentKey, Option<Arc<Work>>>;
-
-#[derive(Debug, Default)]
-struct Work {
-    ended: Notify,
-    copies: AtomicUsize,
-}
-
-/// More copies of one payment than may wait.
-#[derive(Debug)]
-pub(super) struct TooManyCopies;
-
-impl PaymentsInProgress {
-    /// Marks a payment as being worked on until the guard is dropped. Returns `None` if it is already.
-    pub(super) fn enter(&self, key: PaymentKey) -> Option<InProgress> {
-        match self.lock().entry(key) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(entry) => {
-                entry.insert(None);
-                Some(InProgress { key, payments: self.clone() })
-            }
-        }
-    }
-
-    /// Joins the copies that wait for a payment, of which there are at most `most`. Returns `None` if nobody works on it any more.
-    pub(super) fn join(&self, key: &PaymentKey, most: usize) -> Result<Option<WaitingCopy>, TooManyCopies> {
-        let Some(work) = self.lock().get_mut(key).map(|work| work.get_or_insert_default().clone()) else {
-            return Ok(None);
-        };
-        let waiting = WaitingCopy { key: *key, work, payments: self.clone() };
-        if waiting.work.copies.fetch_add(1, Ordering::Relaxed) < most { Ok(Some(waiting)) } else { Err(TooManyCopies) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Payments> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Marks a payment as being worked on in this process. Dropping it wakes the copies that wait.
-#[derive(Debug)]
-pub(super) struct InProgress {
-    key: PaymentKey,
-    payments: PaymentsInProgress,
-}
-
-impl Drop for InProgress {
-    fn drop(&mut self) {
-        let work = self.payments.lock().remove(&self.key);
-        // Not under the lock: what is woken may run at once.
-        if let Some(Some(work)) = work {
-            work.ended.notify_waiters();
-        }
-    }
-}
-
-/// A copy of a payment that waits for the first one, for as long as this lives.
-#[derive(Debug)]
-pub(super) struct WaitingCopy {
-    key: PaymentKey,
-    work: Arc<Work>,
-    payments: PaymentsInProgress,
-}
-
-impl WaitingCopy {
-    /// Waits until the work on the payment has ended.
-    pub(super) async fn ended(&self) {
-        let mut ended = std::pin::pin!(self.work.ended.notified());
-        ended.as_mut().enable();
-        // A worker that finished before this copy was listening will not wake it.
-        let now = self.payments.lock().get(&self.key).cloned().flatten();
-        if now.is_some_and(|now| Arc::ptr_eq(&now, &self.work)) {
-            ended.await;
-        }
-    }
-}
-
-impl Drop for WaitingCopy {
-    fn drop(&mut self) {
-        self.work.copies.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,441 @@
+//! A request that is paid with a voucher: whether its channel has the money, and whether it was answered before.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use alloy_primitives::{B256, keccak256};
+use tokio::time::Instant;
+use tracing::{Span, field::display};
+
+use super::{
+    PrecheckedVoucher,
+    channel::{ChannelLease, HeldChannel, receipt},
+};
+use crate::{
+    channels::Channels,
+    charge::{
+        Presented, Refusal, Seller, Why,
+        in_progress::{TooManyCopies, WaitingCopy},
+        lease::FinishOnDrop,
+        queue::AdmissionQueue,
+    },
+    clock::age,
+    facilitator::channels::{ChannelError, Executed},
+    ledger::{
+        BodyDigest, Fingerprint, StoredResponse,
+        channels::{Answer as Charged, ChannelLedgerError, ChannelRecord, ChannelStep, RequestName},
+    },
+    payment::{PaymentKey, Rejection},
+    protocol::SettlementResponse,
+    vouchers::{ChannelConfig, reason},
+};
+
+/// How often a channel that another process holds is looked at.
+const POLL: Duration = Duration::from_millis(100);
+
+/// A request that is paid with a voucher.
+pub(crate) struct BatchRequest {
+    pub(super) seller: Arc<Seller>,
+    pub(super) channels: Channels,
+    pub(super) payment: PrecheckedVoucher,
+    /// Identifies the head of the request.
+    head: Fingerprint,
+    /// Identifies the request together with the voucher.
+    pub(super) request_key: B256,
+    /// How its payer names it.
+    name: Option<RequestName>,
+    /// Whether the request has something that a stranger does not know who reads the voucher on the chain.
+    has_secret: bool,
+    /// Whether the channel had money for the voucher when it was last looked at, and nobody but the payer can have the voucher.
+    is_known: bool,
+    body_of: BodyOf,
+    /// Whether the voucher gets no more than the answer that its request got before: all of it was charged.
+    is_charged: bool,
+}
+
+/// Who may be sending the request's body.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BodyOf {
+    /// The payer: nobody else has the voucher. Named by the channel, or by its address if it has shown no more than a deposit: that can be
+    /// signed for any number of channels.
+    Payer(B256),
+    /// Anybody: the voucher was charged for, and may be on the chain.
+    Anybody,
+    /// Anybody. A refund does not depend on the body, which is not read.
+    Refund,
+}
+
+/// How a request goes on.
+pub(super) enum Next {
+    Hold(HeldChannel),
+    Replay(Arc<StoredResponse>, SettlementResponse),
+}
+
+impl BatchRequest {
+    pub(crate) fn new(seller: Arc<Seller>, channels: Channels, payment: PrecheckedVoucher, head: Fingerprint) -> Self {
+        let request = Self {
+            seller,
+            channels,
+            payment,
+            head,
+            request_key: B256::ZERO,
+            name: None,
+            has_secret: false,
+            is_known: false,
+            body_of: BodyOf::Refund,
+            is_charged: false,
+        };
+        request.describe();
+        request
+    }
+
+    /// Gets the channel for this request, after whatever there is to wait for, or finds the answer that it got before.
+    pub(super) async fn begin(&mut self, presented: &mut impl Presented) -> Result<Next, Refusal> {
+        let seller = self.seller.clone();
+        let limits = &seller.rules.limits;
+        let deadline = Instant::now() + limits.wait;
+        let mut deposit = Box::pin(self.admit()).await?;
+        match self.body_of {
+            BodyOf::Payer(payer) => seller.arriving.wait(payer, presented.read_whole()).await??,
+            BodyOf::Anybody => seller.known.read(presented.longest(), presented.read_whole()).await??,
+            BodyOf::Refund => {}
+        }
+        self.identify(presented.digest());
+        // A voucher all of which was charged gets its answer and no work, and takes no place in the line from the payer's next one.
+        let permit = match self.is_charged {
+            true => seller.replays.enter_owned().await,
+            false => seller.permits.clone().try_acquire_owned().ok(),
+        };
+        let permit = permit.ok_or(Why::Busy)?;
+        let id = self.payment.voucher.channel_id;
+        let key = PaymentKey { nonce: id.digest(), ..self.key() };
+        let mut line = None;
+        while !self.is_charged && line.is_none() {
+            line = seller.in_progress.enter(key);
+            if line.is_none()
+                && let Some(waiting) = self.join(&key)?
+            {
+                self.wait(deadline, waiting.ended()).await?;
+            }
+        }
+        let mut is_filled = deposit.is_some() || self.payment.deposit.is_none();
+        loop {
+            let record = self.channels.record(&id).await?;
+            if let Some(record) = &record
+                && let Some(charged) = self.answer_in(record)?
+            {
+                // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
+                drop(line);
+                if let Some(streaming) = self.join(&PaymentKey { nonce: charged.request, ..self.key() })? {
+                    self.wait(deadline, streaming.ended()).await?;
+                }
+                return Box::pin(self.replay(presented, record, charged)).await;
+            }
+            // Let in because it may have been answered under an earlier offer (invariant I6).
+            if let Some(refusal) = self.payment.refusal.take() {
+                return Err(refusal);
+            }
+            // Let in for its answer alone, outside of the line.
+            if let Some(record) = record.as_ref().filter(|_| self.is_charged) {
+                return Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))));
+            }
+            let record = match record {
+                _ if !is_filled => {
+                    is_filled = true;
+                    Box::pin(self.fill(record, &mut deposit)).await?
+                }
+                // A refund needs the contract's nonce as it is now.
+                Some(record) if self.payment.refund.is_none() && self.is_good(&record) => record,
+                _ => match Box::pin(self.look()).await? {
+                    Some(record) => record,
+                    None => {
+                        return Err(Refusal::rejected(
+                            reason::CHANNEL_NOT_FOUND,
+                            "nothing was deposited into this channel",
+                        ));
+                    }
+                },
+            };
+            self.check_credit(&record)?;
+            let now = seller.now();
+            let (request, voucher) = (self.request_key, self.payment.voucher.clone());
+            let until = limits.lease_until(now);
+            let is_free = record.pending.as_ref().is_none_or(|pending| pending.until <= now);
+            // Two vouchers for the same amount are one: without a name, what is bought anew cannot be told from what is tried again.
+            if is_free && self.name.is_some() && record.attempts_of(request) >= limits.attempts {
+                let receipt = receipt(Some(0), &record, record.charged(), deposit.as_ref());
+                return Err(Refusal::new(Why::Exhausted).with_receipt(Some(receipt)));
+            }
+            let (name, price) = (self.name, self.payment.price);
+            let step = ChannelStep::Begin { request, name, voucher, price, now, until };
+            match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
+                Ok(lease) => {
+                    return Ok(Next::Hold(HeldChannel { lease, deposit, _line: line, _permit: permit }));
+                }
+                // A copy of the request was answered meanwhile.
+                Err(ChannelLedgerError::Answered(_)) => {}
+                // Another process holds it.
+                Err(ChannelLedgerError::Busy { .. }) => self.wait(deadline, tokio::time::sleep(POLL)).await?,
+                Err(error) => return Err(self.refused(error)),
+            }
+        }
+    }
+
+    /// Ends once the channel is known to have the money. Returns the deposit if it had to be made for that. Before, no body is read, and no
+    /// permit taken that payers need: anybody can sign vouchers of channels that nobody filled.
+    async fn admit(&mut self) -> Result<Option<Executed>, Refusal> {
+        if self.seller.permits.available_permits() == 0 {
+            return Err(Why::Busy.into());
+        }
+        let PrecheckedVoucher { config, voucher, deposit, refund, .. } = &self.payment;
+        let record = self.channels.record(&voucher.channel_id).await?;
+        let is_shown = record.as_ref().is_some_and(|record| self.has_shown_money(record));
+        let max = voucher.max_claimable_amount;
+        let is_newest =
+            |record: &ChannelRecord| record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
+        self.is_charged = refund.is_none() && record.as_ref().is_some_and(|record| max <= record.charged());
+        self.body_of = match &record {
+            _ if refund.is_some() => BodyOf::Refund,
+            Some(record) if max <= record.charged() || is_newest(record) => BodyOf::Anybody,
+            _ if deposit.is_some() && !is_shown => BodyOf::Payer(config.payer.into_word()),
+            _ => BodyOf::Payer(voucher.channel_id.digest()),
+        };
+        let has_balance = record.as_ref().is_some_and(|record| record.observed.state.balance > 0);
+        self.is_known = has_balance && matches!(self.body_of, BodyOf::Payer(_));
+        if self.is_charged {
+            return Ok(None);
+        }
+        if let Some(refusal) = self.payment.refusal.take() {
+            return Err(refusal);
+        }
+        if is_shown { Ok(None) } else { self.show_money(record).await }
+    }
+
+    /// Returns `true` if the books show that the payer has the money.
+    fn has_shown_money(&self, record: &ChannelRecord) -> bool {
+        match self.payment.refund {
+            Some(_) => self.channels.is_fresh(record) && record.observed.state.balance > 0,
+            None => self.is_good(record),
+        }
+    }
+
+    /// Asks the chain whether the channel has the money, or whether a deposit that came along would be made. Returns the deposit if it was
+    /// under way already, and is made now.
+    async fn show_money(&self, known: Option<ChannelRecord>) -> Result<Option<Executed>, Refusal> {
+        let PrecheckedVoucher { config, voucher, deposit, refund, .. } = &self.payment;
+        if let Some(deposit) = deposit {
+            let place = self.places().enter().await.ok_or(Why::Busy)?;
+            let verified = self.channels.verify_deposit(config, deposit).await;
+            drop(place);
+            match verified {
+                Ok(before) if voucher.max_claimable_amount <= before.state.balance.saturating_add(deposit.amount) => {
+                    return Ok(None);
+                }
+                Ok(_) | Err(ChannelError::Rejected { .. } | ChannelError::Pending { .. }) => {
+                    // A deposit that was sent before would not be made once more. Whether it was is known where deposits are made.
+                    let mut made = None;
+                    self.fill(known, &mut made).await?;
+                    return Ok(made);
+                }
+                Err(error) => return Err(self.not_moved(&error)),
+            }
+        }
+        match self.look().await? {
+            Some(record) if refund.is_some() || self.is_covered(&record) => Ok(None),
+            Some(record) => {
+                self.check_amount(&record)?;
+                Err(self.refused(ChannelLedgerError::ExceedsBalance(Box::new(record))))
+            }
+            None => Err(Refusal::rejected(reason::CHANNEL_NOT_FOUND, "nothing was deposited into this channel")),
+        }
+    }
+
+    /// Returns the places in which it waits for the chain.
+    fn places(&self) -> &AdmissionQueue {
+        if self.is_known { &self.seller.stale } else { &self.seller.unproven }
+    }
+
+    /// Records in the span which payment this is. Its nonce follows when the request was read.
+    fn describe(&self) {
+        let (span, ChannelConfig { token, payer, .. }) = (Span::current(), self.payment.config);
+        span.record("network", display(self.channels.network())).record("asset", display(token));
+        span.record("payer", display(payer)).record("amount", display(self.payment.price));
+    }
+
+    /// Notes what identifies the request: the voucher, the request's head and body, and the payment identifier if there is one.
+    fn identify(&mut self, body: Option<BodyDigest>) {
+        let PrecheckedVoucher { voucher, refund, id, .. } = &self.payment;
+        self.has_secret = self.head.names_caller || id.is_some() || body.is_some_and(|body| body.length > 0);
+        let request = match refund {
+            None => {
+                let request = keccak256([self.head.digest, body.map_or(B256::ZERO, |body| body.digest)].concat());
+                self.name = id.map(|id| RequestName { id, request });
+                keccak256([request, id.unwrap_or_default()].concat())
+            }
+            // It is the same wherever it is asked for. Its voucher may be the one that paid last.
+            Some(None) => keccak256(b"refund of all"),
+            Some(Some(amount)) => keccak256([&b"refund"[..], &amount.to_be_bytes()].concat()),
+        };
+        self.request_key = ChannelRecord::request_key(voucher, request);
+        Span::current().record("nonce", display(self.request_key));
+    }
+
+    /// Returns the answer that the request got before: with this voucher or, under its payer's name for it, with another one.
+    fn answer_in(&self, record: &ChannelRecord) -> Result<Option<Charged>, Refusal> {
+        if let Some(charged) = record.answer_to(self.request_key) {
+            return Ok(Some(*charged));
+        }
+        match self.name.and_then(|name| record.answer_named(name.id)) {
+            Some(charged) if charged.name == self.name => Ok(Some(*charged)),
+            Some(_) => Err(Why::OtherId.into()),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn key(&self) -> PaymentKey {
+        let ChannelConfig { token, payer, .. } = self.payment.config;
+        PaymentKey { network: self.channels.network(), asset: token, payer, nonce: self.request_key }
+    }
+
+    /// Joins the requests that wait for this one.
+    fn join(&self, key: &PaymentKey) -> Result<Option<WaitingCopy>, Refusal> {
+        let waiting = self.seller.in_progress.join(key, self.seller.rules.limits.copies());
+        waiting.map_err(|TooManyCopies| self.busy())
+    }
+
+    /// Waits, until the deadline at most.
+    async fn wait(&self, deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Refusal> {
+        tokio::time::timeout_at(deadline, event).await.map_err(|_| self.busy())
+    }
+
+    /// Looks at the channel on the chain. Returns `None` if nothing is in it. Strangers can name channels that do not exist, so only so many
+    /// do at once.
+    async fn look(&self) -> Result<Option<ChannelRecord>, Refusal> {
+        let _place = self.places().enter().await.ok_or(Why::Busy)?;
+        let PrecheckedVoucher { config, voucher, .. } = &self.payment;
+        self.channels.refresh(voucher.channel_id, config).await.map_err(|error| self.not_moved(&error))
+    }
+
+    /// Fills the channel, if the voucher is the right one then. A deposit that was made before is found and not made again.
+    async fn fill(&self, known: Option<ChannelRecord>, made: &mut Option<Executed>) -> Result<ChannelRecord, Refusal> {
+        let PrecheckedVoucher { config, voucher, deposit, price, .. } = &self.payment;
+        let Some(deposit) = deposit else { return Err(self.busy()) };
+        if deposit.amount < self.channels.least_deposit(*price) {
+            // Each costs the seller a transaction.
+            let detail =
+                "the deposit is less than the smallest one that is taken (minDeposit, or the price of the request)";
+            return Err(Refusal::rejected(reason::DEPOSIT_BELOW_MIN_DEPOSIT, detail));
+        }
+        let known = match known {
+            Some(known) => Some(known),
+            None => self.look().await?,
+        };
+        let covered = match &known {
+            Some(known) => {
+                self.check_amount(known)?;
+                known.covered()
+            }
+            // The contract has nothing of it, so nothing was ever claimed.
+            None if voucher.max_claimable_amount == *price => 0,
+            None => {
+                let detail = "the channel is new, and the voucher is not for the price of one request";
+                return Err(Refusal::rejected(reason::CUMULATIVE_AMOUNT_MISMATCH, detail));
+            }
+        };
+        if voucher.max_claimable_amount > covered.saturating_add(deposit.amount) {
+            let detail = "the voucher is for more than what is in the channel and the deposit together";
+            return Err(Refusal::rejected(reason::CUMULATIVE_EXCEEDS_BALANCE, detail));
+        }
+        let filled = self.channels.fill(config, voucher, deposit).await;
+        let (executed, record) = filled.map_err(|error| self.not_moved(&error))?;
+        *made = Some(executed);
+        Ok(record)
+    }
+
+    /// Refuses a voucher that is not for what was charged and the price, before money is moved for it.
+    fn check_amount(&self, record: &ChannelRecord) -> Result<(), Refusal> {
+        let right = record.charged().checked_add(self.payment.price);
+        if right == Some(self.payment.voucher.max_claimable_amount) {
+            return Ok(());
+        }
+        Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))))
+    }
+
+    /// Refuses work while too much of the channel is unclaimed, or for too long: as long as claims fail, all that is charged can be lost.
+    fn check_credit(&self, record: &ChannelRecord) -> Result<(), Refusal> {
+        if self.payment.price == 0 || self.channels.gives_credit(record, self.payment.price) {
+            return Ok(());
+        }
+        Err(Why::Unclaimed.into())
+    }
+
+    /// Returns `true` if the books show that the channel covers the voucher.
+    fn is_covered(&self, record: &ChannelRecord) -> bool {
+        self.payment.voucher.max_claimable_amount <= record.covered()
+    }
+
+    /// Returns `true` if they show it, and the channel was looked at a short while ago.
+    fn is_good(&self, record: &ChannelRecord) -> bool {
+        self.channels.is_fresh(record) && self.is_covered(record)
+    }
+
+    /// Returns the response that the request got before.
+    async fn replay(
+        &self,
+        presented: &mut impl Presented,
+        record: &ChannelRecord,
+        charged: Charged,
+    ) -> Result<Next, Refusal> {
+        let stored = self.channels.response(record, charged.request).await?;
+        let receipt = receipt(Some(charged.charged), record, charged.total, None);
+        if let Some(names) = stored.as_ref().and_then(|stored| presented.misfit(stored)) {
+            return Err(Refusal::new(Why::OtherHeaders(names)).with_receipt(Some(receipt)));
+        }
+        let replays = match self.has_secret {
+            true => charged.replays,
+            false => {
+                let step = ChannelStep::Replay { request: charged.request };
+                let counted = self.channels.advance(&record.id, &step).await.map_err(|error| self.refused(error))?;
+                counted.answer_to(charged.request).map_or(u32::MAX, |answer| answer.replays)
+            }
+        };
+        let age = age(self.seller.now(), charged.at);
+        match stored.filter(|_| self.seller.rules.limits.may_replay(self.has_secret, replays, age)) {
+            Some(stored) => Ok(Next::Replay(stored, receipt)),
+            None => Err(Refusal::new(Why::Used).with_receipt(Some(receipt))),
+        }
+    }
+
+    pub(super) fn busy(&self) -> Refusal {
+        let detail = "another request of this channel is being worked on; repeat this one later";
+        Refusal::rejected(reason::CHANNEL_BUSY, detail)
+    }
+
+    /// The books refused the voucher. The payer is told what would be right, so that it can sign again.
+    pub(super) fn refused(&self, error: ChannelLedgerError) -> Refusal {
+        match error {
+            ChannelLedgerError::Mismatch(record) => {
+                let detail = "the voucher is not for what was charged so far and the price of this request";
+                let rejection = Rejection::new(reason::CUMULATIVE_AMOUNT_MISMATCH.into(), detail);
+                Why::Misstated(rejection, self.payment.offer, record).into()
+            }
+            ChannelLedgerError::ExceedsBalance(record) => {
+                let detail = match record.observed.withdrawal {
+                    0 => "the voucher is for more than what is in the channel; fill it",
+                    _ => "a withdrawal was announced, and the rest of the channel does not cover the voucher",
+                };
+                Refusal::rejected(reason::CUMULATIVE_EXCEEDS_BALANCE, detail)
+            }
+            ChannelLedgerError::Ledger(error) => error.into(),
+            _ => self.busy(),
+        }
+    }
+
+    /// The chain was not asked, or money did not move.
+    pub(super) fn not_moved(&self, error: &ChannelError) -> Refusal {
+        match error {
+            ChannelError::Rejected { reason, detail } => Refusal::rejected(*reason, detail.clone()),
+            ChannelError::Pending { transaction } => Refusal::new(Why::Moving).with_transaction(*transaction),
+            ChannelError::Unavailable(error) => error.into(),
+        }
+    }
+}

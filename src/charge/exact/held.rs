@@ -1,0 +1,253 @@
+//! A leased payment: what is done before and after the work for it.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    receipt::Known,
+    request::{ExactRequest, Next},
+};
+use crate::{
+    charge::{
+        Begun, Held, Presented, Refusal, Unfinished, VerifiedPayment,
+        lease::HeldLease,
+        recording::{Recording, RecordingLedger, record_delivery},
+        rooms::PayerRoom,
+    },
+    facilitator::Facilitator,
+    ledger::{BodyDigest, FulfilmentStep, LedgerError, Record, Settlement, StoredResponse},
+    payment::{Prechecked, Verified},
+    protocol::SettlementResponse,
+    telemetry::{self, RequestOutcome},
+};
+
+/// How often it is looked whether a payer's other payments are settled.
+const ADMISSION_POLL: Duration = Duration::from_millis(20);
+/// How often the balance of a payer is read again that pays others all the time.
+const MAX_BALANCE_READS: u32 = 5;
+
+/// A payment that is leased, with the request that it is for.
+pub(crate) struct ExactHeld {
+    request: Box<ExactRequest>,
+    lease: HeldLease,
+}
+
+/// Counts a payment as in flight. Where it depends on what the payer's other payments are doing just now whether the balance covers it, looks
+/// again until `deadline`, in one place of the room: one payer can sign any number of payments. Returns the verification that covers it.
+pub(crate) async fn admit(
+    facilitator: &dyn Facilitator,
+    payment: &Prechecked,
+    lease: &mut HeldLease,
+    mut verified: Verified,
+    is_due: bool,
+    (room, deadline): (&PayerRoom, Instant),
+) -> Result<Verified, Refusal> {
+    let mut balance_reads = 0;
+    if try_admit(facilitator, payment, lease, &mut verified, is_due, &mut balance_reads).await? {
+        return Ok(verified);
+    }
+    let waiting = async {
+        while Instant::now() < deadline {
+            tokio::time::sleep(ADMISSION_POLL).await;
+            if try_admit(facilitator, payment, lease, &mut verified, is_due, &mut balance_reads).await? {
+                return Ok(verified);
+            }
+        }
+        Err(Refusal::not_covered())
+    };
+    Box::pin(room.wait(payment.key().payer.into_word(), waiting)).await?
+}
+
+/// Returns `false` if it depends on the payer's other payments.
+async fn try_admit(
+    facilitator: &dyn Facilitator,
+    payment: &Prechecked,
+    lease: &mut HeldLease,
+    verified: &mut Verified,
+    is_due: bool,
+    balance_reads: &mut u32,
+) -> Result<bool, Refusal> {
+    loop {
+        match lease.admit(*verified, is_due).await {
+            Ok(()) => return Ok(true),
+            Err(LedgerError::Stale) if *balance_reads < MAX_BALANCE_READS => {
+                *balance_reads += 1;
+                *verified = Box::pin(facilitator.verify(payment)).await?;
+            }
+            Err(LedgerError::BalancePending) => return Ok(false),
+            Err(LedgerError::InsufficientFunds | LedgerError::Stale) => return Err(Refusal::not_covered()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl ExactHeld {
+    /// Holds a payment for work, or finds the answer that its request got before.
+    pub(crate) async fn begin(
+        request: Box<ExactRequest>,
+        presented: &mut impl Presented,
+    ) -> Result<Begun<Self>, Refusal> {
+        Ok(match request.begin(presented).await? {
+            (request, Next::Work(lease)) => Begun::Work(Self { request, lease }),
+            (_, Next::Replay(response, receipt)) => Begun::Replay(response, receipt),
+        })
+    }
+
+    /// Verifies and admits the payment and, where the flow wants it, settles it.
+    async fn before_work(&mut self) -> Result<(), Refusal> {
+        let Self { request, lease } = self;
+        let is_new = lease.record().settlement == Settlement::None;
+        if is_new && request.verified.is_none() {
+            request.verify().await?;
+        }
+        let is_upfront = request.is_upfront();
+        if is_new {
+            request.leave_place();
+            let deadline = Instant::now() + request.seller.rules.limits.settlement_margin;
+            let verified = request.verified.unwrap_or_default();
+            let facilitator = request.facilitator.as_ref();
+            request.verified = Some(
+                admit(facilitator, &request.payment, lease, verified, is_upfront, (&request.seller.arriving, deadline))
+                    .await?,
+            );
+        }
+        // From here on it is work for a payer that has the money.
+        request.take_permit()?;
+        if is_upfront && lease.record().settlement.paid_by().is_none() {
+            Box::pin(request.settle(lease.record_mut())).await?;
+        }
+        Ok(())
+    }
+
+    /// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. Returns `false` if it must be settled
+    /// now like any other. Fails if the ledger does not say: what it deferred is charged, whatever is tried now.
+    async fn defer(&mut self) -> Result<bool, Refusal> {
+        let Self { request, lease } = self;
+        let Some(policy) = request.seller.rules.deferred.filter(|_| request.may_defer) else { return Ok(false) };
+        let (step, key) = (FulfilmentStep::Defer { limit: policy.limit() }, request.key);
+        match lease.step_after_work(request.facilitator.ledger().as_ref(), step).await {
+            Ok(()) => {
+                request.facilitator.settle_soon(&key);
+                Ok(true)
+            }
+            Err(LedgerError::NoCredit) => Ok(false),
+            Err(error) => {
+                tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
+                if matches!(error, LedgerError::Backend(_)) {
+                    return Err(request.pending(lease.record(), None));
+                }
+                Ok(false)
+            }
+        }
+    }
+}
+
+impl Held for ExactHeld {
+    const COUNT: fn(RequestOutcome) = telemetry::request;
+    const AWAITS_FIRST_PIECE: bool = false;
+
+    async fn start(&mut self) -> Result<(), Refusal> {
+        if let Err(refusal) = self.before_work().await {
+            self.lease.give_back().await;
+            return Err(refusal);
+        }
+        let until = self.request.lease_until(self.request.seller.now());
+        if let Err(error) = self.lease.step(FulfilmentStep::Start { until }).await {
+            // Work that was not begun is not charged, whether the ledger takes the payment back or not.
+            let refusal = self.request.unrecorded(error, self.lease.record(), true);
+            self.lease.give_back().await;
+            return Err(refusal);
+        }
+        Ok(())
+    }
+
+    fn payment(&self) -> VerifiedPayment {
+        VerifiedPayment::of(self.lease.record())
+    }
+
+    fn most(&self) -> Option<u128> {
+        None
+    }
+
+    fn response_limit(&self) -> usize {
+        self.request.facilitator.ledger().response_limit()
+    }
+
+    fn recording(&mut self) -> Recording {
+        let ledger = self.request.facilitator.ledger().clone();
+        Recording {
+            ledger: RecordingLedger::Payment(ledger, self.lease.record().lease()),
+            in_progress: self.lease.take_in_progress(),
+            now: self.request.seller.now(),
+        }
+    }
+
+    async fn charge(
+        &mut self,
+        _: Option<u128>,
+        response: Option<Arc<StoredResponse>>,
+        read: BodyDigest,
+    ) -> Result<(), Refusal> {
+        let Self { request, lease } = self;
+        let step = FulfilmentStep::Produce { body: Some(read), at: request.seller.now(), response };
+        let taken = lease.step_after_work(request.facilitator.ledger().as_ref(), step).await;
+        if let Err(error) = taken {
+            let is_given_back = lease.give_back().await;
+            return Err(request.unrecorded(error, lease.record(), is_given_back));
+        }
+        lease.disarm();
+        Ok(())
+    }
+
+    async fn settle(&mut self, is_whole: bool) -> Result<(), Refusal> {
+        if self.lease.record().settlement.paid_by().is_some() || (is_whole && self.defer().await?) {
+            return Ok(());
+        }
+        self.request.settle(self.lease.record_mut()).await
+    }
+
+    async fn release(&mut self, read: BodyDigest) -> Option<SettlementResponse> {
+        self.lease.release(read).await;
+        // Charged only if the money moved before the work.
+        self.request.receipt(self.lease.record())
+    }
+
+    fn unfinished(&self, why: Unfinished) -> Refusal {
+        self.request.unfinished(why, self.lease.record())
+    }
+
+    fn receipt(&self) -> (Option<SettlementResponse>, RequestOutcome) {
+        let record = self.lease.record();
+        let is_paid = record.settlement.paid_by().is_some();
+        (self.request.receipt(record), if is_paid { RequestOutcome::Paid } else { RequestOutcome::Deferred })
+    }
+
+    fn deliver(mut self) -> impl Future<Output = ()> + Send + 'static {
+        // Copies of the payment are answered as soon as there is something to answer them with.
+        drop(self.lease.take_in_progress());
+        let (ledger, lease) = (self.request.facilitator.ledger().clone(), self.lease.record().lease());
+        async move { record_delivery(ledger.as_ref(), &lease).await }
+    }
+
+    fn if_panicked(&self) -> impl Future<Output = Refusal> + Send + 'static {
+        Known::of(&self.request).panicked()
+    }
+}
+
+impl VerifiedPayment {
+    fn of(record: &Record) -> Self {
+        let offer = record.terms.offer();
+        Self {
+            payer: record.key.payer,
+            pay_to: offer.pay_to,
+            amount: offer.amount,
+            asset: record.key.asset,
+            network: record.key.network,
+            nonce: record.key.nonce,
+            flow: offer.flow,
+            transaction: record.settlement.paid_by(),
+            attempt: record.attempts,
+        }
+    }
+}

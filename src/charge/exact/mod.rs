@@ -1,0 +1,20 @@
+//! A payment by one authorization (scheme `exact`), from its reservation to its settlement.
+//!
+//! Of any number of copies of a payment one is leased and [worked for](ExactHeld). The others wait for what becomes of it, and are
+//! answered from the ledger or take over where it left off.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `request` | is a payment new, to be worked on, or answered before? |
+//! | `held` | what is done before and after the work for it? |
+//! | `settle` | is it settled, and what becomes of it if that is not known? |
+//! | `receipt` | what is its payer told? |
+
+mod held;
+mod receipt;
+mod request;
+mod settle;
+
+pub(crate) use held::{ExactHeld, admit};
+pub(crate) use request::{ExactRequest, Matched, Presentation, is_same_payment};
+pub(crate) use settle::{Outcome, reconcile, settle};

@@ -25,7 +25,7 @@ use crate::{
 /// A request with the channel that it holds.
 pub(crate) struct BatchHeld {
     request: Box<BatchRequest>,
-    channel: HeldChannel,
+    channel: Box<HeldChannel>,
     /// What was charged.
     charged: u128,
 }
@@ -179,6 +179,6 @@ impl Held for BatchHeld {
     }
 
     fn if_panicked(&self) -> impl Future<Output = Refusal> + Send + 'static {
-        async { Unfinished::Panicked.into() }
+        std::future::ready(Unfinished::Panicked.into())
     }
 }

@@ -66,7 +66,7 @@ enum BodyOf {
 
 /// How a request goes on.
 pub(super) enum Next {
-    Hold(HeldChannel),
+    Hold(Box<HeldChannel>),
     Replay(Arc<StoredResponse>, SettlementResponse),
 }
 
@@ -134,8 +134,8 @@ impl BatchRequest {
             if let Some(refusal) = self.payment.refusal.take() {
                 return Err(refusal);
             }
-            // Let in for its answer alone, outside of the line.
-            if let Some(record) = record.as_ref().filter(|_| self.is_charged) {
+            // Let in for its answer alone, outside of the line, as far as the books can be relied on.
+            if let Some(record) = record.as_ref().filter(|record| self.is_charged && self.channels.is_fresh(record)) {
                 return Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))));
             }
             let record = match record {
@@ -169,7 +169,7 @@ impl BatchRequest {
             let step = ChannelStep::Begin { request, name, voucher, price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
-                    return Ok(Next::Hold(HeldChannel { lease, deposit, _line: line, _permit: permit }));
+                    return Ok(Next::Hold(Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit })));
                 }
                 // A copy of the request was answered meanwhile.
                 Err(ChannelLedgerError::Answered(_)) => {}

@@ -122,7 +122,7 @@ mod payer;
 mod postgres;
 mod record;
 mod responses;
-#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server", feature = "postgres"))]
 mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -144,7 +144,7 @@ pub use record::{
     SettlementStep, Settling,
 };
 pub use responses::{ResponseLimits, StoredResponse};
-#[cfg(feature = "server")]
+#[cfg(any(feature = "remote", feature = "server", feature = "postgres"))]
 pub(crate) use retry::Pauses;
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 pub(crate) use retry::settle_with_retries;

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 use super::{Ledger, LedgerError, SettlementStep};
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 use crate::payment::PaymentKey;
 
 /// The pauses between tries, each twice as long as the one before.
@@ -22,12 +24,14 @@ impl Pauses {
     }
 
     /// Sets the longest pause.
+    #[cfg(any(feature = "remote", feature = "postgres"))]
     pub(crate) const fn up_to(mut self, longest: Duration) -> Self {
         self.longest = longest;
         self
     }
 
     /// Returns the next pause.
+    #[cfg(feature = "remote")]
     pub(crate) const fn next(&self) -> Duration {
         self.next
     }
@@ -54,6 +58,7 @@ impl Pauses {
 ///
 /// # Errors
 /// The ledger's last error, if the step was not taken. Reconciliation finds the same fact later.
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 pub(crate) async fn settle_with_retries(
     ledger: &dyn Ledger,
     key: &PaymentKey,

@@ -11,7 +11,9 @@ use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
 
-pub(super) use self::chain_settings::{ChainSettings, LONGEST, MAX_TRANSFER_GAS, chain_setters};
+#[cfg(feature = "remote")]
+pub(super) use self::chain_settings::MAX_TRANSFER_GAS;
+pub(super) use self::chain_settings::{ChainSettings, LONGEST, chain_setters};
 use self::wallets::Wallets;
 pub use self::{builder::OnchainFacilitatorBuilder, preflight::OnchainBuildError};
 pub use crate::{chain::batch_settler::BatchSettler, settlement::costs::SettlementStats};

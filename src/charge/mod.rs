@@ -1,7 +1,8 @@
 //! Charging for work, whatever the transport: a payment and the request that it is presented for go in; work to be done, the answer that
 //! the request got before, or a [`Refusal`] comes out. Of work that was done its payment is charged, or released.
 //!
-//! Nothing here knows HTTP: a transport turns its requests into [`Presented`] and refusals into its answers.
+//! Nothing here reads or writes HTTP: a transport turns its requests into [`Presented`] and refusals into its answers. A stored response is
+//! passed on as it is.
 //!
 //! | file | question it answers |
 //! |---|---|

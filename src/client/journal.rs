@@ -7,18 +7,18 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, keccak256};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use url::Url;
 
 use super::{
-    JournalFile, PaymentOutcome, Receipt,
+    JournalFile, PaymentError, PaymentOutcome, Receipt,
     budget::{Charge, Reservation, Unsent, add_to, host_of},
     channels::{Books, ChannelEntry},
     journal_queue::{Write, WriteQueue},
 };
-use crate::{network::Network, protocol::Version, usdc::Usdc, vouchers::ChannelId};
+use crate::{clock::Nonces, network::Network, protocol::Version, usdc::Usdc, vouchers::ChannelId};
 
 /// The file is compacted at this length, in bytes, or at four times its length after the last time.
 const COMPACT_AT: u64 = 1 << 20;
@@ -144,6 +144,24 @@ impl Journal {
             })
         };
         purchase.lock_owned().await
+    }
+
+    /// Returns a secret that only a named purchase has. It is the same for the same key, also after a restart.
+    pub(super) async fn purchase_id(&self, key: B256, random: &dyn Nonces) -> Result<B256, PaymentError> {
+        let known = self.state().secret;
+        let secret = match known {
+            Some(secret) => secret,
+            None => {
+                let keep = |journal: &Self, record, written: io::Result<()>| {
+                    written.map(|()| drop(journal.state().apply(record)))
+                };
+                let secret = random.next()?;
+                self.append(Record::Secret { secret }, true, keep).await.map_err(PaymentError::Journal)?;
+                // The first of two that were written at once counts.
+                self.state().secret.unwrap_or(secret)
+            }
+        };
+        Ok(keccak256([secret.as_slice(), key.as_slice()].concat()))
     }
 
     /// Returns the payment of a named purchase, and whether it was paid.
@@ -406,6 +424,10 @@ pub(super) enum Record {
     Purchase(JournalEntry),
     /// A channel as it is now. The last record of a channel counts.
     Channel(Box<ChannelEntry>),
+    /// What the ids of named purchases are made from. The first one counts.
+    Secret {
+        secret: B256,
+    },
 }
 
 impl From<&Receipt> for Record {
@@ -494,6 +516,7 @@ struct State {
     paid_purchases: VecDeque<B256>,
     paid: PaidTotals,
     books: Books,
+    secret: Option<B256>,
 }
 
 impl State {
@@ -553,6 +576,10 @@ impl State {
                 self.books.put(entry.id(), *entry);
                 return None;
             }
+            Record::Secret { secret } => {
+                self.secret.get_or_insert(secret);
+                return None;
+            }
         };
         let entry = self.open.remove(&nonce)?;
         self.failed.remove(&(entry.void_at(), nonce));
@@ -574,6 +601,7 @@ impl State {
             + self.failed.len()
             + self.paid_purchases.len()
             + self.books.len()
+            + usize::from(self.secret.is_some())
     }
 
     /// Returns the fewest records that lead to this state.
@@ -589,7 +617,7 @@ impl State {
         let purchases = self.paid_purchases.iter().filter_map(|key| self.purchases.get(key).cloned());
         let records = paid.into_iter().chain(purchases.map(Record::Purchase)).chain(open).chain(failed);
         let records = records.chain(self.books.entries().cloned().map(|entry| Record::Channel(Box::new(entry))));
-        records.collect()
+        records.chain(self.secret.map(|secret| Record::Secret { secret })).collect()
     }
 }
 

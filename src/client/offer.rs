@@ -10,7 +10,6 @@ use url::Url;
 
 use super::{OfferRefusal, Refusal};
 use crate::{
-    clock::{Nonces, RandomnessError},
     network::Asset,
     protocol::{
         DecodeError, ExactOffer, ExactPayload, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, OfferError, PaymentFlow,
@@ -173,13 +172,12 @@ impl Challenge {
     /// Gives the payment an id, if the server supports the extension `payment-identifier`.
     ///
     /// The id is a secret, so it is independent of the authorization's nonce, which the chain publishes.
-    pub(super) fn add_payment_id(&mut self, random: &dyn Nonces) -> Result<(), RandomnessError> {
+    pub(super) fn add_payment_id(&mut self, secret: B256) {
         if let Self::V2(ChallengeV2 { extensions: Some(extensions), .. }) = self
-            && let Some(with_id) = PaymentId::of_random(random.next()?).add_to(extensions)
+            && let Some(with_id) = PaymentId::of_random(secret).add_to(extensions)
         {
             *extensions = with_id;
         }
-        Ok(())
     }
 
     /// Returns the URL where the server reports the status of a payment. Returns `None` if it is not on the origin of `paid`.

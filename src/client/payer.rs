@@ -148,13 +148,13 @@ impl Payer {
         let Asked { method, url, date, purchase } = asked;
         let now = self.now();
         let (AcceptedOffer { index, offer, amount, .. }, reservation) =
-            match self.reserve(&challenge, (method, url), now).await? {
+            match self.reserve(&challenge, &asked, now).await? {
                 Reserved::Exact(accepted, reservation) => (*accepted, reservation),
                 Reserved::Channel(payment) => {
                     return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone(), method));
                 }
             };
-        challenge.add_payment_id(self.0.nonces.as_ref())?;
+        challenge.add_payment_id(self.0.nonces.next()?);
         let window = self.window(offer.max_timeout_seconds);
         check_clock(now, date, window)?;
         let (authorization, signature) = self.authorize(&offer, window).await?;
@@ -220,19 +220,14 @@ impl Payer {
     }
 
     /// Reserves the price of the best offer that the budget covers. If it covers none, the error is that of the best offer.
-    async fn reserve(
-        &self,
-        challenge: &Challenge,
-        request: (&Method, &Url),
-        now: u64,
-    ) -> Result<Reserved, PaymentError> {
+    async fn reserve(&self, challenge: &Challenge, asked: &Asked<'_>, now: u64) -> Result<Reserved, PaymentError> {
         let mut refusal = None;
         for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
             if let Some(channel) = &accepted.channel {
                 // Boxed, so that a payment by transfer has no room for it.
                 // A payment is kept by the payer, and must not keep it.
                 let payer = Self(self.0.clone(), Arc::default());
-                match Box::pin(VoucherPayment::sign(&payer, challenge, &accepted, channel, request)).await {
+                match Box::pin(VoucherPayment::sign(&payer, challenge, &accepted, channel, asked)).await {
                     Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
                     Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
                     Err(error) => return Err(error),
@@ -240,7 +235,7 @@ impl Payer {
                 continue;
             }
             let (amount, payee) = (accepted.amount, accepted.offer.pay_to);
-            match self.0.budget.reserve(Charge { amount, payee, host: host_of(request.1), signed_at: now }, now) {
+            match self.0.budget.reserve(Charge { amount, payee, host: host_of(asked.url), signed_at: now }, now) {
                 Ok(reservation) => return Ok(Reserved::Exact(Box::new(accepted), reservation)),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }

@@ -68,7 +68,9 @@ const PER_ATTEMPT: [&str; 5] = ["traceparent", "tracestate", "baggage", "b3", "x
 /// # By voucher
 ///
 /// A voucher can be presented again while no other request has used its channel since, and by the process that signed it. Otherwise
-/// another one is signed; what the first was charged stays in the books.
+/// another one is signed, and a named purchase is presented with it under the same payment identifier. A seller that takes identifiers, as
+/// those of this crate do, gives the answer again and charges nothing, as long as it remembers it: the last four of a channel. From other
+/// sellers it is bought again; what the first voucher was charged stays in the books.
 #[derive(Clone)]
 pub struct Purchase(Kind);
 

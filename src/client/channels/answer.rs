@@ -20,8 +20,19 @@ const MAX_TEXT: usize = 40;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Report {
     None,
-    Charged { amount: Usdc, transaction: Option<B256> },
-    Failed { reason: Reason, transaction: Option<B256> },
+    Charged {
+        amount: Usdc,
+        transaction: Option<B256>,
+    },
+    /// The purchase was charged before, by another voucher, and this is its answer.
+    Repeated {
+        amount: Usdc,
+        transaction: Option<B256>,
+    },
+    Failed {
+        reason: Reason,
+        transaction: Option<B256>,
+    },
     Contradiction(ChannelFinding),
 }
 
@@ -49,8 +60,8 @@ pub(super) enum RefundReport {
 }
 
 impl Report {
-    /// Reads the report on a request of this price, paid from this channel.
-    pub(super) fn read(headers: &HeaderMap, entry: &ChannelEntry, price: Usdc) -> Self {
+    /// Reads the report on a request of this price, paid from this channel. One that is named may have been charged before.
+    pub(super) fn read(headers: &HeaderMap, entry: &ChannelEntry, (price, is_named): (Usdc, bool)) -> Self {
         let (response, transaction) = match read(headers, entry) {
             SettlementReport::None => return Self::None,
             SettlementReport::Paid { response, transaction } => (response, transaction),
@@ -73,10 +84,13 @@ impl Report {
             }
         };
         let sum = extra.channel_state.and_then(|state| state.charged_cumulative_amount);
-        if sum.is_some_and(|sum| units(&sum) != Some(plus(entry.charged, amount).into())) {
-            return contradiction("names a sum of charges that does not follow from the last one");
+        let (before, after) = (U256::from(entry.charged.atomic()), U256::from(plus(entry.charged, amount).atomic()));
+        match sum.map(|sum| units(&sum)) {
+            None => Self::Charged { amount, transaction },
+            Some(Some(sum)) if sum == after => Self::Charged { amount, transaction },
+            Some(Some(sum)) if is_named && sum <= before => Self::Repeated { amount, transaction },
+            Some(_) => contradiction("names a sum of charges that does not follow from the last one"),
         }
-        Self::Charged { amount, transaction }
     }
 }
 

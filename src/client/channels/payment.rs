@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use alloy_primitives::B256;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use url::Url;
 
 use super::{
     ChannelEntry, ChannelFinding, PendingDeposit,
@@ -18,7 +17,7 @@ use crate::{
         NextStep, Payer, PaymentError, PaymentOutcome, Receipt, Refusal,
         budget::{Charge, Reservation, host_of},
         offer::{AcceptedOffer, Challenge},
-        payer::Validity,
+        payer::{Asked, Validity},
         payment::{header_of, is_rejection},
     },
     eip3009::TokenDomain,
@@ -71,6 +70,8 @@ pub(in crate::client) struct VoucherPayment {
     header: HeaderValue,
     /// When the deposit expires that is sent along.
     deposit_expires: Option<u64>,
+    /// The purchase has a name, under which it may have been charged before.
+    is_named: bool,
     /// What was unclear before this payment was sent.
     doubt: Doubt,
     /// The voucher counts on the pending deposit, which is sent along or presumed to have arrived.
@@ -97,11 +98,11 @@ impl VoucherPayment {
         challenge: &Challenge,
         accepted: &AcceptedOffer,
         channel: &ChannelOffer,
-        request: (&http::Method, &Url),
+        asked: &Asked<'_>,
     ) -> Result<Self, PaymentError> {
-        match Self::sign_from_best(payer, challenge, accepted, channel, request, None).await {
+        match Self::sign_from_best(payer, challenge, accepted, channel, asked, None).await {
             Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
-                Self::sign_from_best(payer, challenge, accepted, channel, request, Some(&refusal)).await
+                Self::sign_from_best(payer, challenge, accepted, channel, asked, Some(&refusal)).await
             }
             other => other,
         }
@@ -112,7 +113,7 @@ impl VoucherPayment {
         challenge: &Challenge,
         accepted: &AcceptedOffer,
         channel: &ChannelOffer,
-        (method, url): (&http::Method, &Url),
+        asked: &Asked<'_>,
         no_deposit: Option<&Refusal>,
     ) -> Result<Self, PaymentError> {
         let Some(policy) = payer.channel_policy() else {
@@ -134,9 +135,9 @@ impl VoucherPayment {
         let (mut lease, deposit) = Lease::best(budget, policy, &terms, payer.now(), no_deposit).await?;
         let entry = &mut lease.entry;
         if entry.host.is_empty() {
-            entry.host = host_of(url);
+            entry.host = host_of(asked.url);
         }
-        (entry.method, entry.url) = (method.to_string(), url.to_string());
+        (entry.method, entry.url) = (asked.method.to_string(), asked.url.to_string());
         let id = lease.id();
         let receipt = Receipt {
             outcome: PaymentOutcome::Unknown,
@@ -159,7 +160,11 @@ impl VoucherPayment {
             }),
         };
         let mut challenge = challenge.clone();
-        challenge.add_payment_id(payer.nonces())?;
+        challenge.add_payment_id(match asked.purchase {
+            // The seller finds its answer by this, also after a restart.
+            Some((key, _)) => budget.journal().purchase_id(key, payer.nonces()).await?,
+            None => payer.nonces().next()?,
+        });
         let mut payment = Self {
             payer: payer.clone(),
             lease: Some(lease),
@@ -170,6 +175,7 @@ impl VoucherPayment {
             terms,
             header: HeaderValue::from_static(""),
             deposit_expires: None,
+            is_named: asked.purchase.is_some(),
             doubt: Doubt::default(),
             needs_deposit: false,
             in_doubt: false,
@@ -330,9 +336,14 @@ impl VoucherPayment {
     ) -> NextStep {
         let Some(lease) = &self.lease else { return NextStep::Conclude };
         let retry = NextStep::Retry { after: retry_after };
-        match Report::read(headers, &lease.entry, self.terms.price) {
+        match Report::read(headers, &lease.entry, (self.terms.price, self.is_named)) {
             Report::Charged { amount, transaction } => {
                 self.charged(amount, transaction);
+                NextStep::Conclude
+            }
+            // By its word, the seller charged nothing for this voucher. The next answer tells.
+            Report::Repeated { amount, transaction } => {
+                self.accepted(amount, transaction);
                 NextStep::Conclude
             }
             Report::Failed { reason: Reason::SettlementPending, transaction } => {
@@ -395,6 +406,10 @@ impl VoucherPayment {
             lease.entry.deposit_arrived();
         }
         lease.entry.charge(amount);
+        self.accepted(amount, transaction);
+    }
+
+    fn accepted(&mut self, amount: Usdc, transaction: Option<B256>) {
         self.in_doubt = false;
         self.receipt.outcome = PaymentOutcome::Accepted;
         self.receipt.amount = amount;

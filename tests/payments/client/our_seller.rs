@@ -19,6 +19,7 @@ use support::{
     chain::{Chain, call},
     devnet::DevnetChain,
     eventually::{eventually, in_time},
+    script::TempPath,
     shop::{App, PRICE, Shop},
 };
 use tokio::sync::Notify;
@@ -195,6 +196,35 @@ async fn purchase_by_voucher_is_charged_once_whoever_repeats_it() {
             }
             assert_eq!(stage.shop.handled(), 2, "{purchase:?} {lost}");
             assert_eq!((channel(&payer).charged, channel(&payer).doubt), (usdc(2 * PRICE), Usdc::ZERO));
+        }
+    }
+}
+
+#[tokio::test]
+async fn named_purchase_by_voucher_is_charged_once_over_restarts() {
+    for (lost, others) in [(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2)] {
+        let case = format!("{lost} answers lost, then {others} other purchases");
+        let (stage, path, order) = (Stage::open().await, TempPath::new("named"), Purchase::named("order 17"));
+        let (app, _) = stage.seller().await;
+        let payer = stage.payer(Journal::open(&path.0).unwrap());
+        buy(&app, &payer, "first").await;
+        assert_eq!(try_purchase(&losing(app.clone(), lost), &payer, Some(&order)).await.is_some(), lost == 0);
+        drop(payer);
+        for life in 1..=2 {
+            let payer = stage.payer(Journal::open(&path.0).unwrap());
+            if life == 1 {
+                for n in 0..others {
+                    buy(&app, &payer, &format!("other {n}")).await;
+                }
+            }
+            for _ in 0..2 {
+                let (status, receipt) = try_purchase(&app, &payer, Some(&order)).await.expect("an answer");
+                assert_eq!((status, receipt.outcome), (200, PaymentOutcome::Accepted), "{case}: {receipt:?}");
+                assert_eq!(receipt.amount, usdc(PRICE), "{case}");
+                assert_eq!(receipt.channel.expect("it is by voucher").finding, None, "{case}");
+            }
+            assert_eq!(stage.shop.handled(), 2 + others, "{case}");
+            assert_eq!(channel(&payer).charged, usdc((2 + others) * PRICE), "{case}");
         }
     }
 }

@@ -32,7 +32,7 @@ use tower_x402::{
     Clock as _, Network, SystemClock, Usdc,
     channels::{Channels, ClaimPolicy},
     client::{
-        AddPaymentLayer, Budget, ChannelEntry, ChannelPolicy, Journal, Payer, ReceiptExt as _, RetryPolicy,
+        AddPaymentLayer, Budget, ChannelEntry, ChannelPolicy, Journal, Payer, Purchase, ReceiptExt as _, RetryPolicy,
         finalize_withdrawal, initiate_withdrawal, reconcile_channels,
     },
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
@@ -341,7 +341,9 @@ impl Buyer {
     }
 
     async fn pay(&self, question: &str) -> bool {
-        let request = Request::post(format!("{}/evaluate", self.setup.shop)).body(question.to_owned());
+        // A question is asked once in a channel's life.
+        let request = Request::post(format!("{}/evaluate", self.setup.shop)).extension(Purchase::named(question));
+        let request = request.body(question.to_owned());
         let buyer = self.clone();
         let shop = tower::service_fn(move |request: Request<String>| {
             let buyer = buyer.clone();
@@ -426,11 +428,13 @@ impl Buyer {
             // What is sent is on disk. What was written since the last time need not be, and a power cut may take it.
             fs::copy(self.setup.journal(), self.setup.synced()).expect("a copy");
         }
-        self.points.around_request(name, self.exchange(payment.as_ref().map(|value| value.as_bytes()), request)).await
+        let payment = payment.as_ref().map(|value| value.as_bytes());
+        self.points.around_request(name, self.exchange(name, payment, request)).await
     }
 
     async fn exchange(
         &self,
+        name: &str,
         payment: Option<&[u8]>,
         request: Request<String>,
     ) -> Result<Response<Body>, reqwest::Error> {
@@ -439,6 +443,8 @@ impl Buyer {
         let answer = sent.send().await?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         let body = answer.bytes().await?;
+        // Killed here, the buyer has paid for an answer that is lost.
+        self.points.pass(&format!("{name}: answered"));
         if payment.is_some() && status == StatusCode::PAYMENT_REQUIRED {
             append(&self.setup.refused(), &format!("{question}: {}", String::from_utf8_lossy(&body)));
         }

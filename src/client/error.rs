@@ -105,6 +105,15 @@ pub enum Refusal {
     /// An earlier deposit neither arrived nor expired, and does not cover the price. Try again later.
     #[error("an earlier deposit neither arrived nor expired, and does not cover the price; try again later")]
     DepositPending,
+    /// The purchase was signed for in a channel, may have been charged there, and the seller offers none. It is not paid for by another offer.
+    /// Ask the seller, or buy it under another name.
+    #[error(
+        "the purchase may have been charged in channel {channel}, which the seller does not offer now; buy it under another name"
+    )]
+    PurchaseOfChannel {
+        /// The channel.
+        channel: ChannelId,
+    },
     /// All channels to the payee were in use for too long. Allow more with [`ChannelPolicy::lanes`](super::ChannelPolicy::lanes), or a
     /// longer wait.
     #[error("all channels to payee {payee} are in use")]

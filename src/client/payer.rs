@@ -222,7 +222,13 @@ impl Payer {
     /// Reserves the price of the best offer that the budget covers. If it covers none, the error is that of the best offer.
     async fn reserve(&self, challenge: &Challenge, asked: &Asked<'_>, now: u64) -> Result<Reserved, PaymentError> {
         let mut refusal = None;
+        let channel =
+            asked.purchase.and_then(|(key, _)| self.0.budget.journal().with_books(|books| books.of_purchase(key)));
         for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
+            // What may have been charged in a channel is paid from there, or not at all.
+            if channel.is_some() && accepted.channel.is_none() {
+                continue;
+            }
             if let Some(channel) = &accepted.channel {
                 // Boxed, so that a payment by transfer has no room for it.
                 // A payment is kept by the payer, and must not keep it.
@@ -240,7 +246,11 @@ impl Payer {
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
-        Err(refusal.unwrap_or(Refusal::NoPayableOffer { reasons: Vec::new() }).into())
+        let otherwise = match channel {
+            Some(channel) => Refusal::PurchaseOfChannel { channel },
+            None => Refusal::NoPayableOffer { reasons: Vec::new() },
+        };
+        Err(refusal.unwrap_or(otherwise).into())
     }
 }
 

@@ -205,8 +205,12 @@ impl SignedPayment {
     /// Makes it ready to be presented again. Returns `false` if it cannot be.
     pub(super) fn resume(&mut self) -> bool {
         match &mut self.kind {
-            Kind::Exact(_) => true,
-            Kind::Voucher(payment) => payment.resume(),
+            Kind::Exact(payment) => {
+                // Its caller may have gone away before there was an answer.
+                payment.in_doubt |= self.was_sent;
+                true
+            }
+            Kind::Voucher(payment) => payment.resume(self.was_sent),
         }
     }
 

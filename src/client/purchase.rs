@@ -1,7 +1,7 @@
 //! Which payment a request is sent with: the one that was signed for it before, or a new one.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fmt,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -21,7 +21,7 @@ use super::{Payer, PaymentError, Refusal, SignedPayment, offer::Challenge, payer
 const MAX_LOST: usize = 256;
 /// How long a payment with a lost answer is remembered at most, in seconds.
 const MAX_LOST_AGE: u64 = 15 * 60;
-/// How many named purchases that were paid by voucher are remembered.
+/// How many named purchases that were paid by voucher are remembered. The oldest are forgotten.
 const MAX_VOUCHERS: usize = 256;
 /// Headers that differ between two attempts of one request, because tracing layers set them.
 const PER_ATTEMPT: [&str; 5] = ["traceparent", "tracestate", "baggage", "b3", "x-request-id"];
@@ -70,7 +70,8 @@ const PER_ATTEMPT: [&str; 5] = ["traceparent", "tracestate", "baggage", "b3", "x
 /// A voucher can be presented again while no other request has used its channel since, and by the process that signed it. Otherwise
 /// another one is signed, and a named purchase is presented with it under the same payment identifier. A seller that takes identifiers, as
 /// those of this crate do, gives the answer again and charges nothing, as long as it remembers it: the last four of a channel. From other
-/// sellers it is bought again; what the first voucher was charged stays in the books.
+/// sellers it is bought again; what the first voucher was charged stays in the books. The journal knows in which channel a named purchase was
+/// signed for, for the last four of a channel: it is asked for there, or [refused](Refusal::PurchaseOfChannel), and paid by nothing else.
 #[derive(Clone)]
 pub struct Purchase(Kind);
 
@@ -176,7 +177,7 @@ pub(super) struct Purchases {
     /// Payments without an answer, the oldest first, and until when they are remembered.
     lost: Mutex<VecDeque<(u64, Kept)>>,
     /// Named purchases that were paid by voucher. The journal has the others.
-    vouchers: Mutex<BTreeMap<B256, Kept>>,
+    vouchers: Mutex<VecDeque<(B256, Kept)>>,
 }
 
 impl Purchases {
@@ -199,12 +200,18 @@ impl Purchases {
         lost.remove(found).map(|(_, kept)| kept)
     }
 
+    fn take_voucher(&self, key: B256) -> Option<Kept> {
+        let mut vouchers = lock(&self.vouchers);
+        let found = vouchers.iter().position(|(known, _)| *known == key)?;
+        vouchers.remove(found).map(|(_, kept)| kept)
+    }
+
     fn keep_voucher(&self, key: B256, kept: Kept) {
         let mut vouchers = lock(&self.vouchers);
         if vouchers.len() >= MAX_VOUCHERS {
-            vouchers.pop_first();
+            vouchers.pop_front();
         }
-        vouchers.insert(key, kept);
+        vouchers.push_back((key, kept));
     }
 }
 
@@ -249,7 +256,7 @@ impl<'a> HeldPayment<'a> {
             }
             Kind::Named(key) => {
                 held.home = Home::Journal(key, journal.lock_purchase(key).await);
-                held.kept = lock(&payer.purchases().vouchers).remove(&key);
+                held.kept = payer.purchases().take_voucher(key);
                 if let Some((entry, is_paid)) = journal.purchase(key) {
                     let request = entry.request.unwrap_or(identity.request);
                     let payment = payer.present_again(entry, is_paid)?;

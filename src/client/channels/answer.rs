@@ -72,23 +72,24 @@ impl Report {
             Ok(extra) => extra,
             Err(what) => return contradiction(what),
         };
-        let amount = match &extra.charged_amount {
-            None => Usdc::ZERO,
-            Some(value) => {
-                let amount = units(value).and_then(|units| Usdc::try_from(units).ok());
-                let Some(amount) = amount.filter(|amount| *amount <= price) else {
-                    let reported = value.to_string().chars().take(MAX_TEXT).collect();
-                    return Self::Contradiction(ChannelFinding::ChargedAbovePrice { reported, price });
-                };
-                amount
-            }
+        let above_price = |value: &Value| {
+            let reported = value.to_string().chars().take(MAX_TEXT).collect();
+            Self::Contradiction(ChannelFinding::ChargedAbovePrice { reported, price })
         };
+        let zero = Value::from("0");
+        let charged = extra.charged_amount.as_ref().unwrap_or(&zero);
+        let Some(amount) = units(charged).and_then(|units| Usdc::try_from(units).ok()) else {
+            return above_price(charged);
+        };
+        // The price may have been another one when the purchase was signed for first.
+        let most = if is_named { price.max(entry.doubt) } else { price };
         let sum = extra.channel_state.and_then(|state| state.charged_cumulative_amount);
         let (before, after) = (U256::from(entry.charged.atomic()), U256::from(plus(entry.charged, amount).atomic()));
         match sum.map(|sum| units(&sum)) {
+            Some(Some(sum)) if is_named && sum <= before => Self::Repeated { amount, transaction },
+            _ if amount > most => above_price(charged),
             None => Self::Charged { amount, transaction },
             Some(Some(sum)) if sum == after => Self::Charged { amount, transaction },
-            Some(Some(sum)) if is_named && sum <= before => Self::Repeated { amount, transaction },
             Some(_) => contradiction("names a sum of charges that does not follow from the last one"),
         }
     }

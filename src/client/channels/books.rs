@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 
 use super::{
     ChannelEntry, ChannelPolicy,
@@ -47,6 +47,8 @@ pub(super) struct Terms {
     pub(super) price: Usdc,
     /// The size of a deposit, before limits.
     pub(super) target: Usdc,
+    /// The only channel that may pay: the purchase was signed for there before, and only there does the seller know it.
+    pub(super) only: Option<ChannelId>,
 }
 
 /// The channel that a request gets.
@@ -103,6 +105,11 @@ impl Books {
         self.busy.get(&id).is_some_and(|until| *until > now)
     }
 
+    /// Returns the channel in which a named purchase was signed for, if it is remembered.
+    pub(in crate::client) fn of_purchase(&self, key: B256) -> Option<ChannelId> {
+        self.entries.iter().find(|(_, entry)| entry.has_purchase(key)).map(|(id, _)| *id)
+    }
+
     pub(super) fn has_channel_with(&self, payee: Address) -> bool {
         self.entries.values().any(|entry| entry.config.receiver == payee)
     }
@@ -134,6 +141,9 @@ impl Books {
                 ids.push(escrow.channel_id(&config));
             }
             let id = ids[lane as usize];
+            if terms.only.is_some_and(|only| only != id) {
+                continue;
+            }
             if self.leased.contains_key(&id) {
                 is_any_in_use = true;
                 continue;

@@ -1,5 +1,7 @@
 //! The buyer's books of one channel: what was deposited, charged and signed. No I/O.
 
+use std::collections::VecDeque;
+
 use alloy_primitives::B256;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +18,8 @@ const EXPIRY_MARGIN: u64 = 60;
 const MIN_WINDOW: u64 = 10;
 /// How many deposits are kept apart. Older ones are added up.
 const MAX_DEPOSITS: usize = 16;
+/// How many named purchases are remembered: of as many requests of a channel, sellers of this crate remember the answer.
+const MAX_PURCHASES: usize = 4;
 
 /// A payment channel, as the journal holds it.
 ///
@@ -70,6 +74,9 @@ pub struct ChannelEntry {
     pub is_known: bool,
     /// Why nothing more is signed for this channel.
     pub dispute: Option<ChannelFinding>,
+    /// The hashes of the keys of the last named purchases that were signed for here, and which the seller may have charged.
+    #[serde(default)]
+    purchases: VecDeque<B256>,
 }
 
 /// A signed deposit on its way into the channel.
@@ -195,6 +202,7 @@ impl ChannelEntry {
             is_refused: false,
             is_known: false,
             dispute: None,
+            purchases: VecDeque::new(),
         }
     }
 
@@ -305,6 +313,25 @@ impl ChannelEntry {
         if let Some(pending) = self.pending.as_mut().filter(|_| with_deposit) {
             pending.is_unclear = true;
         }
+    }
+
+    /// Returns `true` if this named purchase may have been charged here.
+    pub(super) fn has_purchase(&self, key: B256) -> bool {
+        self.purchases.contains(&key)
+    }
+
+    /// Notes that a voucher is signed for this named purchase. The oldest one is forgotten.
+    pub(super) fn add_purchase(&mut self, key: B256) {
+        self.forget_purchase(key);
+        self.purchases.push_back(key);
+        if self.purchases.len() > MAX_PURCHASES {
+            self.purchases.pop_front();
+        }
+    }
+
+    /// Notes that the seller did not charge it.
+    pub(super) fn forget_purchase(&mut self, key: B256) {
+        self.purchases.retain(|known| *known != key);
     }
 
     fn doubts(&self) -> Doubt {

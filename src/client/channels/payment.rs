@@ -70,14 +70,18 @@ pub(in crate::client) struct VoucherPayment {
     header: HeaderValue,
     /// When the deposit expires that is sent along.
     deposit_expires: Option<u64>,
-    /// The purchase has a name, under which it may have been charged before.
-    is_named: bool,
+    /// The hash of the purchase's key, if it has a name. The seller may have charged it before under that.
+    purchase: Option<B256>,
+    /// It was signed for before, in this channel, and only there does the seller know it.
+    is_repeated: bool,
     /// What was unclear before this payment was sent.
     doubt: Doubt,
     /// The voucher counts on the pending deposit, which is sent along or presumed to have arrived.
     needs_deposit: bool,
     /// An attempt of this payment had no clear answer.
     in_doubt: bool,
+    /// The present voucher was charged, by the seller's word: it has the answer, and needs no channel for it.
+    is_charged: bool,
     is_corrected: bool,
     is_switched: bool,
     /// The channel that is left for another one, which is not signed for yet, and the deposit that may be made there.
@@ -131,7 +135,9 @@ impl VoucherPayment {
             salt: policy.salt_of(0),
         };
         let target = policy.target(price, channel.min_deposit);
-        let terms = Terms { network: asset.network, config, price, target };
+        let purchase = asked.purchase.map(|(key, _)| key);
+        let only = purchase.and_then(|key| budget.journal().with_books(|books| books.of_purchase(key)));
+        let terms = Terms { network: asset.network, config, price, target, only };
         let (mut lease, deposit) = Lease::best(budget, policy, &terms, payer.now(), no_deposit).await?;
         let entry = &mut lease.entry;
         if entry.host.is_empty() {
@@ -175,10 +181,12 @@ impl VoucherPayment {
             terms,
             header: HeaderValue::from_static(""),
             deposit_expires: None,
-            is_named: asked.purchase.is_some(),
+            purchase,
+            is_repeated: only.is_some(),
             doubt: Doubt::default(),
             needs_deposit: false,
             in_doubt: false,
+            is_charged: false,
             is_corrected: false,
             is_switched: false,
             left: None,
@@ -208,6 +216,9 @@ impl VoucherPayment {
         let (voucher, digest) = sign_voucher(&self.payer, (id, entry), entry.ceiling(price)).await?;
         self.doubt = entry.sign(price, &voucher, deposit.is_some());
         entry.used_at = now;
+        if let Some(key) = self.purchase {
+            entry.add_purchase(key);
+        }
 
         let channel_config = entry.config;
         let sent = deposit.as_ref().map(|pending| (pending.amount, pending.valid_before));
@@ -303,7 +314,7 @@ impl VoucherPayment {
     /// An attempt that may be worked on stays where it is: only there does the seller know it.
     fn leave_busy_lane(&mut self) -> bool {
         let (Some(policy), Some(lease)) = (self.payer.channel_policy(), &self.lease) else { return false };
-        let is_stuck = self.in_doubt || self.deposit_expires.is_some() || !self.may_leave;
+        let is_stuck = self.in_doubt || self.is_repeated || self.deposit_expires.is_some() || !self.may_leave;
         if is_stuck || !self.may_sign_again(plus(self.cost, self.terms.price)) {
             return false;
         }
@@ -336,7 +347,7 @@ impl VoucherPayment {
     ) -> NextStep {
         let Some(lease) = &self.lease else { return NextStep::Conclude };
         let retry = NextStep::Retry { after: retry_after };
-        match Report::read(headers, &lease.entry, (self.terms.price, self.is_named)) {
+        match Report::read(headers, &lease.entry, (self.terms.price, self.purchase.is_some())) {
             Report::Charged { amount, transaction } => {
                 self.charged(amount, transaction);
                 NextStep::Conclude
@@ -406,6 +417,7 @@ impl VoucherPayment {
             lease.entry.deposit_arrived();
         }
         lease.entry.charge(amount);
+        self.is_charged = true;
         self.accepted(amount, transaction);
     }
 
@@ -433,6 +445,9 @@ impl VoucherPayment {
             && let Some(lease) = &mut self.lease
         {
             lease.entry.refused(self.doubt);
+            if let Some(key) = self.purchase.filter(|_| !self.is_repeated) {
+                lease.entry.forget_purchase(key);
+            }
         }
         self.receipt.outcome = if self.in_doubt { PaymentOutcome::Unknown } else { PaymentOutcome::Failed };
         self.receipt.reason = Some(reason);
@@ -508,6 +523,7 @@ impl VoucherPayment {
         match correction {
             // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice.
             Correction::Adopted | Correction::Charged(_) if was_in_doubt && grown > Usdc::ZERO => {
+                self.is_charged = true;
                 self.receipt.outcome = PaymentOutcome::Accepted;
                 self.receipt.amount = grown;
                 self.receipt.reason = Some("the seller charged the request, and its answer is lost".into());
@@ -561,8 +577,8 @@ impl VoucherPayment {
 
     /// Takes the channel again, to present the same voucher. Returns `false` if it is in use, or if others have used it since. A voucher that
     /// was charged needs no channel to ask for its answer again.
-    pub(in crate::client) fn resume(&mut self) -> bool {
-        if self.receipt.outcome.is_paid() {
+    pub(in crate::client) fn resume(&mut self, was_sent: bool) -> bool {
+        if self.is_charged {
             return true;
         }
         // Nothing was charged for a voucher that was refused: the next one is for the same sum.
@@ -575,6 +591,8 @@ impl VoucherPayment {
             return false;
         }
         self.lease = Some(lease);
+        // Its caller may have gone away before there was an answer.
+        self.in_doubt |= was_sent;
         true
     }
 

@@ -497,7 +497,7 @@ proptest! {
 
 fn terms() -> Terms {
     let config = ChannelConfig { salt: B256::ZERO, ..config() };
-    Terms { network: Network::BASE, config, price: usdc(PRICE), target: usdc(10 * PRICE) }
+    Terms { network: Network::BASE, config, price: usdc(PRICE), target: usdc(10 * PRICE), only: None }
 }
 
 fn choose(books: &mut Books, policy: &ChannelPolicy) -> Result<Option<(ChannelEntry, u64)>, Refusal> {

@@ -12,7 +12,7 @@ use std::{
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, join, join_all, select};
 use http::{Request, Response};
 use support::{
     authorization::unix_now,
@@ -229,6 +229,92 @@ async fn named_purchase_by_voucher_is_charged_once_over_restarts() {
     }
 }
 
+#[tokio::test]
+async fn named_purchase_is_asked_for_in_the_channel_that_paid_for_it() {
+    let (stage, path, order) = (Stage::open().await, TempPath::new("lanes"), Purchase::named("order 17"));
+    let (app, _) = stage.seller().await;
+    let open = || stage.payer_with(Journal::open(&path.0).unwrap(), ChannelPolicy::new().lanes(2));
+    {
+        let payer = open();
+        let order = async {
+            in_time("the first channel is in use", stage.begun.notified()).await;
+            assert!(try_purchase(&losing(app.clone(), 3), &payer, Some(&order)).await.is_none());
+            stage.go_on.notify_one();
+        };
+        let (held, ()) = join(try_buy(&app, &payer, "held"), order).await;
+        assert_eq!(held.unwrap().0, 200);
+    }
+    let payer = open();
+    for _ in 0..2 {
+        let (status, receipt) = try_purchase(&app, &payer, Some(&order)).await.expect("an answer");
+        assert_eq!((status, receipt.outcome, receipt.amount), (200, PaymentOutcome::Accepted, usdc(PRICE)));
+        let charged: Vec<_> = payer.budget().journal().channels().iter().map(|channel| channel.charged).collect();
+        assert_eq!((charged, stage.shop.handled()), (vec![usdc(PRICE); 2], 2));
+    }
+}
+
+/// The seller takes both schemes. What may have been charged in a channel is bought by no transfer.
+#[tokio::test]
+async fn named_purchase_whose_deposit_is_unclear_is_not_paid_by_another_scheme() {
+    let (stage, path, order) = (Stage::open().await, TempPath::new("schemes"), Purchase::named("order 17"));
+    let (app, _) = stage.seller().await;
+    let first = stage.payer(Journal::open(&path.0).unwrap());
+    assert!(try_purchase(&losing(app.clone(), 3), &first, Some(&order)).await.is_none());
+    let valid_before = channel(&first).pending.expect("it is unclear").valid_before;
+    drop(first);
+    for (now, is_answered) in [(valid_before - 5, false), (valid_before + 61, true)] {
+        let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
+        let payer = Payer::builder(stage.buyer.clone()).budget(budget).vouchers(ChannelPolicy::new());
+        let payer = payer.clock(Arc::new(ManualClock::at(now))).build();
+        let answer = try_purchase(&app, &payer, Some(&order)).await;
+        assert_eq!(answer.map(|(status, receipt)| (status, receipt.amount)), is_answered.then_some((200, usdc(PRICE))));
+        assert_eq!((payer.budget().spent(), stage.shop.handled()), (usdc(PRICE * u64::from(is_answered)), 1));
+    }
+}
+
+#[tokio::test]
+async fn named_purchase_is_answered_again_whatever_it_would_cost_now() {
+    let (stage, path, order) = (Stage::open().await, TempPath::new("price"), Purchase::named("order 17"));
+    let ledger = Arc::new(MemoryLedger::new());
+    let seller = async |price: &str| {
+        let clock = Arc::new(SystemClock);
+        stage.seller_on(ledger.clone(), never(), clock, |layer| layer.price(price)).await.0
+    };
+    let (dear, cheap) = (seller("$0.001").await, seller("$0.0006").await);
+    let first = stage.payer(Journal::open(&path.0).unwrap());
+    assert!(try_purchase(&losing(dear, 3), &first, Some(&order)).await.is_none());
+    drop(first);
+    let payer = stage.payer(Journal::open(&path.0).unwrap());
+    for _ in 0..2 {
+        let (status, receipt) = try_purchase(&cheap, &payer, Some(&order)).await.expect("an answer");
+        assert_eq!((status, receipt.outcome, receipt.amount), (200, PaymentOutcome::Accepted, usdc(PRICE)));
+        assert_eq!(receipt.channel.expect("it is by voucher").finding, None);
+        assert_eq!((channel(&payer).charged, stage.shop.handled()), (usdc(PRICE), 1));
+    }
+}
+
+/// The answer to the last request that the channel paid for is lost, and there is no money for another one.
+#[tokio::test]
+async fn named_purchase_is_answered_again_although_no_money_is_left() {
+    let (stage, order) = (Stage::open().await, Purchase::named("order 17"));
+    let (app, _) = stage.seller().await;
+    let poor = PrivateKeySigner::random();
+    stage.chain.mint(poor.address(), 10 * PRICE).await;
+    let budget = Budget::builder().journal(Journal::in_memory()).build();
+    let policy = ChannelPolicy::new().deposit(usdc(10 * PRICE));
+    let payer = Payer::builder(poor).budget(budget).vouchers(policy).build();
+    for n in 0..9 {
+        buy(&app, &payer, &format!("request {n}")).await;
+    }
+    assert!(try_purchase(&losing(app.clone(), 3), &payer, Some(&order)).await.is_none());
+    // The next request learns that the lost one was charged, and cannot be paid for.
+    assert_ne!(try_buy(&app, &payer, "other").await.map_or(402, |(status, ..)| status), 200);
+    assert_eq!(channel(&payer).charged, usdc(10 * PRICE));
+    let (status, receipt) = try_purchase(&app, &payer, Some(&order)).await.expect("an answer");
+    assert_eq!((status, receipt.amount), (200, usdc(PRICE)), "{receipt:?}");
+    assert_eq!(stage.shop.handled(), 10);
+}
+
 /// Buys an answer, and returns what it cost.
 async fn buy(app: &App, payer: &Payer, body: &str) -> u64 {
     let (status, receipt, text) = try_buy(app, payer, body).await.unwrap();
@@ -387,6 +473,10 @@ async fn channel_that_a_lost_request_holds_is_left_for_another_lane() {
         let (busy, others): (Vec<_>, Vec<_>) = channels.partition(|entry| entry.id() == first);
         [busy, others].map(|lane| lane.iter().map(|entry| (entry.charged, entry.doubt)).collect::<Vec<_>>())
     };
+    assert_eq!(lanes(), [vec![(usdc(PRICE), usdc(PRICE))], vec![]]);
+    // The same request stays where the seller knows it.
+    let (status, receipt, _) = try_buy(&app, &payer, "held").await.unwrap();
+    assert_eq!((status, receipt.outcome), (402, PaymentOutcome::Unknown), "{receipt:?}");
     assert_eq!(lanes(), [vec![(usdc(PRICE), usdc(PRICE))], vec![]]);
     for (body, total) in [("second", PRICE), ("third", 2 * PRICE)] {
         assert_eq!(buy(&app, &payer, body).await, PRICE);

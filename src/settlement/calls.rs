@@ -36,6 +36,12 @@ struct Asked {
     progress: watch::Sender<Progress>,
 }
 
+impl Asked {
+    fn was_signed(&self) -> bool {
+        matches!(*self.progress.borrow(), Progress::Sending(Some(_)))
+    }
+}
+
 impl Load for Asked {
     fn call(&self) -> Call {
         self.call.clone()
@@ -129,20 +135,28 @@ impl Submitter {
     /// Sends a call, again if another transaction took its nonce. Returns `None` if its outcome is not known at the end.
     async fn make_call(self: &Arc<Self>, place: Place, asked: &mut Asked) -> Result<Option<Receipt>, FacilitatorError> {
         let urgency = place.urgency;
-        let mut place = Some(place);
-        for _ in 0..MAX_ATTEMPTS {
-            let place = match place.take() {
-                Some(place) => place,
-                None => self.enter(urgency).await?,
+        let mut place = Ok(place);
+        let mut attempts = 0;
+        let error = loop {
+            let result = match place {
+                Ok(place) => self.make(place, asked).await.result,
+                Err(error) => break error,
             };
-            match self.make(place, asked).await.result {
+            attempts += 1;
+            match result {
                 AttemptResult::Included(receipt) => return Ok(Some(receipt)),
-                AttemptResult::Retry => {}
-                AttemptResult::Failed(error) => return Err(error),
+                AttemptResult::Retry if attempts < MAX_ATTEMPTS => {}
+                AttemptResult::Retry => {
+                    let what = "the nonces of the sender";
+                    break FacilitatorError::Busy { what, retry_after: Duration::from_secs(2) };
+                }
+                AttemptResult::Failed(error) => break error,
                 AttemptResult::Unresolved => return Ok(None),
             }
-        }
-        Err(FacilitatorError::Busy { what: "the nonces of the sender", retry_after: Duration::from_secs(2) })
+            place = self.enter(urgency).await;
+        };
+        // What an earlier attempt signed may have been seen in a pool, and whoever has seen it can make the call.
+        if attempts > 1 && asked.was_signed() { Ok(None) } else { Err(error) }
     }
 
     fn calls(&self) -> MutexGuard<'_, HashMap<B256, watch::Receiver<Progress>>> {

@@ -28,8 +28,8 @@ const MAX_DRAINING: Duration = Duration::from_secs(30);
 const PERMIT: u64 = 64 << 10;
 /// What a connection holds of a body that nobody keeps, in permits: the buffer of hyper has 408 KiB at most.
 const MAX_BUFFER: u32 = 7;
-/// How many permits the bodies have that are drained at once: 64 MiB.
-const PERMITS: u32 = 1024;
+/// How many permits the bodies have that are drained at once: 16 MiB.
+const PERMITS: u32 = 256;
 
 static DRAINED: LazyLock<Arc<EvictingSemaphore>> = LazyLock::new(|| EvictingSemaphore::new(PERMITS));
 
@@ -39,7 +39,9 @@ pub(crate) struct Upload<B> {
     body: Option<Pin<Box<B>>>,
     /// The client sends nothing before it is asked to, which is done by reading (`Expect: 100-continue`).
     waits_to_be_asked: bool,
-    drain: fn(Pin<Box<B>>),
+    /// What its connection may hold, in permits: its buffer has grown with what was read, also if little is left.
+    buffer: u32,
+    drain: fn(Pin<Box<B>>, u32),
 }
 
 impl<B: Body<Data = Bytes> + Send + 'static> Upload<B> {
@@ -47,8 +49,9 @@ impl<B: Body<Data = Bytes> + Send + 'static> Upload<B> {
     pub(crate) fn new(headers: &HeaderMap, body: B) -> Self {
         let waits_to_be_asked =
             headers.get(EXPECT).is_some_and(|expected| expected.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        let buffer = permits_for(body.size_hint().upper()).min(MAX_BUFFER);
         let body = (!body.is_end_stream()).then(|| Box::pin(body));
-        Self { body, waits_to_be_asked, drain: drain_in_background }
+        Self { body, waits_to_be_asked, buffer, drain: drain_in_background }
     }
 }
 
@@ -78,7 +81,7 @@ impl<B: Body<Data = Bytes>> Body for Upload<B> {
 impl<B> Drop for Upload<B> {
     fn drop(&mut self) {
         if let Some(body) = self.body.take().filter(|_| !self.waits_to_be_asked) {
-            (self.drain)(body);
+            (self.drain)(body, self.buffer);
         }
     }
 }
@@ -89,14 +92,13 @@ impl<B> fmt::Debug for Upload<B> {
     }
 }
 
-fn drain_in_background<B: Body<Data = Bytes> + Send + 'static>(body: Pin<Box<B>>) {
-    let says = body.size_hint();
-    if body.is_end_stream() || says.lower() > MAX_DRAINED {
+fn drain_in_background<B: Body<Data = Bytes> + Send + 'static>(body: Pin<Box<B>>, buffer: u32) {
+    if body.is_end_stream() || body.size_hint().lower() > MAX_DRAINED {
         return;
     }
     // Without a runtime nobody is connected.
     if let Ok(runtime) = Handle::try_current() {
-        let permit = DRAINED.acquire(permits_for(says.upper()).min(MAX_BUFFER));
+        let permit = DRAINED.acquire(buffer);
         runtime.spawn(tokio::time::timeout(MAX_DRAINING, permit.unless_evicted(drain(body))));
     }
 }

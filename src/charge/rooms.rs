@@ -7,8 +7,8 @@ use alloy_primitives::B256;
 use super::{Refusal, Why};
 use crate::upload::{EvictingSemaphore, permits_for, unless_evicted};
 
-/// How many permits there are for bodies of payments that are known: 16 MiB.
-const KNOWN: u32 = 256;
+/// How many permits there are for bodies of payments that are known: 4 MiB.
+const KNOWN: u32 = 64;
 
 /// The fewest requests that there is room for.
 const LEAST_ROOM: usize = 64;

@@ -236,7 +236,7 @@ fn is_refund(parts: &request::Parts) -> bool {
 ///
 /// Use it where a service answers without having read the body. A server that closes the connection while its client is still sending
 /// makes that client lose the answer. [`RequirePayment`] does this itself, for what it refuses and for handlers that do not read their
-/// bodies. At most 32 MiB of a body are read, for 30 seconds at most, and for all requests of the process at once as many as fit into 64 MiB
+/// bodies. At most 32 MiB of a body are read, for 30 seconds at most, and for all requests of the process at once as many as fit into 16 MiB
 /// of buffers. A client that waits to be asked for its body (`Expect: 100-continue`) is not asked.
 pub fn drain<B: Body<Data = Bytes> + Send + 'static>(request: Request<B>) {
     let (parts, body) = request.into_parts();

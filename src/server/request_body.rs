@@ -367,6 +367,11 @@ async fn read_up_to<B: Body<Data = Bytes>>(
             if first.is_empty() && all.is_empty() {
                 first = data;
             } else {
+                if all.is_empty() {
+                    // All that is said to come, so that it does not grow by doubling.
+                    let more = body.size_hint().upper().unwrap_or(0).min(limit as u64);
+                    all.reserve(first.len() + data.len() + usize::try_from(more).unwrap_or(0));
+                }
                 all.extend_from_slice(&std::mem::take(&mut first));
                 all.extend_from_slice(&data);
             }

@@ -21,6 +21,7 @@ mod produced;
 mod proxies;
 mod same_nonce;
 mod scripted;
+mod stalled;
 mod status;
 mod strangers;
 mod v1;

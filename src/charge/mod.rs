@@ -63,8 +63,8 @@ pub(crate) struct Seller {
     pub(crate) permits: Arc<Semaphore>,
     /// Permits for authorizations whose payer was not verified yet.
     pub(crate) unverified: AdmissionQueue,
-    /// Permits for copies of them, which wait for what becomes of the first.
-    pub(crate) unverified_copies: Semaphore,
+    /// Permits for copies of a payment, which wait for what becomes of the first. They hold no other permit meanwhile (invariant I12).
+    pub(crate) copies: Semaphore,
     /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
     pub(crate) unproven: AdmissionQueue,
     /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
@@ -84,7 +84,7 @@ impl Seller {
             in_progress: PaymentsInProgress::default(),
             permits: Arc::new(Semaphore::new(concurrent)),
             unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
-            unverified_copies: Semaphore::new(concurrent),
+            copies: Semaphore::new(concurrent),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             replays: AdmissionQueue::new(rules.limits.copies(), UNPROVEN_WAIT),
@@ -135,8 +135,6 @@ pub(crate) enum Begun<H> {
 pub(crate) trait Held: Send + 'static {
     /// Counts how a request of this scheme ended.
     const COUNT: fn(RequestOutcome);
-    /// Whether a stream is charged for only once its first piece is there.
-    const AWAITS_FIRST_PIECE: bool;
 
     /// Does what the scheme wants done before the work.
     fn start(&mut self) -> impl Future<Output = Result<(), Refusal>> + Send;

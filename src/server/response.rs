@@ -250,6 +250,8 @@ struct Recording<B> {
     body: Pin<Box<B>>,
     /// The first piece, if it was waited for. It is in the copy already.
     first: Option<Frame<Bytes>>,
+    /// There is no more: it is kept once it was charged for.
+    has_ended: bool,
     head: StoredResponse,
     copy: Option<BytesMut>,
     limit: usize,
@@ -273,6 +275,7 @@ where
         let recording = Recording {
             body: Box::pin(body),
             first: None,
+            has_ended: false,
             head,
             copy,
             limit,
@@ -307,6 +310,10 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
             }
             return Poll::Ready(Some(Ok(first)));
         }
+        if recording.has_ended {
+            self.complete();
+            return Poll::Ready(None);
+        }
         let polled = recording.body.as_mut().poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
@@ -328,7 +335,8 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
-        self.recording.as_ref().is_none_or(|recording| recording.first.is_none() && recording.body.is_end_stream())
+        let is_over = |recording: &Recording<B>| recording.has_ended || recording.body.is_end_stream();
+        self.recording.as_ref().is_none_or(|recording| recording.first.is_none() && is_over(recording))
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
@@ -346,7 +354,7 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
             }
             Some(Err(_)) => false,
             None => {
-                self.complete();
+                recording.has_ended = true;
                 true
             }
         }
@@ -404,7 +412,7 @@ where
 {
     spawn(async move {
         let drained = tokio::time::timeout(DRAIN_LIMIT, async {
-            while recording.copy.is_some() && !recording.body.is_end_stream() {
+            while recording.copy.is_some() && !recording.has_ended && !recording.body.is_end_stream() {
                 match poll_fn(|cx| recording.body.as_mut().poll_frame(cx)).await {
                     Some(Ok(frame)) => recording.copy(&frame),
                     Some(Err(_)) => return false,

@@ -104,9 +104,8 @@ async fn charge<H: Held, R: Content>(
     let is_whole = body.is_whole();
     if !is_whole {
         body = body.record(&parts, &context.asked, held.recording());
-        if H::AWAITS_FIRST_PIECE
-            && let Err(why) = body.begin(deadline).await
-        {
+        // A stream that fails before its first piece is work that came to nothing.
+        if let Err(why) = body.begin(deadline).await {
             return Err(not_charged(&mut held, why, read).await);
         }
     }

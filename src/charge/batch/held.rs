@@ -97,7 +97,6 @@ impl BatchHeld {
 
 impl Held for BatchHeld {
     const COUNT: fn(RequestOutcome) = telemetry::voucher_request;
-    const AWAITS_FIRST_PIECE: bool = true;
 
     async fn start(&mut self) -> Result<(), Refusal> {
         Ok(())

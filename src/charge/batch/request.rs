@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, keccak256};
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tracing::{Span, field::display};
 
 use super::{
@@ -31,6 +31,8 @@ use crate::{
 
 /// How often a channel that another process holds is looked at.
 const POLL: Duration = Duration::from_millis(100);
+/// For how long a response that is not kept may be streaming in another process, in seconds.
+const STREAMS_FOR: u64 = 60;
 
 /// A request that is paid with a voucher.
 pub(crate) struct BatchRequest {
@@ -47,19 +49,18 @@ pub(crate) struct BatchRequest {
     has_secret: bool,
     /// Whether the channel had money for the voucher when it was last looked at, and nobody but the payer can have the voucher.
     is_known: bool,
-    body_of: BodyOf,
-    /// Whether the voucher gets no more than the answer that its request got before: all of it was charged.
-    is_charged: bool,
 }
 
-/// Who may be sending the request's body.
+/// Who may be sending the request, and what for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum BodyOf {
-    /// The payer: nobody else has the voucher. Named by the channel, or by its address if it has shown no more than a deposit: that can be
-    /// signed for any number of channels.
+enum Standing {
+    /// The payer, for work: nobody else has the voucher. Named by the channel, or by its address if it has shown no more than a deposit: that
+    /// can be signed for any number of channels.
     Payer(B256),
-    /// Anybody: the voucher was charged for, and may be on the chain.
-    Anybody,
+    /// Anybody, for work: the newest voucher was charged in part, and may be on the chain.
+    Public,
+    /// Anybody, for the answer that the request got before, and no more: all of the voucher was charged, or the request under its name.
+    Charged,
     /// Anybody. A refund does not depend on the body, which is not read.
     Refund,
 }
@@ -81,8 +82,6 @@ impl BatchRequest {
             name: None,
             has_secret: false,
             is_known: false,
-            body_of: BodyOf::Refund,
-            is_charged: false,
         };
         request.describe();
         request
@@ -93,30 +92,30 @@ impl BatchRequest {
         let seller = self.seller.clone();
         let limits = &seller.rules.limits;
         let deadline = Instant::now() + limits.wait;
-        let mut deposit = Box::pin(self.admit()).await?;
-        match self.body_of {
-            BodyOf::Payer(payer) => seller.arriving.wait(payer, presented.read_whole()).await??,
-            BodyOf::Anybody => seller.known.read(presented.longest(), presented.read_whole()).await??,
-            BodyOf::Refund => {}
+        let (standing, mut deposit) = Box::pin(self.admit()).await?;
+        match standing {
+            Standing::Payer(payer) => seller.arriving.wait(payer, presented.read_whole()).await??,
+            Standing::Public | Standing::Charged => {
+                seller.known.read(presented.longest(), presented.read_whole()).await??;
+            }
+            Standing::Refund => {}
         }
+        let is_charged = standing == Standing::Charged;
         self.identify(presented.digest());
-        // A voucher all of which was charged gets its answer and no work, and takes no place in the line from the payer's next one.
-        let permit = match self.is_charged {
-            true => seller.replays.enter_owned().await,
-            false => seller.permits.clone().try_acquire_owned().ok(),
-        };
-        let permit = permit.ok_or(Why::Busy)?;
         let id = self.payment.voucher.channel_id;
         let key = PaymentKey { nonce: id.digest(), ..self.key() };
         let mut line = None;
-        while !self.is_charged && line.is_none() {
+        // What was charged gets its answer and no work, and takes no place in the line from the payer's next request.
+        while !is_charged && line.is_none() {
             line = seller.in_progress.enter(key);
             if line.is_none()
                 && let Some(waiting) = self.join(&key)?
             {
-                self.wait(deadline, waiting.ended()).await?;
+                self.wait(deadline, waiting).await?;
             }
         }
+        // Who waits holds no permit meanwhile (invariant I12).
+        let mut permit = Some(self.permit(is_charged).await?);
         let mut is_filled = deposit.is_some() || self.payment.deposit.is_none();
         loop {
             let record = self.channels.record(&id).await?;
@@ -124,18 +123,21 @@ impl BatchRequest {
                 && let Some(charged) = self.answer_in(record)?
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
-                drop(line);
-                if let Some(streaming) = self.join(&PaymentKey { nonce: charged.request, ..self.key() })? {
-                    self.wait(deadline, streaming.ended()).await?;
+                drop((line, permit.take()));
+                let streaming = self.join(&PaymentKey { nonce: charged.request, ..self.key() })?;
+                let was_here = streaming.is_some();
+                if let Some(streaming) = streaming {
+                    self.wait(deadline, streaming).await?;
                 }
-                return Box::pin(self.replay(presented, record, charged)).await;
+                let _permit = self.permit(true).await?;
+                return Box::pin(self.replay(presented, record, charged, was_here)).await;
             }
             // Let in because it may have been answered under an earlier offer (invariant I6).
             if let Some(refusal) = self.payment.refusal.take() {
                 return Err(refusal);
             }
             // Let in for its answer alone, outside of the line, as far as the books can be relied on.
-            if let Some(record) = record.as_ref().filter(|record| self.is_charged && self.channels.is_fresh(record)) {
+            if let Some(record) = record.as_ref().filter(|record| is_charged && self.channels.is_fresh(record)) {
                 return Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))));
             }
             let record = match record {
@@ -169,20 +171,29 @@ impl BatchRequest {
             let step = ChannelStep::Begin { request, name, voucher, price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
-                    return Ok(Next::Hold(Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit })));
+                    return Ok(Next::Hold(Box::new(HeldChannel {
+                        lease,
+                        deposit,
+                        _line: line,
+                        _permit: permit.take(),
+                    })));
                 }
                 // A copy of the request was answered meanwhile.
                 Err(ChannelLedgerError::Answered(_)) => {}
                 // Another process holds it.
-                Err(ChannelLedgerError::Busy { .. }) => self.wait(deadline, tokio::time::sleep(POLL)).await?,
+                Err(ChannelLedgerError::Busy { .. }) => {
+                    drop(permit.take());
+                    self.until(deadline, tokio::time::sleep(POLL)).await?;
+                    permit = Some(self.permit(is_charged).await?);
+                }
                 Err(error) => return Err(self.refused(error)),
             }
         }
     }
 
-    /// Ends once the channel is known to have the money. Returns the deposit if it had to be made for that. Before, no body is read, and no
-    /// permit taken that payers need: anybody can sign vouchers of channels that nobody filled.
-    async fn admit(&mut self) -> Result<Option<Executed>, Refusal> {
+    /// Ends once the channel is known to have the money, if the request needs any. Returns the deposit if it had to be made for that. Before,
+    /// no body is read, and no permit taken that payers need: anybody can sign vouchers of channels that nobody filled.
+    async fn admit(&mut self) -> Result<(Standing, Option<Executed>), Refusal> {
         if self.seller.permits.available_permits() == 0 {
             return Err(Why::Busy.into());
         }
@@ -192,22 +203,23 @@ impl BatchRequest {
         let max = voucher.max_claimable_amount;
         let is_newest =
             |record: &ChannelRecord| record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
-        self.is_charged = refund.is_none() && record.as_ref().is_some_and(|record| max <= record.charged());
-        self.body_of = match &record {
-            _ if refund.is_some() => BodyOf::Refund,
-            Some(record) if max <= record.charged() || is_newest(record) => BodyOf::Anybody,
-            _ if deposit.is_some() && !is_shown => BodyOf::Payer(config.payer.into_word()),
-            _ => BodyOf::Payer(voucher.channel_id.digest()),
+        let has_answer = |record: &ChannelRecord| self.payment.id.is_some_and(|id| record.answer_named(id).is_some());
+        let standing = match &record {
+            _ if refund.is_some() => Standing::Refund,
+            Some(record) if max <= record.charged() || has_answer(record) => Standing::Charged,
+            Some(record) if is_newest(record) => Standing::Public,
+            _ if deposit.is_some() && !is_shown => Standing::Payer(config.payer.into_word()),
+            _ => Standing::Payer(voucher.channel_id.digest()),
         };
         let has_balance = record.as_ref().is_some_and(|record| record.observed.state.balance > 0);
-        self.is_known = has_balance && matches!(self.body_of, BodyOf::Payer(_));
-        if self.is_charged {
-            return Ok(None);
+        self.is_known = has_balance && matches!(standing, Standing::Payer(_));
+        if standing == Standing::Charged {
+            return Ok((standing, None));
         }
         if let Some(refusal) = self.payment.refusal.take() {
             return Err(refusal);
         }
-        if is_shown { Ok(None) } else { self.show_money(record).await }
+        Ok((standing, if is_shown { None } else { self.show_money(record).await? }))
     }
 
     /// Returns `true` if the books show that the payer has the money.
@@ -296,14 +308,28 @@ impl BatchRequest {
         PaymentKey { network: self.channels.network(), asset: token, payer, nonce: self.request_key }
     }
 
+    /// Takes a permit to get an answer that is there, or to work.
+    async fn permit(&self, for_answer: bool) -> Result<OwnedSemaphorePermit, Refusal> {
+        let permit = match for_answer {
+            true => self.seller.replays.enter_owned().await,
+            false => self.seller.permits.clone().try_acquire_owned().ok(),
+        };
+        permit.ok_or_else(|| Why::Busy.into())
+    }
+
     /// Joins the requests that wait for this one.
     fn join(&self, key: &PaymentKey) -> Result<Option<WaitingCopy>, Refusal> {
         let waiting = self.seller.in_progress.join(key, self.seller.rules.limits.copies());
         waiting.map_err(|TooManyCopies| self.busy())
     }
 
-    /// Waits, until the deadline at most.
-    async fn wait(&self, deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Refusal> {
+    /// Waits for a copy, until the deadline at most.
+    async fn wait(&self, deadline: Instant, copy: WaitingCopy) -> Result<(), Refusal> {
+        let _copy = self.seller.copies.try_acquire().map_err(|_| self.busy())?;
+        self.until(deadline, copy.ended()).await
+    }
+
+    async fn until(&self, deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Refusal> {
         tokio::time::timeout_at(deadline, event).await.map_err(|_| self.busy())
     }
 
@@ -378,14 +404,20 @@ impl BatchRequest {
         self.channels.is_fresh(record) && self.is_covered(record)
     }
 
-    /// Returns the response that the request got before.
+    /// Returns the response that the request got before. If it streamed, `was_here` says that its end was waited for in this process.
     async fn replay(
         &self,
         presented: &mut impl Presented,
         record: &ChannelRecord,
         charged: Charged,
+        was_here: bool,
     ) -> Result<Next, Refusal> {
         let stored = self.channels.response(record, charged.request).await?;
+        let since = age(self.seller.now(), charged.at);
+        if stored.is_none() && !was_here && since < STREAMS_FOR {
+            // It may stream in another process.
+            return Err(self.busy());
+        }
         let receipt = receipt(Some(charged.charged), record, charged.total, None);
         if let Some(names) = stored.as_ref().and_then(|stored| presented.misfit(stored)) {
             return Err(Refusal::new(Why::OtherHeaders(names)).with_receipt(Some(receipt)));
@@ -398,8 +430,7 @@ impl BatchRequest {
                 counted.answer_to(charged.request).map_or(u32::MAX, |answer| answer.replays)
             }
         };
-        let age = age(self.seller.now(), charged.at);
-        match stored.filter(|_| self.seller.rules.limits.may_replay(self.has_secret, replays, age)) {
+        match stored.filter(|_| self.seller.rules.limits.may_replay(self.has_secret, replays, since)) {
             Some(stored) => Ok(Next::Replay(stored, receipt)),
             None => Err(Refusal::new(Why::Used).with_receipt(Some(receipt))),
         }

@@ -145,7 +145,6 @@ impl ExactHeld {
 
 impl Held for ExactHeld {
     const COUNT: fn(RequestOutcome) = telemetry::request;
-    const AWAITS_FIRST_PIECE: bool = false;
 
     async fn start(&mut self) -> Result<(), Refusal> {
         if let Err(refusal) = self.before_work().await {

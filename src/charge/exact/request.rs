@@ -41,8 +41,8 @@ pub(crate) struct ExactRequest {
     fingerprint: Fingerprint,
     /// The digest of its payment identifier.
     id: Option<B256>,
-    /// Whether its body was compared with that of a known payment.
-    is_compared: bool,
+    /// How much of the body of a known payment its body was compared with. It is compared again if the payment was read further meanwhile.
+    compared: Option<Option<BodyDigest>>,
     /// Whether its payer can be told that it is settled later.
     pub(super) may_defer: bool,
 }
@@ -109,7 +109,7 @@ impl ExactRequest {
             refusal,
             fingerprint,
             id,
-            is_compared: false,
+            compared: None,
             may_defer,
         });
         request.describe();
@@ -212,7 +212,7 @@ impl ExactRequest {
         }
         loop {
             let Some(in_progress) = seller.in_progress.enter(self.key) else {
-                Box::pin(self.wait_for_copy(request, deadline)).await?;
+                Box::pin(self.wait_for_copy(deadline)).await?;
                 continue;
             };
             if self.refusal.is_none() {
@@ -249,27 +249,32 @@ impl ExactRequest {
     }
 
     /// Waits while another request in this process works on the payment.
-    async fn wait_for_copy(&mut self, request: &mut impl Presented, deadline: Instant) -> Result<(), Refusal> {
+    async fn wait_for_copy(&mut self, deadline: Instant) -> Result<(), Refusal> {
         let seller = self.seller.clone();
         let waiting = seller.in_progress.join(&self.key, seller.rules.limits.copies());
         let Some(waiting) = waiting.map_err(|TooManyCopies| Why::InProgress)? else { return Ok(()) };
+        let mut has_place = self.place.is_some();
         if let Some(record) = self.facilitator.ledger().get(&self.key).await? {
             self.check_same_request(&record)?;
-            if has_shown_money(&record) {
-                self.place = None;
-                // It is compared once there is an answer; until then its client may send it.
-                seller.known.read(request.longest(), request.read()).await??;
-                self.take_permit_for(&record).await?;
-            }
+            has_place &= !has_shown_money(&record);
         }
-        if self.place.take().is_none() {
-            return wait_until(deadline, waiting.ended()).await;
-        }
-        // While it waits, its place is another payment's: anybody can sign, and send copies.
-        let copy = seller.unverified_copies.try_acquire().map_err(|_| Why::InProgress)?;
+        // While it waits, its place is another payment's: anybody can sign, and send copies of what is on the chain. Its body waits, too.
+        (self.place, self.permit) = (None, None);
+        let copy = seller.copies.try_acquire().map_err(|_| Why::InProgress)?;
         wait_until(deadline, waiting.ended()).await?;
         drop(copy);
-        self.place = Some(seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
+        if has_place {
+            self.place = Some(seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until a payment that another process works on, or whose response streams there, is to be looked at again. Copies in this process
+    /// wait for this one, which holds nothing meanwhile.
+    async fn wait_for_another(&mut self, deadline: Instant, in_progress: Option<InProgress>) -> Result<(), Refusal> {
+        self.permit = None;
+        wait_until(deadline, tokio::time::sleep(POLL)).await?;
+        drop(in_progress);
         Ok(())
     }
 
@@ -316,10 +321,10 @@ impl ExactRequest {
         self.payment = record.payment().with_echoed(self.payment.echoed().cloned());
         let has_shown_money = has_shown_money(&record);
         if has_shown_money {
-            if request.is_arriving() && !self.is_compared {
+            if request.is_arriving() && self.compared != Some(record.body) {
                 // Its client may never send it, and be another one than the payer. Nobody waits for it, and then the payment is looked at again.
                 drop(in_progress);
-                (self.place, self.permit, self.is_compared) = (None, None, true);
+                (self.place, self.permit, self.compared) = (None, None, Some(record.body));
                 let longest = request.longest();
                 self.seller.known.read(longest, compare(request, &record)).await??;
                 return Ok(None);
@@ -329,16 +334,12 @@ impl ExactRequest {
         }
         let now = self.seller.now();
         match self.state_of(&record, now) {
-            KnownPayment::Wait => {
-                drop(in_progress);
-                wait_until(deadline, tokio::time::sleep(POLL)).await?;
-            }
+            KnownPayment::Wait => self.wait_for_another(deadline, in_progress).await?,
             KnownPayment::Replay => {
                 if let Some(replay) = self.replay(request, &record, now).await? {
                     return Ok(Some(replay));
                 }
-                drop(in_progress);
-                wait_until(deadline, tokio::time::sleep(POLL)).await?;
+                self.wait_for_another(deadline, in_progress).await?;
             }
             KnownPayment::Resume => {
                 if has_shown_money {
@@ -363,10 +364,7 @@ impl ExactRequest {
                         return Ok(Some(Next::Replay(response, receipt)));
                     }
                 }
-                Kept::NotYet => {
-                    drop(in_progress);
-                    wait_until(deadline, tokio::time::sleep(POLL)).await?;
-                }
+                Kept::NotYet => self.wait_for_another(deadline, in_progress).await?,
                 // It is owed for, and will be settled: its response left before.
                 Kept::Gone if record.deferred => return Err(self.used(&record)),
                 Kept::Gone => return Err(Why::NotKept.into()),

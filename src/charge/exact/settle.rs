@@ -120,8 +120,7 @@ impl ExactRequest {
         mut record: Box<Record>,
         in_progress: Option<InProgress>,
     ) -> Result<Box<Record>, Refusal> {
-        let permit = self.permit.take();
-        let mut copy = self.copy(permit);
+        let mut copy = self.copy(None);
         let settling = async move {
             let _in_progress = in_progress;
             copy.settle(&mut record).await?;

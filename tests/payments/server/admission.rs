@@ -18,7 +18,7 @@ use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
 use axum::{Router, body::Body};
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, future::join_all, stream};
 use http::{Request, StatusCode};
 use http_body::Frame;
 use serde_json::json;
@@ -29,11 +29,12 @@ use support::{
     escrow::Channel,
     eventually::{eventually, in_time},
     scripted,
-    shop::{Answer, App, Customer, PRICE, Purchase, demand, evaluate, paid, send},
+    shop::{Answer, App, Customer, PRICE, Purchase, demand, evaluate, paid, send, try_send},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::Semaphore,
     task::JoinSet,
 };
 use tower::ServiceExt as _;
@@ -122,7 +123,7 @@ fn unfunded(stage: &Stage, salt: u8) -> Channel {
 }
 
 /// Payments of each kind by payers without money.
-async fn worthless(stage: &Stage, app: &App, number: usize) -> serde_json::Value {
+pub(super) async fn worthless(stage: &Stage, app: &App, number: usize) -> serde_json::Value {
     let (channel, customer) = (unfunded(stage, 1), scripted::customer());
     let accepted = offer(app, "a").await;
     let by_voucher = |payload| json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
@@ -183,7 +184,8 @@ async fn strangers_without_money_keep_out_no_payer_and_have_no_body_kept() {
     }
     for answer in in_time("strangers are refused", join_all(strangers)).await {
         let answer = answer.expect("an answer");
-        assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
+        // On a busy machine some wait too long for a place.
+        assert!(matches!(answer.status.as_u16(), 402 | 503), "{answer:?}");
     }
     // What a refused client goes on to send is thrown away piece by piece.
     assert!(held.most.load(Ordering::SeqCst) <= 2, "nobody's body is kept who has shown no money");
@@ -339,12 +341,12 @@ async fn vouchers_that_were_charged_take_no_permit_of_payers() {
         })
         .collect();
     eventually("those that are there longest make room", async || {
-        copies.iter().filter(|copy| copy.is_finished()).count() == 64 - 16
+        copies.iter().filter(|copy| copy.is_finished()).count() == 64 - 4
     })
     .await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "mine").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
-    assert!(held.now.load(Ordering::SeqCst) <= 16, "16 MiB for all of them");
+    assert!(held.now.load(Ordering::SeqCst) <= 4, "4 MiB for all of them");
     copies.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
@@ -508,11 +510,102 @@ async fn payer_gets_its_answer_again_while_strangers_present_its_payment() {
     }
     for payment in &payments {
         let stalled = Stalled::open(address, &vec![payment.clone(); STALLED]).await;
-        // 16 MiB have room for sixteen bodies of any length up to 1 MiB.
-        stalled.answered(STALLED - 16).await;
+        // 4 MiB have room for four bodies of any length up to 1 MiB.
+        stalled.answered(STALLED - 4).await;
         let asked = send(&app, paid(evaluate("mine"), payment));
         let answer = tokio::time::timeout(Duration::from_secs(4), asked).await.expect("it waits for no stranger");
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
+    }
+}
+
+/// Of eight payers, as many requests each as may wait for one. A stranger can send those of a payment that is on the chain.
+#[tokio::test]
+async fn requests_that_wait_for_another_one_hold_no_permit() {
+    let stage = Stage::open().await;
+    let go_on = Arc::new(Semaphore::new(0));
+    let (waits, begun) = (go_on.clone(), Arc::<AtomicU64>::default());
+    let counter = begun.clone();
+    let layer = stage.shop.layer().flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(PLACES);
+    let app = stage.shop.app_with(layer.vouchers(stage.channels.clone()), move |_, body| {
+        let (waits, counter) = (waits.clone(), counter.clone());
+        async move {
+            if body == "held" {
+                counter.fetch_add(1, Ordering::SeqCst);
+                drop(waits.acquire().await);
+            }
+            Ok(http::Response::new(Body::from(body)))
+        }
+    });
+    let (channel, customer) = (stage.filled(&app).await, Customer::with_funds(&stage.chain, 100 * PRICE).await);
+    let mut waiting = Vec::new();
+    let ask = |request: Request<Body>| {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, request).await.status })
+    };
+    for flow in [0, 1] {
+        for _ in 0..4 {
+            let purchase = customer.pay_offer(&app, evaluate("held"), flow).await;
+            waiting.extend((0..=ROOM_OF_ONE).map(|_| ask(purchase.on(evaluate("held")))));
+        }
+    }
+    for _ in 0..8 {
+        let other = stage.filled(&app).await;
+        waiting.push(ask(pay(&app, &other, 2 * COST, None, "held").await));
+        for body in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+            waiting.push(ask(pay(&app, &other, 2 * COST, None, body).await));
+        }
+    }
+    eventually("the first of each is worked on", async || begun.load(Ordering::SeqCst) == 16).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    for flow in [0, 1] {
+        let purchase = customer.pay_offer(&app, evaluate("paid"), flow).await;
+        let answer = send(&app, purchase.on(evaluate("paid"))).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{flow}: {answer:?}");
+    }
+    assert!(waiting.iter().filter(|request| !request.is_finished()).count() > PLACES, "they wait");
+    go_on.close();
+    for request in waiting {
+        in_time("it ends", request).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().max_concurrent(PLACES).vouchers(stage.channels.clone());
+    let app = stage.shop.app_with(layer, |_, body| async move {
+        let pieces = stream::iter([Ok::<_, Infallible>(body.clone())]);
+        let body = match &body[..] {
+            b"stream" => Body::from_stream(pieces.chain(stream::pending())),
+            _ => Body::from(body),
+        };
+        Ok(http::Response::new(body))
+    });
+    let (channel, customer) = (stage.filled(&app).await, Customer::with_funds(&stage.chain, 100 * PRICE).await);
+    let stored = [by_voucher(&app, &channel, COST).await, {
+        let purchase = customer.pay(&app, evaluate("first")).await;
+        assert_eq!(send(&app, purchase.on(evaluate("first"))).await.status, StatusCode::OK);
+        purchase.payload()
+    }];
+    let streams = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("stream")).await.payload()];
+    let mut streaming = Vec::new();
+    for payment in &streams {
+        let first = try_send(&app, paid(evaluate("stream"), payment)).await.unwrap();
+        assert_eq!(first.status(), StatusCode::OK);
+        streaming.push(first);
+        for _ in 0..ROOM_OF_ONE {
+            let (app, request) = (app.clone(), paid(evaluate("stream"), payment));
+            tokio::spawn(async move { send(&app, request).await });
+        }
+    }
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    for payment in &stored {
+        let asked = send(&app, paid(evaluate("first"), payment));
+        let answer = tokio::time::timeout(Duration::from_secs(3), asked).await.expect("it waits for no stream");
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "first"), "{answer:?}");
     }
 }
 

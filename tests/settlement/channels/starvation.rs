@@ -1,7 +1,8 @@
 //! A seller that is flooded with deposits: its claims are made, its payers are served, and what it can lose is bounded.
 //!
-//! Seller, payers and attackers speak HTTP over loopback, and share the processors with each other and the node. The node answers after
-//! 60 ms and makes a block every two seconds. The ignored tests are of full size and print their figures:
+//! Seller, payers and attackers speak HTTP over loopback, and share the processors with each other and the node. Attackers and node have a
+//! thread of their own, so that the seller waits for them as it would for other machines. The node answers after 60 ms and makes a block every
+//! two seconds. The ignored tests are of full size and print their figures:
 //!
 //! ```text
 //! cargo test --release -p tower-x402-tests --test settlement -- --ignored --nocapture --test-threads 1 channels::starvation
@@ -12,7 +13,7 @@ use std::{
     convert::Infallible,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -37,6 +38,7 @@ use support::{
 };
 use tokio::{
     net::TcpListener,
+    runtime::{self, Runtime},
     time::{Instant, interval, sleep, timeout},
 };
 use tower::Layer as _;
@@ -65,6 +67,10 @@ const PAYERS: usize = 8;
 const DEPOSITORS: usize = 4;
 /// So many blocks after a withdrawal was noticed, what it could take is claimed.
 const MAX_BLOCKS: u64 = 2;
+
+/// Where the node and the attackers are.
+static ELSEWHERE: LazyLock<Runtime> =
+    LazyLock::new(|| runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
 
 /// What the attackers send.
 #[derive(Clone, Copy, Debug)]
@@ -115,10 +121,10 @@ struct Stage {
 
 impl Stage {
     async fn open(block_time: Duration) -> Self {
-        let chain = DevnetChain::start(Some(block_time)).await;
+        let chain = ELSEWHERE.spawn(DevnetChain::start(Some(block_time))).await.unwrap();
         let (authorizer, ledger, clock) =
             (PrivateKeySigner::random(), Arc::new(MemoryLedger::new()), Arc::<Ahead>::default());
-        let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).client(chain.devnet.rpc_client());
+        let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url());
         let contract = contract.signer(gas_key(&chain).await).block_time(block_time).build().await.unwrap();
         let channels = Channels::builder(contract, AuthorizerKey::new(authorizer.clone()))
             .ledger(ledger.clone())
@@ -471,7 +477,7 @@ async fn survives(attack: Attack) {
     let pause = Duration::from_secs(1) * attack.connections / attack.per_second;
     let mut attackers = Vec::new();
     for _ in 0..attack.connections {
-        attackers.push(tokio::spawn(flood(stage.clone(), payments.clone(), next.clone(), pause, counts.clone())));
+        attackers.push(ELSEWHERE.spawn(flood(stage.clone(), payments.clone(), next.clone(), pause, counts.clone())));
     }
     let turn = attack.lasts / (attack.withdrawals + 1);
     let withdrawing: Vec<_> =

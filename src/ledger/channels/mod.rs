@@ -30,6 +30,7 @@ mod memory;
 #[cfg(feature = "sqlite")]
 mod progress;
 mod record;
+mod step;
 
 use std::sync::Arc;
 
@@ -39,9 +40,8 @@ use super::{LedgerError, StoredResponse};
 use crate::{payment::PaymentKey, vouchers::ChannelId};
 
 pub(super) use memory::MemoryChannels;
-pub use record::{
-    Answer, Attempts, ChannelRecord, ChannelStep, ExecutedRefund, LastRefund, PendingRequest, RequestName,
-};
+pub use record::{Answer, Attempts, ChannelRecord, LastRefund, PendingRequest};
+pub use step::{ChannelStep, ExecutedRefund, RequestName};
 
 /// A store of payment channels. The [module](self) states the contract that every implementation keeps.
 #[async_trait]

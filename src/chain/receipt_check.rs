@@ -9,6 +9,7 @@ use alloy_sol_types::SolEvent;
 
 use super::{
     batch_settler::BatchSettler,
+    permit,
     rpc::{Log, Receipt},
     transfer::Token,
 };
@@ -25,6 +26,8 @@ pub(crate) struct ExpectedTransfer {
     pub(crate) payee: Address,
     pub(crate) value: U256,
     pub(crate) nonce: B256,
+    /// The nonce is that of a permit, and not of an EIP-3009 authorization.
+    pub(crate) by_permit: bool,
 }
 
 impl ExpectedTransfer {
@@ -35,11 +38,17 @@ impl ExpectedTransfer {
             payee: authorization.to,
             value: authorization.value,
             nonce: authorization.nonce,
+            by_permit: false,
         }
     }
 
     pub(crate) fn of_payment(payment: &Prechecked) -> Self {
-        Self::of(payment.terms().offer().asset.address, payment.authorization())
+        let terms = payment.terms();
+        Self {
+            value: payment.amount(),
+            by_permit: terms.permit().is_some(),
+            ..Self::of(terms.offer().asset.address, payment.authorization())
+        }
     }
 
     /// Returns `true` if this transaction executed the authorization and made the transfer.
@@ -49,6 +58,9 @@ impl ExpectedTransfer {
     /// something else. A transaction that calls the token itself makes one transfer, so there the order does not matter. In a batch, the
     /// first and last logs show which order the token has, and each transfer belongs to one payment.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
+        if self.by_permit {
+            return permit::is_paid_by(self, receipt);
+        }
         if !receipt.succeeded() {
             return false;
         }
@@ -92,7 +104,7 @@ impl ExpectedTransfer {
         log.address == self.token && !log.removed && log.topics == [event, self.payer.into_word(), self.nonce]
     }
 
-    fn is_transfer(&self, log: &Log) -> bool {
+    pub(super) fn is_transfer(&self, log: &Log) -> bool {
         log.address == self.token
             && !log.removed
             && log.topics == [Token::Transfer::SIGNATURE_HASH, self.payer.into_word(), self.payee.into_word()]
@@ -115,6 +127,7 @@ mod tests {
             payee: Address::repeat_byte(2),
             value: U256::from(1_000),
             nonce: B256::repeat_byte(3),
+            by_permit: false,
         }
     }
 

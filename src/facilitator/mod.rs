@@ -12,6 +12,7 @@ pub(crate) mod single_flight;
 
 use std::{fmt, sync::Arc};
 
+use alloy_primitives::Address;
 use async_trait::async_trait;
 use auto_impl::auto_impl;
 
@@ -26,6 +27,7 @@ pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, Re
 
 use crate::{
     ledger::{Ledger, Record},
+    network::Network,
     payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
 };
@@ -50,6 +52,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
 
     /// Returns `true` if it can settle payments under these terms. Called when a layer is built; asks nobody.
     fn serves(&self, terms: &Terms) -> bool;
+
+    /// Returns the account that settles permits on this network: offers of the scheme `upto` name it, and payers sign for it. Called when a
+    /// layer is built; asks nobody. Default: `None`, for a facilitator that settles none.
+    fn permit_account(&self, _network: Network) -> Option<Address> {
+        None
+    }
 
     /// Returns the payment kinds that it supports, as in the response of `GET /supported`.
     ///

@@ -139,7 +139,7 @@ impl Stage {
     pub fn precheck(&self, authorization: Authorization, signature: PaymentSignature) -> Prechecked {
         precheck(
             self.terms.clone(),
-            ExactPayload { signature, authorization },
+            ExactPayload::new(signature, authorization),
             Window::default().skew(5),
             self.clock.now(),
         )
@@ -191,7 +191,7 @@ impl Stage {
         for step in [
             FulfilmentStep::Admit { funds, due: false },
             FulfilmentStep::Start { until: 0 },
-            FulfilmentStep::Produce { body: None, at: now, response: response.map(Arc::new) },
+            FulfilmentStep::Produce { charged: None, body: None, at: now, response: response.map(Arc::new) },
         ] {
             self.ledger.fulfil(&lease, &step).await.unwrap();
         }

@@ -101,7 +101,7 @@ async fn a_lost_lease_changes_nothing(ledger: Arc<dyn Ledger>, _: Arc<ManualCloc
     let new = ledger.take_over(&old.key, 0, START + 31, START + 90).await.unwrap().expect("it ran out");
     for step in [
         FulfilmentStep::Release { body: None },
-        FulfilmentStep::Produce { body: None, at: START, response: None },
+        FulfilmentStep::Produce { charged: None, body: None, at: START, response: None },
         FulfilmentStep::Start { until: 0 },
         FulfilmentStep::Deliver,
     ] {
@@ -225,7 +225,10 @@ async fn the_longest_body_digest_is_kept(ledger: Arc<dyn Ledger>, _: Arc<ManualC
         admit(&*ledger, &lease, 10, 1).await.unwrap();
     }
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&lease, &FulfilmentStep::Produce { body: short, at: START, response: None }).await.unwrap();
+    ledger
+        .fulfil(&lease, &FulfilmentStep::Produce { charged: None, body: short, at: START, response: None })
+        .await
+        .unwrap();
     assert_eq!(body().await, whole);
 }
 
@@ -236,7 +239,7 @@ async fn repeated_steps_keep_the_first_times(ledger: Arc<dyn Ledger>, clock: Arc
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     let early = ledger.fulfil(&lease, &FulfilmentStep::Deliver).await;
     assert!(matches!(early, Err(LedgerError::InvalidTransition(_))), "nothing to deliver: {early:?}");
-    let produce = FulfilmentStep::Produce { body: None, at: START + 3, response: None };
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: START + 3, response: None };
     ledger.fulfil(&lease, &produce).await.unwrap();
     for _ in 0..2 {
         ledger.settle(&key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();

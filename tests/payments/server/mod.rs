@@ -23,6 +23,7 @@ mod same_nonce;
 mod scripted;
 mod status;
 mod strangers;
+mod upto;
 mod v1;
 mod voucher_attacks;
 mod voucher_credit;

@@ -8,7 +8,8 @@ use alloy_sol_types::{SolCall as _, SolEvent};
 use serde_json::json;
 
 use super::{
-    log_search, permit,
+    log_search,
+    permit::{self, PermitUse},
     receipt_check::ExpectedTransfer,
     rpc::{Log, Rpc, RpcFailure},
     transfer::Token,
@@ -70,7 +71,7 @@ async fn search(
     for_the_oldest: usize,
 ) -> Result<AuthorizationUse, RpcFailure> {
     if expected.by_permit {
-        return permit::find(rpc, expected, blocks, for_the_oldest).await;
+        return search_permit(rpc, expected, blocks, for_the_oldest).await;
     }
     let topics = json!([
         [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
@@ -81,6 +82,26 @@ async fn search(
         Some(log) => classify(rpc, expected, &log).await,
         None => Ok(AuthorizationUse::NotFound),
     }
+}
+
+/// A permit made the payment, moved another amount, or was invalidated.
+async fn search_permit(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    blocks: [u64; 2],
+    for_the_oldest: usize,
+) -> Result<AuthorizationUse, RpcFailure> {
+    if let Some(PermitUse { transaction, block, amount }) =
+        permit::find_use(rpc, expected, blocks, for_the_oldest).await?
+    {
+        return Ok(match amount == expected.value {
+            true => AuthorizationUse::Paid { transaction, block },
+            false => AuthorizationUse::Otherwise { transaction, block },
+        });
+    }
+    let invalidated = permit::find_invalidation(rpc, expected, blocks, for_the_oldest).await?;
+    Ok(invalidated
+        .map_or(AuthorizationUse::NotFound, |(transaction, block)| AuthorizationUse::Otherwise { transaction, block }))
 }
 
 /// Tells from the receipt what the use that this log shows was for.

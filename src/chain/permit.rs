@@ -9,11 +9,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    authorization_use::AuthorizationUse,
     log_search::LogSearch,
     probe::ProbeResult,
     receipt_check::ExpectedTransfer,
-    rpc::{Log, Receipt, Revert, Rpc, RpcFailure},
+    rpc::{Log, Revert, Rpc, RpcFailure},
     rpc_batcher::RpcBatcher,
     transfer::{Token, intrinsic_gas},
 };
@@ -182,16 +181,6 @@ pub(crate) async fn allowance(rpc: &Rpc, token: Address, payer: Address) -> Resu
     allowanceCall::abi_decode_returns(&answer).map_err(|_| RpcFailure::Silent)
 }
 
-/// Returns `true` if this transaction of the permit's facilitator moved the amount. Whether it used this very permit, only its calldata
-/// says: see [`uses`].
-pub(super) fn is_paid_by(expected: &ExpectedTransfer, receipt: &Receipt) -> bool {
-    let is_settled = |log: &Log| log.address == PROXY && log.topics == [UptoProxy::Settled::SIGNATURE_HASH];
-    receipt.succeeded()
-        && receipt.to == Some(PROXY)
-        && receipt.logs.iter().any(|log| !log.removed && is_settled(log))
-        && receipt.logs.iter().any(|log| expected.is_transfer(log))
-}
-
 /// Returns `true` if a transaction calls the [`PROXY`] with this permit.
 pub(super) async fn uses(rpc: &Rpc, transaction: B256, nonce: B256) -> Result<bool, RpcFailure> {
     #[derive(Deserialize)]
@@ -236,24 +225,6 @@ pub(crate) async fn find_use(
         }
     }
     Ok(None)
-}
-
-/// Finds what a permit was used for: the payment, another amount, or nothing, if the payer invalidated it.
-pub(super) async fn find(
-    rpc: &Rpc,
-    expected: &ExpectedTransfer,
-    blocks: [u64; 2],
-    for_the_oldest: usize,
-) -> Result<AuthorizationUse, RpcFailure> {
-    if let Some(PermitUse { transaction, block, amount }) = find_use(rpc, expected, blocks, for_the_oldest).await? {
-        return Ok(match amount == expected.value {
-            true => AuthorizationUse::Paid { transaction, block },
-            false => AuthorizationUse::Otherwise { transaction, block },
-        });
-    }
-    let found = find_invalidation(rpc, expected, blocks, for_the_oldest).await?;
-    Ok(found
-        .map_or(AuthorizationUse::NotFound, |(transaction, block)| AuthorizationUse::Otherwise { transaction, block }))
 }
 
 /// Finds the transaction in which the payer invalidated a permit.

@@ -9,11 +9,14 @@ use alloy_sol_types::SolEvent;
 
 use super::{
     batch_settler::BatchSettler,
-    permit,
     rpc::{Log, Receipt},
     transfer::Token,
 };
-use crate::{eip3009::Authorization, payment::Prechecked};
+use crate::{
+    eip3009::Authorization,
+    payment::Prechecked,
+    upto::{PROXY, UptoProxy},
+};
 
 /// The events of an execution.
 const EVENTS: [B256; 2] = [Token::AuthorizationUsed::SIGNATURE_HASH, Token::Transfer::SIGNATURE_HASH];
@@ -59,7 +62,7 @@ impl ExpectedTransfer {
     /// first and last logs show which order the token has, and each transfer belongs to one payment.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
         if self.by_permit {
-            return permit::is_paid_by(self, receipt);
+            return self.is_permit_paid_by(receipt);
         }
         if !receipt.succeeded() {
             return false;
@@ -70,6 +73,16 @@ impl ExpectedTransfer {
         }
         let [of_use, of_transfer] = if self.transfers_first(receipt) { [1, 0] } else { [0, 1] };
         logs.windows(2).any(|pair| self.is_use(&pair[of_use]) && self.is_transfer(&pair[of_transfer]))
+    }
+
+    /// Returns `true` if this transaction of the permit's facilitator moved the amount. Whether it used this very permit, only its calldata
+    /// says, which those who did not make it have to look at.
+    fn is_permit_paid_by(&self, receipt: &Receipt) -> bool {
+        let is_settled = |log: &Log| log.address == PROXY && log.topics == [UptoProxy::Settled::SIGNATURE_HASH];
+        receipt.succeeded()
+            && receipt.to == Some(PROXY)
+            && receipt.logs.iter().any(|log| !log.removed && is_settled(log))
+            && receipt.logs.iter().any(|log| self.is_transfer(log))
     }
 
     /// Returns `true` if this is a batch in a token that transfers first and marks the nonce then.
@@ -104,7 +117,7 @@ impl ExpectedTransfer {
         log.address == self.token && !log.removed && log.topics == [event, self.payer.into_word(), self.nonce]
     }
 
-    pub(super) fn is_transfer(&self, log: &Log) -> bool {
+    fn is_transfer(&self, log: &Log) -> bool {
         log.address == self.token
             && !log.removed
             && log.topics == [Token::Transfer::SIGNATURE_HASH, self.payer.into_word(), self.payee.into_word()]

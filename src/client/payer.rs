@@ -10,7 +10,7 @@ use http::{HeaderMap, Method, header};
 use url::Url;
 
 use super::{
-    Budget, ChannelPolicy, JournalEntry, PaymentError, PermitPolicy, Refusal, SignedPayment,
+    Budget, ChannelPolicy, JournalEntry, OfferRefusal, PaymentError, PermitPolicy, Refusal, SignedPayment,
     budget::{Charge, Reservation, host_of},
     channels::VoucherPayment,
     offer::{AcceptedOffer, Challenge, OfferPolicy},
@@ -248,8 +248,9 @@ impl Payer {
                 continue;
             }
             if accepted.offer.permit().is_some()
-                && let Err(reason) = Box::pin(self.0.permits.check(self, &accepted.offer)).await
+                && let Some(approved) = Box::pin(self.0.permits.short_of(self.address(), &accepted.offer)).await
             {
+                let reason = OfferRefusal::NotApproved { approved, needed: accepted.offer.amount };
                 refusal = refusal.or(Some(Refusal::NoPayableOffer { reasons: vec![reason] }));
                 continue;
             }

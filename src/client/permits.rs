@@ -3,23 +3,24 @@
 #[cfg(feature = "onchain")]
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-#[cfg(feature = "onchain")]
 use alloy_primitives::{Address, U256};
 #[cfg(feature = "onchain")]
 use alloy_rpc_client::RpcClient;
 
-#[cfg(feature = "onchain")]
-use super::reconcile::REQUEST_TIMEOUT;
-use super::{OfferRefusal, Payer};
 use crate::protocol::ExactOffer;
 #[cfg(feature = "onchain")]
 use crate::{
     chain::{permit, rpc::Rpc},
     network::Network,
 };
+
+/// How long a node is waited for.
+#[cfg(feature = "onchain")]
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a payer pays at most a price (scheme `upto`).
 ///
@@ -53,33 +54,30 @@ impl PermitPolicy {
     #[cfg(feature = "onchain")]
     #[must_use]
     pub fn node(mut self, network: Network, client: RpcClient) -> Self {
-        self.nodes.push((network, Rpc::new(client, REQUEST_TIMEOUT)));
+        self.nodes.push((network, Rpc::new(client, TIMEOUT)));
         self
     }
 
-    /// Fails if the payer is known not to have approved so much.
+    /// Returns what the payer has approved, if that is known to be less than an offer is for. It counts as used from now on, if it is not.
     #[cfg(feature = "onchain")]
-    pub(super) async fn check(&self, payer: &Payer, offer: &ExactOffer) -> Result<(), OfferRefusal> {
+    pub(super) async fn short_of(&self, payer: Address, offer: &ExactOffer) -> Option<U256> {
         let network = offer.network();
-        let Some((_, rpc)) = self.nodes.iter().find(|(of, _)| *of == network) else { return Ok(()) };
+        let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == network)?;
         let (token, needed) = (offer.asset.address, offer.amount);
         if self.take((network, token), needed) {
-            return Ok(());
+            return None;
         }
-        let approved = match permit::allowance(rpc, token, payer.address()).await {
-            Ok(approved) => approved,
-            Err(error) => {
-                tracing::warn!(?error, %network, "what is approved for Permit2 could not be looked at");
-                return Ok(());
-            }
-        };
+        let approved = permit::allowance(rpc, token, payer).await.inspect_err(|error| {
+            tracing::warn!(?error, %network, "what is approved for Permit2 could not be looked at");
+        });
+        let approved = approved.ok()?;
         self.approved().insert((network, token), approved);
-        if self.take((network, token), needed) { Ok(()) } else { Err(OfferRefusal::NotApproved { approved, needed }) }
+        if self.take((network, token), needed) { None } else { Some(approved) }
     }
 
     #[cfg(not(feature = "onchain"))]
-    pub(super) async fn check(&self, _: &Payer, _: &ExactOffer) -> Result<(), OfferRefusal> {
-        Ok(())
+    pub(super) async fn short_of(&self, _: Address, _: &ExactOffer) -> Option<U256> {
+        None
     }
 
     /// Returns `true` if what is known to be approved covers this, and takes it off.
@@ -92,7 +90,7 @@ impl PermitPolicy {
     }
 
     #[cfg(feature = "onchain")]
-    fn approved(&self) -> std::sync::MutexGuard<'_, HashMap<(Network, Address), U256>> {
+    fn approved(&self) -> MutexGuard<'_, HashMap<(Network, Address), U256>> {
         self.approved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

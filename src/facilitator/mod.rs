@@ -40,7 +40,7 @@ use crate::{
 /// - [`settle`](Self::settle) records the hash of every transaction in the [`ledger`](Self::ledger) before the transaction leaves the
 ///   process. It returns an [`SettlementOutcome`] in bounded time. A facilitator that sends no transactions itself is asked again if the
 ///   process crashes between its outcome and the ledger's next write. It must then return the same outcome.
-/// - An outcome is `Settled` only if this authorization transferred exactly the authorized amount to the payee. An indeterminate
+/// - An outcome is `Settled` only if what was signed transferred exactly the payment's [amount](Prechecked::amount) to the payee. An indeterminate
 ///   outcome is `Unknown`, never `Failed`.
 // One facilitator can serve several layers, behind an `Arc`.
 #[async_trait]

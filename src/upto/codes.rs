@@ -2,6 +2,8 @@
 //!
 //! Inside, a reason has the code of `exact`, whatever was signed. What is written about a permit has the scheme's own code.
 
+#![cfg_attr(not(feature = "full"), allow(dead_code, reason = "sellers, buyers and facilitators use different codes"))]
+
 /// The payer has not let Permit2 move so much of the token.
 pub(crate) const ALLOWANCE_REQUIRED: &str = "permit2_allowance_required";
 /// The permit is for another facilitator.
@@ -11,10 +13,8 @@ pub(crate) const SPENDER_MISMATCH: &str = "invalid_permit2_spender";
 /// The permit is for another token.
 pub(crate) const TOKEN_MISMATCH: &str = "permit2_token_mismatch";
 /// The chain lacks Permit2 or the scheme's contract.
-#[cfg(feature = "facilitator")]
 pub(crate) const PROXY_NOT_DEPLOYED: &str = "permit2_proxy_not_deployed";
 /// More is to be charged than was signed for.
-#[cfg(feature = "facilitator")]
 pub(crate) const AMOUNT_ABOVE_MAXIMUM: &str = "invalid_upto_evm_payload_settlement_exceeds_amount";
 
 /// The code of `exact`, and that of a permit. Of several that mean the same, the first is written.
@@ -48,6 +48,12 @@ pub(crate) fn of_permit(code: &str) -> &str {
 /// Returns the code of `exact` that means the same as this code of a permit.
 pub(crate) fn of_exact(code: &str) -> &str {
     CODES.iter().find(|(_, permit)| *permit == code).map_or(code, |(exact, _)| exact)
+}
+
+/// Returns `true` if a permit that is refused with this code was not executed for this request. The others that are not in `exact` may hide
+/// an execution.
+pub(crate) fn is_not_executed(code: &str) -> bool {
+    [ALLOWANCE_REQUIRED, FACILITATOR_MISMATCH, PROXY_NOT_DEPLOYED, AMOUNT_ABOVE_MAXIMUM].contains(&code)
 }
 
 #[cfg(test)]

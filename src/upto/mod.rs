@@ -4,7 +4,7 @@
 //! have it executed: the facilitator. One transaction moves the actual amount, and the permit cannot be used again. The payer has to let
 //! Permit2 move its tokens before, once, by the token's `approve`.
 //!
-//! A permit is a transfer like that of an EIP-3009 [`Authorization`], and is kept as one:
+//! A permit is a transfer like that of an EIP-3009 [`Authorization`](crate::eip3009::Authorization), and is kept as one:
 //!
 //! | field of the authorization | of the permit |
 //! |---|---|
@@ -48,23 +48,21 @@ mod contracts;
 mod message;
 mod payload;
 
-use alloy_primitives::{Address, address};
+use alloy_primitives::{Address, Bytes, U256, address};
 
-#[cfg(feature = "server")]
-pub(crate) use codes::AMOUNT_ABOVE_MAXIMUM;
-#[cfg(feature = "onchain")]
-pub(crate) use codes::PROXY_NOT_DEPLOYED;
+#[cfg_attr(
+    not(feature = "full"),
+    allow(unused_imports, reason = "sellers, buyers and facilitators use different codes")
+)]
 pub(crate) use codes::{
-    ALLOWANCE_REQUIRED, FACILITATOR_MISMATCH, SPENDER_MISMATCH, TOKEN_MISMATCH, of_exact, of_permit,
+    ALLOWANCE_REQUIRED, AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH, PROXY_NOT_DEPLOYED, SPENDER_MISMATCH,
+    TOKEN_MISMATCH, is_not_executed, of_exact, of_permit,
 };
 #[cfg(feature = "onchain")]
 pub(crate) use contracts::{Permit2, UptoProxy, calldata, nonce_of, nonce_place, revert_name};
 #[cfg(feature = "onchain")]
 pub(crate) use message::witness_type_hash;
 pub(crate) use payload::Permit2Authorization;
-
-#[allow(unused_imports, reason = "for the documentation")]
-use crate::eip3009::Authorization;
 
 /// The name of the scheme.
 pub const SCHEME: &str = "upto";
@@ -75,7 +73,7 @@ pub const PERMIT2: Address = address!("000000000022D473030F116dDEE9F6B43aC78BA3"
 /// The contract that has Permit2 move what was signed for, at the same address on every chain (`x402UptoPermit2Proxy`).
 pub const PROXY: Address = address!("4020A4f3b7b90ccA423B9fabCc0CE57C6C240002");
 
-/// The fields of a permit that an [`Authorization`] has no place for.
+/// The fields of a permit that an [`Authorization`](crate::eip3009::Authorization) has no place for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Permit {
     /// The token.
@@ -84,6 +82,12 @@ pub struct Permit {
     pub spender: Address,
     /// The only account that may have it executed.
     pub facilitator: Address,
+}
+
+/// Returns the calldata of the token's `approve` that lets Permit2 move this much of the caller's tokens, in atomic units.
+pub fn approval(amount: U256) -> Bytes {
+    const APPROVE: [u8; 4] = [0x09, 0x5e, 0xa7, 0xb3];
+    [&APPROVE[..], PERMIT2.into_word().as_slice(), &amount.to_be_bytes::<32>()].concat().into()
 }
 
 impl Permit {

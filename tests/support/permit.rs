@@ -1,13 +1,13 @@
 //! Payers by permit (scheme `upto`), who pay by hand: what they sign and send is built without this crate.
 
-use alloy_primitives::{Address, Bytes, U256, address};
+use alloy_primitives::{Address, B256, Bytes, U256, address};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, SolStruct as _, eip712_domain, sol};
 use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
-use tower_x402::{Network, devnet::Devnet};
+use tower_x402::{Network, devnet::Devnet, payment::Prechecked};
 
 use crate::{
     authorization::unix_now,
@@ -42,6 +42,13 @@ sol! {
         Witness witness;
     }
 
+    struct PermitTransferFrom {
+        TokenPermissions permitted;
+        uint256 nonce;
+        uint256 deadline;
+    }
+
+    function settle(PermitTransferFrom permit, uint256 amount, address owner, Witness witness, bytes signature);
     function approve(address spender, uint256 amount);
     function invalidateUnorderedNonces(uint256 wordPos, uint256 mask);
 }
@@ -50,6 +57,33 @@ sol! {
 pub fn approve(devnet: &Devnet, payer: Address, amount: U256) {
     let data = approveCall { spender: PERMIT2, amount }.abi_encode();
     devnet.execute(payer, devnet.asset().address, data).expect("the token takes approvals");
+}
+
+/// Settles a permit from the account that it names, without its facilitator. Returns the transaction.
+///
+/// # Panics
+/// If the contracts revert.
+pub fn settle(devnet: &Devnet, payment: &Prechecked, amount: u64) -> B256 {
+    let (signed, permit) = (payment.authorization(), payment.terms().permit().expect("a permit"));
+    let call = settleCall {
+        permit: PermitTransferFrom {
+            permitted: TokenPermissions { token: permit.token, amount: signed.value },
+            nonce: signed.nonce.into(),
+            deadline: signed.valid_before,
+        },
+        amount: U256::from(amount),
+        owner: signed.from,
+        witness: Witness { to: signed.to, facilitator: permit.facilitator, validAfter: signed.valid_after },
+        signature: payment.signature().as_bytes().to_vec().into(),
+    };
+    devnet.execute(permit.facilitator, PROXY, call.abi_encode()).expect("the permit is good").transaction_hash
+}
+
+/// The payer invalidates a nonce of Permit2.
+pub fn invalidate(devnet: &Devnet, payer: Address, nonce: U256) {
+    let (word, bit) = (nonce >> 8, nonce & U256::from(0xff));
+    let data = invalidateUnorderedNoncesCall { wordPos: word, mask: U256::ONE << bit.to::<usize>() };
+    devnet.execute(payer, PERMIT2, data.abi_encode()).expect("the owner may invalidate");
 }
 
 /// A signed permit, open to every kind of abuse.
@@ -153,8 +187,6 @@ impl Permit {
 
     /// The payer invalidates the permit's nonce.
     pub fn invalidate(&self, devnet: &Devnet) {
-        let (word, bit) = (self.message.nonce >> 8, self.message.nonce & U256::from(0xff));
-        let data = invalidateUnorderedNoncesCall { wordPos: word, mask: U256::ONE << bit.to::<usize>() };
-        devnet.execute(self.from, PERMIT2, data.abi_encode()).expect("the owner may invalidate");
+        invalidate(devnet, self.from, self.message.nonce);
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     network::Network,
     payment::{Prechecked, Rejection},
     protocol::{ExactOffer, FacilitatorRequest, PaymentPayload, Reason, Verbatim, VerifyResponse},
+    upto,
 };
 
 /// The longest reason code that is passed on, in bytes.
@@ -188,8 +189,8 @@ fn is_final(reason: &Reason) -> bool {
         | Reason::SettlementPending
         | Reason::DuplicateSettlement
         | Reason::UnexpectedVerifyError
-        | Reason::UnexpectedSettleError
-        | Reason::Other(_) => false,
+        | Reason::UnexpectedSettleError => false,
+        Reason::Other(code) => upto::is_not_executed(code),
     }
 }
 

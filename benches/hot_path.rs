@@ -259,7 +259,7 @@ fn recover() -> Line {
         "recover the payer",
         50,
         move || {
-            let ExactPayload { signature, authorization } = mint.payment(Signed::ByKey, NOW);
+            let ExactPayload { signature, authorization, .. } = mint.payment(Signed::ByKey, NOW);
             (signature, authorization.signing_hash(&domain))
         },
         |(signature, hash)| signature.recover(hash).unwrap(),
@@ -340,7 +340,7 @@ fn ledger() -> Line {
             for step in [
                 FulfilmentStep::Admit { funds: None, due: false },
                 FulfilmentStep::Start { until: NOW + VALID },
-                FulfilmentStep::Produce { body: None, at: NOW, response: None },
+                FulfilmentStep::Produce { charged: None, body: None, at: NOW, response: None },
             ] {
                 ledger.fulfil(&lease, &step).await.unwrap();
             }

@@ -56,7 +56,7 @@ fn model() -> Record {
         nonce: B256::ZERO,
     };
     let signature = key.sign_hash_sync(&authorization.signing_hash(terms.domain())).unwrap();
-    let payload = ExactPayload { signature: PaymentSignature::from(signature.as_bytes().to_vec()), authorization };
+    let payload = ExactPayload::new(PaymentSignature::from(signature.as_bytes().to_vec()), authorization);
     let payment = precheck(terms, payload, Window::default().skew(5), NOW).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     Record::new(&payment, request, NOW, NOW + VALID)
@@ -79,7 +79,7 @@ async fn accept(ledger: &dyn Ledger, record: Record) {
     for step in [
         FulfilmentStep::Admit { funds, due: false },
         FulfilmentStep::Start { until: at + VALID },
-        FulfilmentStep::Produce { body: None, at, response: None },
+        FulfilmentStep::Produce { charged: None, body: None, at, response: None },
     ] {
         ledger.fulfil(&lease, &step).await.unwrap();
     }

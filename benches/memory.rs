@@ -242,7 +242,7 @@ async fn ledgers_own(shop: &Shop, records: &[Record]) -> f64 {
         for step in [
             FulfilmentStep::Admit { funds: Some(Funds { balance: U256::MAX, block: 1 }), due: false },
             FulfilmentStep::Start { until: u64::MAX },
-            FulfilmentStep::Produce { body: None, at, response: response.as_deref().map(copy) },
+            FulfilmentStep::Produce { charged: None, body: None, at, response: response.as_deref().map(copy) },
         ] {
             ledger.fulfil(&lease, &step).await.unwrap();
         }

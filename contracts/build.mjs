@@ -7,7 +7,8 @@ import { fileURLToPath } from "node:url";
 import solc from "solc";
 
 const SOURCES = [
-  "BatchSettler.sol", "DevnetBatchSettlement.sol", "DevnetErc3009Collector.sol", "DevnetMulticall3.sol", "DevnetUsdc.sol", "PaymentProbe.sol",
+  "BatchSettler.sol", "DevnetBatchSettlement.sol", "DevnetErc3009Collector.sol", "DevnetMulticall3.sol", "DevnetPermit2.sol",
+  "DevnetUptoProxy.sol", "DevnetUsdc.sol", "PaymentProbe.sol", "PermitProbe.sol",
   "test/HostileToken.sol", "test/TestWallet.sol",
 ];
 const SETTINGS = {

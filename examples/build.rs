@@ -94,6 +94,7 @@ const BLOCKS: [Block; 24] = [
         name: "environment",
         replaced: &[("\"http://127.0.0.1:8000\"", "var(\"ATROPOS_URL\")?")],
     },
+    Block { guide: "upto", name: "upto", replaced: &[] },
     Block { guide: "vouchers", name: "vouchers", replaced: &[] },
     Block {
         guide: "vouchers",

@@ -18,6 +18,10 @@ pub mod charge {}
 #[doc = include_str!("../docs/guide/pay.md")]
 pub mod pay {}
 
+/// Charges what a request turned out to cost, up to a price.
+#[doc = include_str!("../docs/guide/upto.md")]
+pub mod upto {}
+
 /// Takes many small payments for one deposit and one claim.
 ///
 /// [charge]: charge

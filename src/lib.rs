@@ -161,6 +161,7 @@ mod settlement;
 mod telemetry;
 #[cfg(feature = "server")]
 mod upload;
+pub mod upto;
 mod usdc;
 #[cfg(feature = "facilitator")]
 pub mod vouchers;

@@ -53,6 +53,7 @@ blocks!(
     reopen,
     reports,
     sell_verdicts,
+    upto,
     verdicts_by_voucher,
     vouchers,
     who_paid
@@ -71,6 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "production" => production::main(),
         "remote" => remote::main(),
         "sell_verdicts" => sell_verdicts::main(),
+        "upto" => upto::main(),
         "vouchers" => vouchers::main(),
         part => run(part),
     }

@@ -9,13 +9,14 @@ use serde_json::json;
 
 use super::{
     log_search,
+    permit::{self, PermitUse},
     receipt_check::ExpectedTransfer,
     rpc::{Log, Rpc, RpcFailure},
     transfer::Token,
 };
 
 /// How many requests search the oldest blocks, where most uses are; the others search the newest.
-const FOR_THE_OLDEST: usize = 64;
+pub(crate) const FOR_THE_OLDEST: usize = 64;
 
 /// What an authorization was used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub(crate) enum AuthorizationUse {
 
 /// Returns `true` if the authorization is used or cancelled as of that block, or `None` if the token does not say.
 pub(crate) async fn is_used(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) -> Result<Option<bool>, RpcFailure> {
+    if expected.by_permit {
+        return permit::is_used(rpc, expected.payer, expected.nonce, U64::from(block)).await;
+    }
     let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
     let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
     let answer: Bytes = rpc.call("eth_call", (request, U64::from(block))).await?;
@@ -66,6 +70,9 @@ async fn search(
     blocks: [u64; 2],
     for_the_oldest: usize,
 ) -> Result<AuthorizationUse, RpcFailure> {
+    if expected.by_permit {
+        return search_permit(rpc, expected, blocks, for_the_oldest).await;
+    }
     let topics = json!([
         [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
         expected.payer.into_word(),
@@ -75,6 +82,26 @@ async fn search(
         Some(log) => classify(rpc, expected, &log).await,
         None => Ok(AuthorizationUse::NotFound),
     }
+}
+
+/// A permit made the payment, moved another amount, or was invalidated.
+async fn search_permit(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    blocks: [u64; 2],
+    for_the_oldest: usize,
+) -> Result<AuthorizationUse, RpcFailure> {
+    if let Some(PermitUse { transaction, block, amount }) =
+        permit::find_use(rpc, expected, blocks, for_the_oldest).await?
+    {
+        return Ok(match amount == expected.value {
+            true => AuthorizationUse::Paid { transaction, block },
+            false => AuthorizationUse::Otherwise { transaction, block },
+        });
+    }
+    let invalidated = permit::find_invalidation(rpc, expected, blocks, for_the_oldest).await?;
+    Ok(invalidated
+        .map_or(AuthorizationUse::NotFound, |(transaction, block)| AuthorizationUse::Otherwise { transaction, block }))
 }
 
 /// Tells from the receipt what the use that this log shows was for.

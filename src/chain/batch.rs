@@ -39,6 +39,9 @@ pub(crate) enum Unbatchable {
     /// Only a key's signature fits: 65 bytes, `v` 27 or 28, `s` below 2^255.
     #[error("the signature is not a key's")]
     Signature,
+    /// The contract executes EIP-3009 authorizations only.
+    #[error("a permit is executed for its facilitator only")]
+    Permit,
     /// Twelve bytes.
     #[error("the value is 2^96 atomic units or more")]
     Value,
@@ -73,6 +76,9 @@ impl Entry {
 
     /// Encodes a payment whose signature the payer's key made.
     pub(crate) fn of(payment: &Prechecked) -> Result<Self, Unbatchable> {
+        if payment.terms().permit().is_some() {
+            return Err(Unbatchable::Permit);
+        }
         match payment.authenticity() {
             Authenticity::Proven => Self::new(payment.authorization(), payment.signature()),
             Authenticity::ChainMustJudge(_) => Err(Unbatchable::Signature),
@@ -277,7 +283,7 @@ mod on_devnet {
         chain::{batch_settler::BatchSettler, probe::Probe, rpc::Rpc, rpc_batcher::RpcBatcher, transfer},
         devnet::Devnet,
         payment::{Terms, Window, precheck},
-        protocol::{ExactOffer, ExactPayload, PaymentFlow},
+        protocol::{ExactOffer, ExactPayload},
     };
 
     const GAS_CAP: u32 = 400_000;
@@ -285,7 +291,7 @@ mod on_devnet {
     /// A payment of 1,000 units from `from`, signed by `key`.
     fn payment(devnet: &Devnet, key: &PrivateKeySigner, from: Address, pay_to: Address) -> Prechecked {
         let (amount, asset, now) = (U256::from(1_000), devnet.asset(), SystemClock.now());
-        let offer = ExactOffer { asset, amount, pay_to, max_timeout_seconds: 60, flow: PaymentFlow::Authorization };
+        let offer = ExactOffer::new(asset, amount, pay_to, 60);
         let terms = Arc::new(Terms::new(offer));
         let authorization = Authorization {
             from,
@@ -297,7 +303,7 @@ mod on_devnet {
         };
         let signature = key.sign_hash_sync(&authorization.signing_hash(terms.domain())).unwrap();
         let signature = PaymentSignature::from(signature.as_bytes().to_vec());
-        let payload = ExactPayload { signature, authorization };
+        let payload = ExactPayload::new(signature, authorization);
         precheck(terms, payload, Window::default().skew(5), now).unwrap()
     }
 

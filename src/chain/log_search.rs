@@ -10,48 +10,78 @@ const RANGES: [u64; 4] = [2_000, 500, 100, 10];
 /// Requests per search. In the smallest ranges they cover about 900 blocks.
 const MAX_REQUESTS: usize = 96;
 
-/// Returns the first log of this contract with these topics that is `wanted`, in blocks from the first to the last of `blocks`.
+/// A search for the logs of a contract with some topics, in blocks from the first to the last of two.
 ///
 /// The first `for_the_oldest` requests search the oldest blocks, the others the newest. The search may end before all blocks were
 /// searched.
+pub(super) struct LogSearch<'a> {
+    contract: Address,
+    topics: &'a Value,
+    blocks: [u64; 2],
+    for_the_oldest: usize,
+    requests: usize,
+    /// The index of the range.
+    range: usize,
+}
+
+impl<'a> LogSearch<'a> {
+    pub(super) const fn new(contract: Address, topics: &'a Value, blocks: [u64; 2], for_the_oldest: usize) -> Self {
+        Self { contract, topics, blocks, for_the_oldest, requests: 0, range: 0 }
+    }
+
+    /// Returns the logs of the next blocks, or `None` at the end of the search.
+    pub(super) async fn next(&mut self, rpc: &Rpc) -> Result<Option<Vec<Log>>, RpcFailure> {
+        loop {
+            let [first, last] = self.blocks;
+            if self.requests >= MAX_REQUESTS || first > last {
+                return Ok(None);
+            }
+            let newest_first = self.requests >= self.for_the_oldest;
+            self.requests += 1;
+            let range = RANGES.get(self.range).copied().unwrap_or(1);
+            let (from, to) = match newest_first {
+                true => (first.max(last.saturating_sub(range - 1)), last),
+                false => (first, last.min(first.saturating_add(range - 1))),
+            };
+            let filter = json!({
+                "address": self.contract, "topics": self.topics, "fromBlock": U64::from(from), "toBlock": U64::from(to),
+            });
+            let logs: Vec<Log> = match rpc.call("eth_getLogs", [filter]).await {
+                Ok(logs) => logs,
+                Err(refused @ RpcFailure::Refused { .. }) => {
+                    self.range += 1;
+                    if self.range >= RANGES.len() {
+                        return Err(refused);
+                    }
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            self.blocks = match (newest_first, from.checked_sub(1)) {
+                (true, Some(before)) => [first, before],
+                // The search ends with the first block of the chain.
+                (true, None) => [1, 0],
+                (false, _) => [to.saturating_add(1), last],
+            };
+            let contract = self.contract;
+            return Ok(Some(logs.into_iter().filter(|log| !log.removed && log.address == contract).collect()));
+        }
+    }
+}
+
+/// Returns the first log of such a search that is `wanted`.
 pub(super) async fn find(
     rpc: &Rpc,
     contract: Address,
     topics: &Value,
-    [mut first, mut last]: [u64; 2],
+    blocks: [u64; 2],
     for_the_oldest: usize,
     wanted: impl Fn(&Log) -> bool,
 ) -> Result<Option<Log>, RpcFailure> {
-    let mut ranges = RANGES.into_iter();
-    let mut range = ranges.next().unwrap_or(1);
-    for request in 0..MAX_REQUESTS {
-        if first > last {
-            break;
-        }
-        let newest_first = request >= for_the_oldest;
-        let (from, to) = match newest_first {
-            true => (first.max(last.saturating_sub(range - 1)), last),
-            false => (first, last.min(first.saturating_add(range - 1))),
-        };
-        let filter = json!({
-            "address": contract, "topics": topics, "fromBlock": U64::from(from), "toBlock": U64::from(to),
-        });
-        let logs: Vec<Log> = match rpc.call("eth_getLogs", [filter]).await {
-            Ok(logs) => logs,
-            Err(RpcFailure::Refused { code, message }) => {
-                range = ranges.next().ok_or(RpcFailure::Refused { code, message })?;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        let is_it = |log: &Log| !log.removed && log.address == contract && wanted(log);
-        if let Some(log) = logs.into_iter().find(is_it) {
+    let mut search = LogSearch::new(contract, topics, blocks, for_the_oldest);
+    while let Some(logs) = search.next(rpc).await? {
+        if let Some(log) = logs.into_iter().find(&wanted) {
             return Ok(Some(log));
-        }
-        match (newest_first, from.checked_sub(1)) {
-            (true, Some(before)) => last = before,
-            (true, None) => break,
-            (false, _) => first = to.saturating_add(1),
         }
     }
     Ok(None)

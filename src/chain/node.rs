@@ -7,8 +7,11 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::{B256, Bytes, U256};
-use tokio::time::{Instant, sleep};
+use alloy_primitives::{B256, Bytes};
+use tokio::{
+    sync::OnceCell,
+    time::{Instant, sleep},
+};
 
 use super::{
     authorization_use::{self, AuthorizationUse},
@@ -16,9 +19,10 @@ use super::{
     broadcast::{Broadcaster, SendResult},
     confirm::{Inclusion, PendingTransaction},
     fees::{FeeError, FeeOracle, Fees},
+    permit::{self, PermitProbe},
     probe::{Probe, ProbeResult},
     receipt_check::ExpectedTransfer,
-    rpc::{Rpc, RpcFailure},
+    rpc::{Receipt, Rpc, RpcFailure},
     rpc_batcher::RpcBatcher,
     transfer,
 };
@@ -53,6 +57,8 @@ pub(crate) struct Node {
     /// Simulations that are asked for at about the same time share a request.
     batcher: RpcBatcher,
     probe: Probe,
+    permit_probe: PermitProbe,
+    takes_permits: OnceCell<()>,
     block_time: BlockTime,
     /// The newest block that was seen. Behind one address there may be several nodes, and some may be behind the others.
     newest_block: Mutex<NewestBlock>,
@@ -105,6 +111,8 @@ impl Node {
             batcher: RpcBatcher::new(rpc.clone()),
             rpc,
             probe: Probe::new(max_transfer_gas)?,
+            permit_probe: PermitProbe::new()?,
+            takes_permits: OnceCell::new(),
             block_time: BlockTime::new(block_time),
             newest_block: Mutex::default(),
             fees: FeeOracle::new(max_gas_price),
@@ -133,13 +141,20 @@ impl Node {
         payment: &Prechecked,
         must_be_new: bool,
     ) -> Result<Option<(ProbeResult, Option<Rejection>)>, RpcFailure> {
-        let calldata = transfer::calldata(payment.authorization(), payment.signature());
         let mut has_asked = false;
         for _ in 0..LAGGING_RETRIES {
             let mut newest = self.newest_block();
-            let result = self.probe.run(&self.batcher, payment, &calldata).await?;
+            let (result, rejection) = match payment.terms().permit() {
+                None => {
+                    let calldata = transfer::calldata(payment.authorization(), payment.signature());
+                    let result = self.probe.run(&self.batcher, payment, &calldata).await?;
+                    let rejection = self.probe.diagnose(&result, payment);
+                    (result, rejection)
+                }
+                // Boxed, since few are.
+                Some(permit) => Box::pin(self.permit_probe.run((&self.rpc, &self.batcher), payment, &permit)).await?,
+            };
             self.observe_block(result.block);
-            let rejection = self.probe.diagnose(&result, payment);
             if result.used || (rejection.is_none() && !must_be_new) {
                 return Ok(Some((result, rejection)));
             }
@@ -182,7 +197,7 @@ impl Node {
         let finalized = self.rpc.finalized().await?;
         let Some((result, rejection)) = self.look(payment, true).await? else { return Ok(AuthorizationState::Behind) };
         let is_after_expiry = finalized.is_some_and(|block| {
-            U256::from(block.timestamp) >= payment.authorization().valid_before
+            payment.terms().is_over(payment.authorization(), block.timestamp.saturating_to())
                 && result.block >= block.number.saturating_to::<u64>()
         });
         Ok(match (result.used, is_after_expiry) {
@@ -200,6 +215,24 @@ impl Node {
         latest: u64,
     ) -> Result<AuthorizationUse, RpcFailure> {
         authorization_use::find(&self.rpc, expected, seen_unused, latest).await
+    }
+
+    /// Returns `true` if the chain is known to have the contracts that permits are settled through. Asks until it has them.
+    pub(crate) async fn takes_permits(&self) -> bool {
+        let check = async || match permit::is_deployed(&self.rpc).await {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => Err(()),
+        };
+        self.takes_permits.get_or_try_init(check).await.is_ok()
+    }
+
+    /// Returns `true` if this transaction, which is not one of ours, made the payment.
+    pub(crate) async fn is_paid_by(&self, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
+        let is_paid = expected.is_paid_by(receipt);
+        if !is_paid || !expected.by_permit {
+            return Ok(is_paid);
+        }
+        permit::uses(&self.rpc, receipt.transaction_hash, expected.nonce).await
     }
 
     /// Returns `true` if the node says that this block is final.

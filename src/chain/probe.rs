@@ -166,6 +166,18 @@ impl Probe {
 }
 
 impl ProbeResult {
+    /// Returns what another probe found of what is the same for every payment.
+    pub(super) fn of([block, timestamp, balance, payer_code, used]: [U256; 5]) -> Option<Self> {
+        Some(Self {
+            block: block.try_into().ok()?,
+            timestamp: timestamp.try_into().ok()?,
+            balance,
+            payer_code,
+            used: !used.is_zero(),
+            ..Self::default()
+        })
+    }
+
     /// Returns `true` if the payer is a contract, or an account that delegates to one (EIP-7702).
     pub(crate) fn payer_has_code(&self) -> bool {
         !self.payer_code.is_zero()

@@ -12,7 +12,11 @@ use super::{
     rpc::{Log, Receipt},
     transfer::Token,
 };
-use crate::{eip3009::Authorization, payment::Prechecked};
+use crate::{
+    eip3009::Authorization,
+    payment::Prechecked,
+    upto::{PROXY, UptoProxy},
+};
 
 /// The events of an execution.
 const EVENTS: [B256; 2] = [Token::AuthorizationUsed::SIGNATURE_HASH, Token::Transfer::SIGNATURE_HASH];
@@ -25,6 +29,8 @@ pub(crate) struct ExpectedTransfer {
     pub(crate) payee: Address,
     pub(crate) value: U256,
     pub(crate) nonce: B256,
+    /// The nonce is that of a permit, and not of an EIP-3009 authorization.
+    pub(crate) by_permit: bool,
 }
 
 impl ExpectedTransfer {
@@ -35,11 +41,17 @@ impl ExpectedTransfer {
             payee: authorization.to,
             value: authorization.value,
             nonce: authorization.nonce,
+            by_permit: false,
         }
     }
 
     pub(crate) fn of_payment(payment: &Prechecked) -> Self {
-        Self::of(payment.terms().offer().asset.address, payment.authorization())
+        let terms = payment.terms();
+        Self {
+            value: payment.amount(),
+            by_permit: terms.permit().is_some(),
+            ..Self::of(terms.offer().asset.address, payment.authorization())
+        }
     }
 
     /// Returns `true` if this transaction executed the authorization and made the transfer.
@@ -49,6 +61,9 @@ impl ExpectedTransfer {
     /// something else. A transaction that calls the token itself makes one transfer, so there the order does not matter. In a batch, the
     /// first and last logs show which order the token has, and each transfer belongs to one payment.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
+        if self.by_permit {
+            return self.is_permit_paid_by(receipt);
+        }
         if !receipt.succeeded() {
             return false;
         }
@@ -58,6 +73,16 @@ impl ExpectedTransfer {
         }
         let [of_use, of_transfer] = if self.transfers_first(receipt) { [1, 0] } else { [0, 1] };
         logs.windows(2).any(|pair| self.is_use(&pair[of_use]) && self.is_transfer(&pair[of_transfer]))
+    }
+
+    /// Returns `true` if this transaction of the permit's facilitator moved the amount. Whether it used this very permit, only its calldata
+    /// says, which those who did not make it have to look at.
+    fn is_permit_paid_by(&self, receipt: &Receipt) -> bool {
+        let is_settled = |log: &Log| log.address == PROXY && log.topics == [UptoProxy::Settled::SIGNATURE_HASH];
+        receipt.succeeded()
+            && receipt.to == Some(PROXY)
+            && receipt.logs.iter().any(|log| !log.removed && is_settled(log))
+            && receipt.logs.iter().any(|log| self.is_transfer(log))
     }
 
     /// Returns `true` if this is a batch in a token that transfers first and marks the nonce then.
@@ -115,6 +140,7 @@ mod tests {
             payee: Address::repeat_byte(2),
             value: U256::from(1_000),
             nonce: B256::repeat_byte(3),
+            by_permit: false,
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `exact/` | what does a payment by one authorization buy, and when is it settled? |
+//! | `exact/` | what does a payment by one signed transfer buy, and when is it settled? |
 //! | `batch/` | what does a voucher of a payment channel buy, and what is charged for it? |
 //! | `refusal` | what happened, and what can the payer do? |
 //! | `rules` | which limits does a seller set, and whom does it give credit? |
@@ -191,7 +191,7 @@ pub struct VerifiedPayment {
     pub payer: Address,
     /// The payee's address.
     pub pay_to: Address,
-    /// The amount, in atomic units of the asset.
+    /// The amount, in atomic units of the asset: by voucher or permit (schemes `batch-settlement` and `upto`) the most that may be charged.
     pub amount: U256,
     /// The token's address.
     pub asset: Address,

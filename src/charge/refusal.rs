@@ -131,6 +131,19 @@ impl Refusal {
         self
     }
 
+    /// Names the reasons as they are named for permits, if it was one (scheme `upto`).
+    pub(crate) fn of_permit(mut self, is_permit: bool) -> Self {
+        if is_permit {
+            if let Why::Malformed(rejection) | Why::Rejected(rejection) = &mut self.0.why {
+                rejection.reason = rejection.reason.of_permit();
+            }
+            if let Some(receipt) = &mut self.0.receipt {
+                receipt.error_reason = receipt.error_reason.as_ref().map(Reason::of_permit);
+            }
+        }
+        self
+    }
+
     pub(crate) fn why(&self) -> &Why {
         &self.0.why
     }

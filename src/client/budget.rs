@@ -194,7 +194,7 @@ impl Budget {
         self.0.journal.remember_resolved(entry.nonce, !is_void);
         match is_void {
             true => self.totals().release(&entry.charge()),
-            false => self.totals().spend(&entry.charge()),
+            false => self.spend(&entry),
         }
         if let Err(error) = self.0.journal.write_outcome(outcome).await {
             tracing::warn!(%error, nonce = %entry.nonce, "the outcome of a payment could not be written to the journal");
@@ -202,9 +202,13 @@ impl Budget {
         true
     }
 
-    /// Counts an amount as spent whose payment was closed.
+    /// Counts what was charged as spent, of a payment that was closed. The rest of what was signed for is free again.
     pub(super) fn spend(&self, payment: &JournalEntry) {
-        self.totals().spend(&payment.charge());
+        let (charge, spent) = (payment.charge(), payment.spent());
+        let rest = Charge { amount: remaining_of(charge.amount, Some(&spent.amount)), ..charge };
+        let mut totals = self.totals();
+        totals.spend(&spent);
+        totals.release(&rest);
     }
 
     fn totals(&self) -> MutexGuard<'_, Totals> {

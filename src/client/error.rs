@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, io, time::Duration};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, U256};
 
 use super::{ChannelFinding, PaymentOutcome, Receipt};
 use crate::{
@@ -203,6 +203,19 @@ pub enum OfferRefusal {
         asked: Duration,
         /// The longest accepted one.
         limit: Duration,
+    },
+    /// The client does not pay by permit (scheme `upto`). See [`PayerBuilder::upto`](super::PayerBuilder::upto).
+    #[error("this client does not pay by permit (scheme \"upto\")")]
+    Permit,
+    /// The payer has let Permit2 move less of the token than the offer's amount. Approve more.
+    #[error(
+        "Permit2 may move {approved} atomic units of the payer's token, and the offer is for {needed}: approve more"
+    )]
+    NotApproved {
+        /// What the payer has approved, in atomic units.
+        approved: U256,
+        /// The offer's amount, in atomic units.
+        needed: U256,
     },
     /// The client does not pay in this flow. See [`PayerBuilder::flows`](super::PayerBuilder::flows).
     #[error("this client does not pay in the flow \"{0}\"")]

@@ -342,6 +342,12 @@ pub struct JournalEntry {
     pub valid_before: u64,
     /// The authorization's nonce.
     pub nonce: B256,
+    /// The account that may settle it, if it is a permit (scheme `upto`): then [`amount`](Self::amount) is the most that may be charged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub facilitator: Option<Address>,
+    /// What was charged, if that is known and may be less than the amount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charged: Option<Usdc>,
     /// The version of x402 it is paid in; [`Version::payment_header`] is the header to present it in.
     #[serde(default, skip_serializing_if = "is_default")]
     pub version: Version,
@@ -368,6 +374,12 @@ impl JournalEntry {
     pub(super) fn charge(&self) -> Charge {
         let host = Url::parse(&self.url).as_ref().map(host_of).unwrap_or_default();
         Charge { amount: self.amount, payee: self.pay_to, host, signed_at: self.signed_at }
+    }
+
+    /// Returns the part of that which was spent, of a payment that was made.
+    pub(super) fn spent(&self) -> Charge {
+        let charge = self.charge();
+        Charge { amount: self.charged.map_or(charge.amount, |charged| charged.min(charge.amount)), ..charge }
     }
 
     /// Returns when the authorization is void by any reasonable clock.
@@ -415,6 +427,9 @@ pub(super) enum Record {
         nonce: B256,
         outcome: PaymentOutcome,
         transaction: Option<B256>,
+        /// What was charged, if that is less than what was signed for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        charged: Option<Usdc>,
     },
     /// The chain proves that the payment can never be executed.
     Void {
@@ -433,7 +448,7 @@ pub(super) enum Record {
 impl From<&Receipt> for Record {
     fn from(receipt: &Receipt) -> Self {
         let Receipt { nonce, outcome, transaction, .. } = *receipt;
-        Self::Outcome { nonce, outcome, transaction }
+        Self::Outcome { nonce, outcome, transaction, charged: None }
     }
 }
 
@@ -548,6 +563,7 @@ impl State {
 
     /// Applies a record, and returns the payment that it closes.
     fn apply(&mut self, record: Record) -> Option<JournalEntry> {
+        let mut of_permit = None;
         let (nonce, paid) = match record {
             Record::Paid(totals) => {
                 self.paid = totals;
@@ -570,7 +586,10 @@ impl State {
                 self.failed.insert((void_at, nonce));
                 return None;
             }
-            Record::Outcome { nonce, outcome: PaymentOutcome::Settled | PaymentOutcome::Accepted, .. } => (nonce, true),
+            Record::Outcome { nonce, outcome: PaymentOutcome::Settled | PaymentOutcome::Accepted, charged, .. } => {
+                of_permit = charged;
+                (nonce, true)
+            }
             Record::Void { nonce } => (nonce, false),
             Record::Channel(entry) => {
                 self.books.put(entry.id(), *entry);
@@ -581,10 +600,11 @@ impl State {
                 return None;
             }
         };
-        let entry = self.open.remove(&nonce)?;
+        let mut entry = self.open.remove(&nonce)?;
+        entry.charged = of_permit;
         self.failed.remove(&(entry.void_at(), nonce));
         if paid {
-            self.paid.add(&entry.charge());
+            self.paid.add(&entry.spent());
             if entry.purchase.is_some() {
                 self.keep_paid_purchase(entry.clone());
             }
@@ -613,6 +633,7 @@ impl State {
             nonce: *nonce,
             outcome: PaymentOutcome::Failed,
             transaction: None,
+            charged: None,
         });
         let purchases = self.paid_purchases.iter().filter_map(|key| self.purchases.get(key).cloned());
         let records = paid.into_iter().chain(purchases.map(Record::Purchase)).chain(open).chain(failed);
@@ -683,6 +704,8 @@ mod tests {
             amount: Usdc::from_atomic(amount),
             valid_before: 2_000,
             nonce: B256::repeat_byte(nonce),
+            facilitator: None,
+            charged: None,
             version: Version::V2,
             status_url: None,
             purchase: None,

@@ -41,6 +41,12 @@
 //! signature and its own journal agree. `refund_channels` asks for money back; `reconcile_channels` compares the journal with the chain,
 //! and finds a seller that claimed more than it charged; `initiate_withdrawal` gets the money back without the seller.
 //!
+//! # Paying at most a price
+//!
+//! With [`PayerBuilder::upto`] a payer signs for the most that a request may cost, and is charged what it did cost (scheme
+//! [`upto`](crate::upto)). Its budget counts the most until the seller names the transaction and what it charged. A request that cost nothing
+//! stays reserved at its most: the seller could still charge it. The chain releases it once the permit has expired.
+//!
 //! # Finding something to pay for
 //!
 //! `DiscoveryClient` (features `bazaar` and `reqwest`) reads the list of paid resources that a facilitator publishes.
@@ -63,6 +69,7 @@ mod offer;
 mod payer;
 mod payment;
 mod payment_response;
+mod permits;
 mod purchase;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 mod reconcile;
@@ -90,6 +97,7 @@ pub use layer::{AddPayment, AddPaymentError, AddPaymentLayer};
 pub use middleware::PaymentMiddleware;
 pub use payer::{Payer, PayerBuilder};
 pub use payment::{NextStep, PaymentOutcome, Receipt, ReceiptExt, SignedPayment};
+pub use permits::PermitPolicy;
 pub use purchase::Purchase;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 pub use reconcile::Reconciliation;

@@ -272,6 +272,8 @@ pub(super) struct OfferPolicy {
     pub(super) flows: Option<Vec<PaymentFlow>>,
     /// The first that distinguishes two offers decides.
     preferences: Vec<Comparison>,
+    /// Whether the payer pays by permit.
+    pub(super) permits: bool,
     /// The longest accepted withdraw delay, in seconds. `None` if the payer opens no channels.
     pub(super) withdraw_delay: Option<std::time::Duration>,
 }
@@ -318,7 +320,8 @@ impl OfferPolicy {
     fn compare(&self, one: &AcceptedOffer, other: &AcceptedOffer) -> Ordering {
         let preferred = self.preferences.iter().map(|compare| compare(&one.offer, &other.offer));
         let default = |offer: &AcceptedOffer| {
-            (offer.amount, offer.channel.is_none(), offer.offer.flow != PaymentFlow::Authorization)
+            let is_exact = offer.channel.is_none() && offer.offer.permit().is_none();
+            (offer.amount, offer.channel.is_none(), is_exact, offer.offer.flow != PaymentFlow::Authorization)
         };
         preferred.fold(Ordering::Equal, Ordering::then).then_with(|| default(one).cmp(&default(other)))
     }
@@ -365,7 +368,12 @@ impl OfferPolicy {
             .iter()
             .find(|trusted| trusted.network == network && trusted.address == asset)
             .ok_or(OfferRefusal::UnknownAsset { network, asset })?;
-        if *trusted != offer.asset {
+        let is_permit = offer.permit().is_some();
+        if is_permit && !self.permits {
+            return Err(OfferRefusal::Permit);
+        }
+        // A permit is in Permit2's domain.
+        if *trusted != offer.asset && !is_permit {
             return Err(OfferRefusal::WrongDomain { asset });
         }
         if offer.max_timeout_seconds == 0 {
@@ -397,6 +405,7 @@ mod tests {
             pay_to: Address::repeat_byte(7),
             max_timeout_seconds: 60,
             flow: PaymentFlow::Authorization,
+            method: Default::default(),
         }
     }
 

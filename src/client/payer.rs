@@ -10,7 +10,7 @@ use http::{HeaderMap, Method, header};
 use url::Url;
 
 use super::{
-    Budget, ChannelPolicy, JournalEntry, PaymentError, Refusal, SignedPayment,
+    Budget, ChannelPolicy, JournalEntry, OfferRefusal, PaymentError, PermitPolicy, Refusal, SignedPayment,
     budget::{Charge, Reservation, host_of},
     channels::VoucherPayment,
     offer::{AcceptedOffer, Challenge, OfferPolicy},
@@ -22,6 +22,7 @@ use crate::{
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, TokenDomain},
     network::{Asset, Network},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
+    upto::Permit,
 };
 
 /// How far `validAfter` lies in the past, in seconds, since block time may be behind the client's clock.
@@ -68,6 +69,7 @@ struct Inner {
     policy: OfferPolicy,
     /// `None` if it opens no channels.
     channels: Option<ChannelPolicy>,
+    permits: PermitPolicy,
     max_window: Duration,
     clock: Arc<dyn Clock>,
     nonces: Arc<dyn Nonces>,
@@ -81,6 +83,7 @@ impl Payer {
             budget: Budget::default(),
             policy: OfferPolicy::default(),
             channels: None,
+            permits: PermitPolicy::default(),
             max_window: Duration::from_secs(3_600),
             clock: Arc::new(SystemClock),
             nonces: Arc::new(OsNonces),
@@ -158,6 +161,7 @@ impl Payer {
         let window = self.window(offer.max_timeout_seconds);
         check_clock(now, date, window)?;
         let (authorization, signature) = self.authorize(&offer, window).await?;
+        let permit = offer.permit();
         let entry = JournalEntry {
             signed_at: now,
             method: method.to_string(),
@@ -169,12 +173,14 @@ impl Payer {
             amount,
             valid_before: authorization.valid_before.saturating_to(),
             nonce: authorization.nonce,
+            facilitator: permit.map(|permit| permit.facilitator),
+            charged: None,
             version: challenge.version(),
             status_url: challenge.status_url(url).map(String::from),
             purchase: purchase.map(|(key, _)| key),
             request: purchase.map(|(_, request)| request),
             payment: challenge
-                .into_header(index, &ExactPayload { signature, authorization })
+                .into_header(index, &ExactPayload { signature, authorization, permit })
                 .map_err(PaymentError::encode)?,
         };
         let header = header_of(&entry.payment)?;
@@ -190,7 +196,9 @@ impl Payer {
         offer: &ExactOffer,
         window: u64,
     ) -> Result<(Authorization, PaymentSignature), PaymentError> {
-        let (nonce, domain) = (self.0.nonces.next()?, TokenDomain::of(&offer.asset));
+        let nonce = self.0.nonces.next()?;
+        let permit = offer.permit().map(|permit| (permit, Permit::domain(offer.network())));
+        let domain = TokenDomain::of(&offer.asset);
         let mut validity = Validity::new(window);
         loop {
             let now = self.now();
@@ -202,7 +210,12 @@ impl Payer {
                 valid_before: U256::from(validity.begin(now)),
                 nonce,
             };
-            let signature = self.0.signer.sign(&authorization, &domain).await?;
+            let signature = match &permit {
+                None => self.0.signer.sign(&authorization, &domain).await?,
+                Some((permit, domain)) => {
+                    self.0.signer.sign_digest(permit.signing_hash(&authorization, domain)).await?
+                }
+            };
             if validity.is_good(self.now())? {
                 return Ok((authorization, signature));
             }
@@ -238,6 +251,13 @@ impl Payer {
                     Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
                     Err(error) => return Err(error),
                 }
+                continue;
+            }
+            if accepted.offer.permit().is_some()
+                && let Some(approved) = Box::pin(self.0.permits.short_of(self.address(), &accepted.offer)).await
+            {
+                let reason = OfferRefusal::NotApproved { approved, needed: accepted.offer.amount };
+                refusal = refusal.or(Some(Refusal::NoPayableOffer { reasons: vec![reason] }));
                 continue;
             }
             let (amount, payee) = (accepted.amount, accepted.offer.pay_to);
@@ -429,6 +449,16 @@ impl PayerBuilder {
     pub fn vouchers(mut self, policy: ChannelPolicy) -> Self {
         self.payer.policy.withdraw_delay = Some(ChannelPolicy::MAX_WITHDRAW_DELAY);
         self.payer.channels = Some(policy);
+        self
+    }
+
+    /// Pays at most the price where a seller offers that (scheme `upto`), by permits of Permit2. Default: off.
+    ///
+    /// At the same rank and price, a permit is preferred to `exact`: it may cost less. [`Budget`] limits apply to the price, which is the most
+    /// that may be charged. A seller may charge all of it. The signer signs the digest, which devices that show what they sign refuse.
+    pub fn upto(mut self, policy: PermitPolicy) -> Self {
+        self.payer.policy.permits = true;
+        self.payer.permits = policy;
         self
     }
 

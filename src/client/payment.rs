@@ -6,7 +6,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +62,8 @@ struct ExactPayment {
     /// An earlier attempt may have settled it without a clear answer.
     in_doubt: bool,
     receipt: Receipt,
+    /// What the seller says it charged for a permit, if it may be believed.
+    charged: Option<Usdc>,
 }
 
 /// The next step after an answer, or without one.
@@ -266,7 +268,7 @@ impl ExactPayment {
             reason: None,
             channel: None,
         };
-        Self { header, entry, budget, unsent, in_doubt: false, receipt }
+        Self { header, entry, budget, unsent, in_doubt: false, receipt, charged: None }
     }
 
     fn answered(
@@ -280,7 +282,7 @@ impl ExactPayment {
         let is_transient =
             is_transient || matches!(&report, SettlementReport::Failed { reason: Reason::SettlementPending, .. });
         let rejection = match status {
-            StatusCode::PAYMENT_REQUIRED => Rejection::read(headers, body),
+            StatusCode::PAYMENT_REQUIRED | StatusCode::PRECONDITION_FAILED => Rejection::read(headers, body),
             _ => Rejection::default(),
         };
         self.update(report, status, rejection);
@@ -297,7 +299,7 @@ impl ExactPayment {
 
     async fn finish(&self) -> Receipt {
         let Self { budget, receipt, .. } = self;
-        let record = Record::from(receipt);
+        let record = self.record();
         // Its answer closes a payment only if it was made, and only if reconciliation did not close it before.
         if let Some(closed) = budget.journal().close(&record) {
             budget.spend(&closed);
@@ -308,8 +310,27 @@ impl ExactPayment {
         receipt.clone()
     }
 
+    /// Returns the outcome for the journal.
+    fn record(&self) -> Record {
+        let Receipt { nonce, outcome, transaction, .. } = self.receipt;
+        match self.charged {
+            // Nothing was executed, so that all of it may be yet: like a failure, only the chain releases it.
+            Some(Usdc::ZERO) => Record::Outcome { nonce, outcome: PaymentOutcome::Failed, transaction, charged: None },
+            charged => Record::Outcome { nonce, outcome, transaction, charged },
+        }
+    }
+
+    /// Returns what a seller says it charged of a permit. Unless it names the transaction, all may be charged yet.
+    fn charged(&self, report: &SettlementReport) -> Option<Usdc> {
+        let SettlementReport::Paid { response, transaction } = report else { return None };
+        self.entry.facilitator?;
+        let charged = Usdc::try_from(parse_decimal(response.amount.as_ref()?)?).ok()?;
+        (transaction.is_some() || charged == Usdc::ZERO).then_some(charged)
+    }
+
     fn update(&mut self, report: SettlementReport, status: StatusCode, rejection: Rejection) {
         use PaymentOutcome::{Accepted, Failed, Settled, Unknown};
+        let charged = self.charged(&report);
         let (outcome, transaction, reason) = match report {
             SettlementReport::Paid { transaction, .. } => {
                 (if transaction.is_some() { Settled } else { Accepted }, transaction, None)
@@ -321,14 +342,16 @@ impl ExactPayment {
                 tracing::warn!(nonce = %self.entry.nonce, what, "a payment response contradicts what was signed");
                 (Unknown, None, Some(format!("the server's payment response {what}")))
             }
-            SettlementReport::None if status == StatusCode::PAYMENT_REQUIRED => match rejection {
-                Rejection { reason: Some(reason), .. } => (outcome_of(&reason), None, Some(reason.to_string())),
-                // Without a reason code, the server may have settled the payment.
-                Rejection { error: Some(error), .. } => {
-                    (Unknown, None, Some(format!("the server asked again: {error}")))
+            SettlementReport::None if status == StatusCode::PAYMENT_REQUIRED || rejection.reason.is_some() => {
+                match rejection {
+                    Rejection { reason: Some(reason), .. } => (outcome_of(&reason), None, Some(reason.to_string())),
+                    // Without a reason code, the server may have settled the payment.
+                    Rejection { error: Some(error), .. } => {
+                        (Unknown, None, Some(format!("the server asked again: {error}")))
+                    }
+                    Rejection { error: None, .. } => (Unknown, None, Some("the server asked again".into())),
                 }
-                Rejection { error: None, .. } => (Unknown, None, Some("the server asked again".into())),
-            },
+            }
             // In the flow `authorization` only a 2xx is charged. In the flow `upfront` the header is always there.
             SettlementReport::None if status.is_redirection() || is_rejection(status) => {
                 (Failed, None, Some(format!("the server answered {status}")))
@@ -345,6 +368,8 @@ impl ExactPayment {
         self.receipt.outcome = if outcome == Failed && self.in_doubt { Unknown } else { outcome };
         self.receipt.transaction = transaction;
         self.receipt.reason = reason;
+        self.charged = charged;
+        self.receipt.amount = charged.unwrap_or(self.entry.amount);
         self.in_doubt |= self.receipt.outcome == Unknown;
     }
 }
@@ -367,7 +392,7 @@ pub(super) fn is_rejection(status: StatusCode) -> bool {
 
 /// A settled payment that is presented again can be refused with some of the reasons.
 fn outcome_of(reason: &Reason) -> PaymentOutcome {
-    match reason {
+    match reason.of_exact() {
         Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => PaymentOutcome::Unknown,
         _ => PaymentOutcome::Failed,
     }
@@ -376,12 +401,20 @@ fn outcome_of(reason: &Reason) -> PaymentOutcome {
 /// Returns the report on this payment.
 fn report_on(signed: &JournalEntry, headers: &HeaderMap) -> SettlementReport {
     let report = SettlementReport::read(headers, signed.version, signed.network, signed.payer);
-    if let SettlementReport::Paid { response, .. } = &report
-        && response.amount.as_ref().is_some_and(|amount| parse_decimal(amount) != Some(signed.amount.into()))
-    {
-        return SettlementReport::Contradiction("names another amount");
+    let SettlementReport::Paid { response, .. } = &report else { return report };
+    let most: U256 = signed.amount.into();
+    let is_right = |amount: &String| match (parse_decimal(amount), signed.facilitator) {
+        (Some(amount), None) => amount == most,
+        (Some(amount), Some(_)) => amount <= most,
+        (None, _) => false,
+    };
+    if response.amount.as_ref().is_none_or(is_right) {
+        return report;
     }
-    report
+    SettlementReport::Contradiction(match signed.facilitator {
+        None => "names another amount",
+        Some(_) => "names more than was signed for",
+    })
 }
 
 /// Why a 402 answers a payment.
@@ -472,7 +505,7 @@ pub struct Receipt {
     pub network: Network,
     /// The token's address.
     pub asset: Address,
-    /// The amount that was signed.
+    /// The amount that was signed; of a permit (scheme `upto`) what was charged of it, if that is known.
     pub amount: Usdc,
     /// The payer's address.
     pub payer: Address,

@@ -1,12 +1,12 @@
 //! The contracts that a devnet has from its first block, at their canonical addresses: USDC, the CREATE2 deployer, the escrow of
-//! payment channels with its collector, and Multicall3.
+//! payment channels with its collector, Permit2 with the proxy of the scheme `upto`, and Multicall3.
 
 use alloy_primitives::{Address, Bytes, address, bytes};
 use alloy_sol_types::{SolCall as _, sol};
 use serde::Deserialize;
 
 use super::{DevnetError, chain::Chain};
-use crate::{Asset, Network, vouchers::Escrow};
+use crate::{Asset, Network, upto, vouchers::Escrow};
 
 sol! {
     /// The calls that the devnet makes to its token.
@@ -41,6 +41,8 @@ pub(super) fn deploy(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError
         (asset.address, include_str!("../../contracts/artifacts/DevnetUsdc.json")),
         (Escrow::ADDRESS, include_str!("../../contracts/artifacts/DevnetBatchSettlement.json")),
         (Escrow::ERC3009_COLLECTOR, include_str!("../../contracts/artifacts/DevnetErc3009Collector.json")),
+        (upto::PERMIT2, include_str!("../../contracts/artifacts/DevnetPermit2.json")),
+        (upto::PROXY, include_str!("../../contracts/artifacts/DevnetUptoProxy.json")),
         (MULTICALL3, include_str!("../../contracts/artifacts/DevnetMulticall3.json")),
     ] {
         chain.state.set_code(address, runtime_code(artifact)?);

@@ -125,13 +125,16 @@ pub struct TokenDomain {
 impl TokenDomain {
     /// Returns the domain of `asset`.
     pub fn of(asset: &Asset) -> Self {
-        let domain = Eip712Domain::new(
+        Self::new(Eip712Domain::new(
             Some(asset.name.clone().into()),
             Some(asset.version.clone().into()),
             Some(U256::from(asset.network.chain_id())),
             Some(asset.address),
             None,
-        );
+        ))
+    }
+
+    pub(crate) fn new(domain: Eip712Domain) -> Self {
         Self { separator: domain.separator(), domain }
     }
 

@@ -29,16 +29,17 @@ mod recover;
 mod sign;
 mod signature;
 
+pub(crate) use authorization::checksummed;
 #[cfg(feature = "facilitator")]
 pub(crate) use authorization::without_checksums;
 pub use authorization::{Authorization, TokenDomain};
+#[cfg(feature = "facilitator")]
+pub(crate) use recover::HALF_ORDER;
 #[cfg(feature = "facilitator")]
 pub use recover::RecoverError;
 #[cfg(feature = "client")]
 pub use sign::{AuthorizationSigner, SignError};
 pub use signature::PaymentSignature;
-#[cfg(feature = "facilitator")]
-pub(crate) use {authorization::checksummed, recover::HALF_ORDER};
 
 alloy_sol_types::sol! {
     /// The typed data of EIP-3009.

@@ -12,6 +12,7 @@ pub(crate) mod single_flight;
 
 use std::{fmt, sync::Arc};
 
+use alloy_primitives::Address;
 use async_trait::async_trait;
 use auto_impl::auto_impl;
 
@@ -26,6 +27,7 @@ pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, Re
 
 use crate::{
     ledger::{Ledger, Record},
+    network::Network,
     payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
 };
@@ -38,7 +40,7 @@ use crate::{
 /// - [`settle`](Self::settle) records the hash of every transaction in the [`ledger`](Self::ledger) before the transaction leaves the
 ///   process. It returns an [`SettlementOutcome`] in bounded time. A facilitator that sends no transactions itself is asked again if the
 ///   process crashes between its outcome and the ledger's next write. It must then return the same outcome.
-/// - An outcome is `Settled` only if this authorization transferred exactly the authorized amount to the payee. An indeterminate
+/// - An outcome is `Settled` only if what was signed transferred exactly the payment's [amount](Prechecked::amount) to the payee. An indeterminate
 ///   outcome is `Unknown`, never `Failed`.
 // One facilitator can serve several layers, behind an `Arc`.
 #[async_trait]
@@ -50,6 +52,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
 
     /// Returns `true` if it can settle payments under these terms. Called when a layer is built; asks nobody.
     fn serves(&self, terms: &Terms) -> bool;
+
+    /// Returns the account that settles permits on this network: offers of the scheme `upto` name it, and payers sign for it. Called when a
+    /// layer is built; asks nobody. Default: `None`, for a facilitator that settles none.
+    fn permit_account(&self, _network: Network) -> Option<Address> {
+        None
+    }
 
     /// Returns the payment kinds that it supports, as in the response of `GET /supported`.
     ///

@@ -146,11 +146,11 @@ impl MemoryLedger {
         match step {
             FulfilmentStep::Admit { funds: Some(funds), .. } => shard.check(&lease.key, now(), |record, payer| {
                 check(record)?;
-                if record.admitted { Ok(()) } else { payer.covers(record.authorization.value, funds) }
+                if record.admitted { Ok(()) } else { payer.covers(record.amount(), funds) }
             })?,
             FulfilmentStep::Defer { limit } => shard.check(&lease.key, now(), |record, payer| {
                 check(record)?;
-                payer.may_owe(record.authorization.value, limit)
+                payer.may_owe(record.amount(), limit)
             })?,
             _ => {}
         }
@@ -158,7 +158,7 @@ impl MemoryLedger {
             check(record)?;
             match step {
                 FulfilmentStep::Defer { limit } => {
-                    let amount = record.authorization.value;
+                    let amount = record.amount();
                     self.owed.lend(amount, limit.total, || Ok(record.fulfil(step)?))
                 }
                 _ => Ok(record.fulfil(step)?),
@@ -418,7 +418,7 @@ impl Shard {
         check: impl FnOnce(&Record, &PayerSums) -> Result<(), LedgerError>,
     ) -> Result<(), LedgerError> {
         let record = self.records.get(key).ok_or(LedgerError::NotFound)?;
-        let Some(sums) = self.payers.get_mut(&payer_of(key)) else { return check(record, &PayerSums::default()) };
+        let Some(sums) = self.payers.get_mut(&payer_of(record)) else { return check(record, &PayerSums::default()) };
         let share = Share::of(record);
         sums.age(now);
         sums.subtract(&share);
@@ -444,15 +444,16 @@ impl Shard {
         }
         let after = (Share::of(record), record.settlement);
         if after.0 != before.0 {
-            let (sums, now) = (self.payers.entry(payer_of(key)).or_default(), now());
+            let payer = payer_of(record);
+            let (sums, now) = (self.payers.entry(payer).or_default(), now());
             sums.age(now);
             sums.subtract(&before.0);
             sums.add(&after.0);
             if let (None, Settlement::Settled { block: Some(block), .. }) = (before.1.paid_by(), after.1) {
-                sums.moved(record.authorization.value, block, now);
+                sums.moved(record.amount(), block, now);
             }
             if sums.is_empty() {
-                self.payers.remove(&payer_of(key));
+                self.payers.remove(&payer);
             }
         }
         let (from, to) = (before.1.state(), after.1.state());
@@ -479,12 +480,12 @@ impl Shard {
 
     /// Returns the payment that has this record's id.
     fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
-        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
+        self.ids.get(&(payer_of(record), record.id?)).copied()
     }
 
     fn insert(&mut self, record: Box<Record>) {
         if let Some(id) = record.id {
-            self.ids.insert((payer_of(&record.key), id), record.key);
+            self.ids.insert((payer_of(&record), id), record.key);
         }
         self.by_state[record.settlement.state() as usize].insert(record.key);
         self.expiry.insert((expiry(&record), record.key));
@@ -495,7 +496,7 @@ impl Shard {
     #[cfg(feature = "sqlite")]
     fn restore(&mut self, record: Record) {
         self.owed.change(U256::ZERO, record.owed());
-        let payer = payer_of(&record.key);
+        let payer = payer_of(&record);
         let sums = self.payers.entry(payer).or_default();
         sums.add(&Share::of(&record));
         if sums.is_empty() {
@@ -509,17 +510,18 @@ impl Shard {
         self.expiry.remove(&(expiry(&record), *key));
         self.by_state[record.settlement.state() as usize].remove(key);
         if let Some(id) = record.id {
-            self.ids.remove(&(payer_of(key), id));
+            self.ids.remove(&(payer_of(&record), id));
         }
         if record.settlement.paid_by().is_some() {
             self.settled_and_removed += 1;
         }
         self.owed.change(record.owed(), U256::ZERO);
-        if let Some(sums) = self.payers.get_mut(&payer_of(key)) {
+        let payer = payer_of(&record);
+        if let Some(sums) = self.payers.get_mut(&payer) {
             sums.subtract(&Share::of(&record));
             sums.age(now);
             if sums.is_empty() {
-                self.payers.remove(&payer_of(key));
+                self.payers.remove(&payer);
             }
         }
     }
@@ -543,8 +545,10 @@ impl Shard {
     }
 }
 
-fn payer_of(key: &PaymentKey) -> PayerKey {
-    PayerKey { network: key.network, asset: key.asset, payer: key.payer }
+/// Whatever was signed, it is paid from the payer's balance in the token.
+fn payer_of(record: &Record) -> PayerKey {
+    let PaymentKey { network, payer, .. } = record.key;
+    PayerKey { network, asset: record.terms.offer().asset.address, payer }
 }
 
 /// Returns when a record may be removed, in Unix seconds.

@@ -291,7 +291,7 @@ pub enum Reservation {
 ///     let Some(last) = page.last() else { break };
 ///     open.after = Some(last.key);
 ///     for record in page {
-///         println!("{} owes {}", record.key.payer, record.authorization.value);
+///         println!("{} owes {}", record.key.payer, record.amount());
 ///     }
 /// }
 /// # Ok(())

@@ -19,7 +19,7 @@ pub struct Record {
     pub key: PaymentKey,
     /// The offer that it was accepted under. Later prices do not change it.
     pub terms: Arc<Terms>,
-    /// The message that the payer signed.
+    /// The message that the payer signed. A permit is kept in the same fields (see [`upto`](crate::upto)).
     pub authorization: Authorization,
     /// The payer's signature.
     pub signature: PaymentSignature,
@@ -65,6 +65,8 @@ pub struct Record {
     pub settled_at: Option<u64>,
     /// Its share of the transaction fee, in wei, if this ledger's facilitator paid it.
     pub fee: Option<U256>,
+    /// What is charged of the amount that was signed for, in atomic units, once that is decided. `None` if it is all of it.
+    pub charged: Option<U256>,
 }
 
 /// The process that settles a payment, so that no other one submits it.
@@ -166,9 +168,9 @@ pub enum Settlement {
         /// Its block, if known.
         block: Option<u64>,
     },
-    /// Included in a final block.
+    /// Included in a final block; or nothing was charged, so that nothing is to be settled.
     Final {
-        /// The transaction that paid.
+        /// The transaction that paid; zero if nothing was charged.
         transaction: B256,
         /// Its block, if known.
         block: Option<u64>,
@@ -272,8 +274,10 @@ pub enum FulfilmentStep {
         /// The part of the request body that the handler read.
         body: Option<BodyDigest>,
     },
-    /// The handler succeeded. An unsettled payment becomes due.
+    /// The handler succeeded. An unsettled payment becomes due, unless nothing is charged: then it is used up, and final.
     Produce {
+        /// What is charged of the amount that was signed for, in atomic units; `None` for all of it.
+        charged: Option<U256>,
         /// The part of the request body that the handler read.
         body: Option<BodyDigest>,
         /// When, in Unix seconds.
@@ -380,7 +384,7 @@ impl Record {
     /// | `Admit` | `Reserved`, `Released`, `Working`, not due | unchanged, in flight |
     /// | `Start` | in flight or settled; `Reserved`, `Released`, or `Working` (of an owner that died) | `Working` |
     /// | `Release` | `Reserved`, `Working` | `Released`; not in flight, unless due |
-    /// | `Produce` | `Working` | `Produced` |
+    /// | `Produce` | `Working` | `Produced`; due, or final if nothing is charged |
     /// | `Defer` | `Produced` and due, not deferred before | unchanged, deferred, its lease ended |
     /// | `Deliver` | `Produced`, `Delivered` | `Delivered` |
     ///
@@ -409,12 +413,16 @@ impl Record {
                 self.fulfilment = Released;
                 self.admitted &= self.settlement != Settlement::None;
             }
-            (FulfilmentStep::Produce { body, at, .. }, Working) => {
+            (FulfilmentStep::Produce { charged, body, at, .. }, Working) => {
                 self.body = BodyDigest::longer(self.body, *body);
                 self.fulfilment = Produced;
                 self.produced_at = Some(*at);
                 if self.settlement == Settlement::None {
+                    self.charged = *charged;
                     self.settlement = Settlement::Due;
+                    if self.amount().is_zero() {
+                        self.charge_nothing(*at);
+                    }
                 }
             }
             (FulfilmentStep::Defer { .. }, Produced) if self.settlement == Settlement::Due && !self.deferred => {
@@ -522,6 +530,13 @@ impl Record {
         }
     }
 
+    /// Uses up the payment without a transaction.
+    fn charge_nothing(&mut self, at: u64) {
+        self.settlement = Settlement::Final { transaction: B256::ZERO, block: None };
+        self.settled_at = Some(at);
+        self.admitted = false;
+    }
+
     pub(super) fn invalid(&self) -> InvalidTransition {
         InvalidTransition { fulfilment: self.fulfilment, settlement: self.settlement }
     }
@@ -556,12 +571,23 @@ impl Record {
             settling: None,
             settled_at: None,
             fee: None,
+            charged: payment.charged(),
         }
     }
 
-    /// Computes the EIP-712 hash of the authorization. It takes three rounds of Keccak, so it is not stored.
+    /// Computes the EIP-712 hash of what was signed. It takes a few rounds of Keccak, so it is not stored.
     pub fn signing_hash(&self) -> B256 {
-        self.authorization.signing_hash(self.terms.domain())
+        self.terms.signing_hash(&self.authorization)
+    }
+
+    /// Returns the amount that is settled, in atomic units: what is charged, or all that was signed for.
+    pub fn amount(&self) -> U256 {
+        self.charged.unwrap_or(self.authorization.value)
+    }
+
+    /// Returns the transaction that paid, if the payment is settled or final and anything was charged.
+    pub fn transaction(&self) -> Option<B256> {
+        self.settlement.paid_by().filter(|transaction| !transaction.is_zero())
     }
 
     /// Returns the current lease.
@@ -618,13 +644,13 @@ impl Record {
 
     /// Returns the amount that counts as in flight, in atomic units.
     pub fn in_flight(&self) -> U256 {
-        if self.admitted { self.authorization.value } else { U256::ZERO }
+        if self.admitted { self.amount() } else { U256::ZERO }
     }
 
     /// Returns the amount that is owed for a response released before settlement, in atomic units.
     pub fn owed(&self) -> U256 {
         let is_owed = self.deferred && self.settlement.paid_by().is_none();
-        if is_owed { self.authorization.value } else { U256::ZERO }
+        if is_owed { self.amount() } else { U256::ZERO }
     }
 
     /// Returns `true` if the payment was deferred and then failed to settle.
@@ -640,8 +666,9 @@ impl Record {
         let payload = crate::protocol::ExactPayload {
             signature: self.signature.clone(),
             authorization: self.authorization.clone(),
+            permit: self.terms.permit(),
         };
-        Prechecked::restored(self.terms.clone(), payload, self.failures)
+        Prechecked::restored(self.terms.clone(), payload, self.failures, self.charged)
     }
 
     /// Returns the outcome on record of a payment that the ledger refused to submit: it is paid, it failed after this settlement
@@ -662,10 +689,11 @@ impl Record {
         }
     }
 
-    /// Returns `true` if this is the authorization that the payer signed: the same message to the same token.
+    /// Returns `true` if this is what the payer signed: the same message to the same token.
     #[cfg(feature = "server")]
     pub(crate) fn is_of(&self, payment: &Prechecked) -> bool {
         self.authorization == *payment.authorization()
+            && self.terms.permit() == payment.terms().permit()
             && self.terms.domain().separator() == payment.terms().domain().separator()
     }
 }

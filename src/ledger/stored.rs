@@ -94,6 +94,8 @@ struct Changing {
     settled_at: Option<u64>,
     #[serde(default)]
     fee: Option<U256>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    charged: Option<U256>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -168,6 +170,7 @@ impl Changing {
             settling: record.settling.map(|Settling { by, until }| (by, until)),
             settled_at: record.settled_at,
             fee: record.fee,
+            charged: record.charged,
         }
     }
 
@@ -198,6 +201,7 @@ impl Changing {
             settling: self.settling.map(|(by, until)| Settling { by, until }),
             settled_at: self.settled_at,
             fee: self.fee,
+            charged: self.charged,
         })
     }
 }

@@ -74,11 +74,11 @@ pub struct ExportEntry {
 impl ExportEntry {
     /// Creates the entry of a record.
     pub fn of(record: &Record) -> Self {
-        let value = record.authorization.value;
+        let value = record.amount();
         Self {
             time: timestamp::format(record.reserved_at),
             network: record.key.network,
-            asset: record.key.asset,
+            asset: record.terms.offer().asset.address,
             payer: record.key.payer,
             payee: record.authorization.to,
             nonce: record.key.nonce,
@@ -92,7 +92,7 @@ impl ExportEntry {
                 Fulfilment::Delivered => "delivered",
                 Fulfilment::Released => "released",
             },
-            transaction: record.settlement.paid_by(),
+            transaction: record.transaction(),
             block: record.settlement.block(),
             fee_wei: record.fee.map(|fee| fee.to_string()),
             settled_at: record.settled_at.map(timestamp::format),

@@ -33,7 +33,7 @@ use crate::{
 /// let mut owed = operator.payments(PaymentFilter::Owed);
 /// while let Some(page) = owed.next().await? {
 ///     for record in page {
-///         println!("{} paid {} and got nothing", record.key.payer, record.authorization.value);
+///         println!("{} paid {} and got nothing", record.key.payer, record.amount());
 ///     }
 /// }
 /// # Ok(())
@@ -127,7 +127,7 @@ impl Operator {
         let mut payments = self.payments(PaymentFilter::All);
         while let Some(page) = payments.next().await? {
             for record in page {
-                let (network, asset) = (record.key.network, record.key.asset);
+                let (network, asset) = (record.key.network, record.terms.offer().asset.address);
                 let report = assets.entry((network, asset)).or_insert_with(|| AssetReport::new(network, asset));
                 report.add(&record, self.is_owed(&record).await?);
             }

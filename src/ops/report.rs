@@ -60,7 +60,7 @@ impl AssetReport {
     }
 
     pub(super) fn add(&mut self, record: &Record, is_owed: bool) {
-        let value = record.authorization.value;
+        let value = record.amount();
         self.states.entry(record.settlement.state()).or_default().add(value);
         if record.settlement.paid_by().is_some() {
             self.paid.add(value);

@@ -15,16 +15,17 @@ use crate::{
     eip3009::{Authorization, TokenDomain},
     network::Network,
     protocol::{ExactOffer, PaymentRequirements, Reason, ResourceInfo, Verbatim},
+    upto::Permit,
 };
 
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 
-/// The identity of a payment: network, token, payer and the nonce of the authorization.
+/// The identity of a payment: network, payer, the nonce of what was signed, and the contract that keeps used nonces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PaymentKey {
     /// The chain.
     pub network: Network,
-    /// The token.
+    /// The token. Of a permit it is [`PERMIT2`](crate::upto::PERMIT2), whose nonces are one set for all tokens.
     pub asset: Address,
     /// The payer.
     pub payer: Address,
@@ -35,8 +36,8 @@ pub struct PaymentKey {
 impl PaymentKey {
     /// Returns the key of a payment by this authorization under `terms`.
     pub fn of(terms: &Terms, authorization: &Authorization) -> Self {
-        let asset = &terms.offer().asset;
-        Self { network: asset.network, asset: asset.address, payer: authorization.from, nonce: authorization.nonce }
+        let (network, asset) = (terms.offer().network(), terms.offer().nonce_keeper());
+        Self { network, asset, payer: authorization.from, nonce: authorization.nonce }
     }
 }
 
@@ -50,7 +51,7 @@ impl Hash for PaymentKey {
     }
 }
 
-/// The terms of a payment: an offer with its JSON and the token's EIP-712 domain, each computed once.
+/// The terms of a payment: an offer with its JSON and the EIP-712 domain of what is signed, each computed once.
 ///
 /// ```
 /// # use tower_x402::{Network, Usdc, payment::Terms, protocol::ExactOffer};
@@ -70,7 +71,11 @@ impl Terms {
     /// Creates the terms of an offer.
     pub fn new(offer: ExactOffer) -> Self {
         let text = Verbatim::of_requirements(&offer.to_requirements());
-        Self { domain: TokenDomain::of(&offer.asset), text, offer }
+        let domain = match offer.permit() {
+            None => TokenDomain::of(&offer.asset),
+            Some(_) => Permit::domain(offer.network()),
+        };
+        Self { domain, text, offer }
     }
 
     /// Returns the offer.
@@ -83,9 +88,50 @@ impl Terms {
         &self.text
     }
 
-    /// Returns the token's EIP-712 domain.
+    /// Returns the EIP-712 domain of what is signed: the token's, or of a permit that of Permit2.
     pub const fn domain(&self) -> &TokenDomain {
         &self.domain
+    }
+
+    /// Returns the fields of a permit that follow from the offer, if it is paid by one (scheme `upto`). Then the offer's amount is the
+    /// highest that may be charged.
+    pub const fn permit(&self) -> Option<Permit> {
+        self.offer.permit()
+    }
+
+    /// Computes the EIP-712 hash that the payer signs.
+    pub fn signing_hash(&self, authorization: &Authorization) -> B256 {
+        match self.permit() {
+            None => authorization.signing_hash(&self.domain),
+            Some(permit) => permit.signing_hash(authorization, &self.domain),
+        }
+    }
+
+    /// Returns `true` if what was signed can not be executed any more in a block at this time, in Unix seconds.
+    pub(crate) fn is_over(&self, authorization: &Authorization, time: u64) -> bool {
+        match self.permit() {
+            None => authorization.valid_before <= U256::from(time),
+            // Valid up to and including its deadline.
+            Some(_) => authorization.valid_before < U256::from(time),
+        }
+    }
+
+    /// Returns `true` if what was signed can not be executed yet in a block at this time, in Unix seconds.
+    pub(crate) fn is_early(&self, authorization: &Authorization, time: u64) -> bool {
+        match self.permit() {
+            None => authorization.valid_after >= U256::from(time),
+            Some(_) => authorization.valid_after > U256::from(time),
+        }
+    }
+
+    /// Returns the code with which a payment under these terms is refused for this reason.
+    pub(crate) fn reason(&self, reason: Reason) -> Reason {
+        if self.permit().is_some() { reason.of_permit() } else { reason }
+    }
+
+    /// Returns the rejection with that code.
+    pub(crate) fn rejection(&self, Rejection { reason, detail }: Rejection) -> Rejection {
+        Rejection { reason: self.reason(reason), detail }
     }
 
     /// Returns `true` if the offer that a payer says it accepted is this one: the same text, or the same fields with at least the
@@ -95,16 +141,21 @@ impl Terms {
             return true;
         }
         let (Ok(accepted), Ok(offered)) = (accepted.read(), self.text.read()) else { return false };
-        accepted.scheme == offered.scheme
-            && accepted.network == offered.network
-            && accepted.amount == offered.amount
-            && accepted.asset.eq_ignore_ascii_case(&offered.asset)
-            && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
-            && accepted.max_timeout_seconds == offered.max_timeout_seconds
-            && offered.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
-            // A payer may add to `extra`, but not a flow that was not offered.
-            && accepted.extra.get("paymentFlow") == offered.extra.get("paymentFlow")
+        is_accepted(&offered, &accepted)
     }
+}
+
+/// Returns `true` if the offer that a payer says it accepted is this one.
+pub(crate) fn is_accepted(offered: &PaymentRequirements, accepted: &PaymentRequirements) -> bool {
+    accepted.scheme == offered.scheme
+        && accepted.network == offered.network
+        && accepted.amount == offered.amount
+        && accepted.asset.eq_ignore_ascii_case(&offered.asset)
+        && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
+        && accepted.max_timeout_seconds == offered.max_timeout_seconds
+        && offered.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
+        // A payer may add to `extra`, but not a flow that was not offered.
+        && accepted.extra.get("paymentFlow") == offered.extra.get("paymentFlow")
 }
 
 /// The largest [`EchoedMetadata`] that is passed on, in bytes of JSON. An ordinary payment has less than 4 KB.

@@ -8,6 +8,7 @@ use super::{EchoedMetadata, PaymentKey, Terms};
 use crate::{
     eip3009::{Authorization, PaymentSignature, RecoverError},
     protocol::{ExactPayload, Reason},
+    upto::{self, Permit},
 };
 
 /// A payment that passed all local checks against an offer. [`precheck`] returns it, and a ledger restores it from a record.
@@ -18,6 +19,8 @@ pub struct Prechecked {
     authenticity: Authenticity,
     echoed: Option<Arc<EchoedMetadata>>,
     known_failures: u32,
+    /// What is charged, if that is decided and may be less than what was signed for.
+    charged: Option<U256>,
 }
 
 /// The result of checking a signature without a node.
@@ -61,8 +64,18 @@ impl Window {
 /// # Errors
 /// [`Rejection`] with the protocol's reason code and one sentence for people.
 pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u64) -> Result<Prechecked, Rejection> {
-    let ExactPayload { authorization, signature } = &payload;
+    match check(&terms, &payload, window, now) {
+        Ok(authenticity) => {
+            Ok(Prechecked { terms, payload, authenticity, echoed: None, known_failures: 0, charged: None })
+        }
+        Err(rejection) => Err(terms.rejection(rejection)),
+    }
+}
+
+fn check(terms: &Terms, payload: &ExactPayload, window: Window, now: u64) -> Result<Authenticity, Rejection> {
+    let ExactPayload { authorization, signature, permit } = payload;
     let offer = terms.offer();
+    check_permit(terms.permit(), *permit)?;
     if authorization.to != offer.pay_to {
         return Err(Rejection::new(
             Reason::RecipientMismatch,
@@ -74,7 +87,7 @@ pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u
             format!("the authorization is for {} atomic units, the offer for {}", authorization.value, offer.amount);
         return Err(Rejection::new(Reason::ValueMismatch, detail));
     }
-    check_window(authorization, offer.max_timeout_seconds, window, now)?;
+    check_window(terms, authorization, window, now)?;
     if signature.is_erc6492() {
         let detail = "the signature is for a wallet that is not deployed (ERC-6492); deploy the wallet first";
         return Err(Rejection::new(Reason::Eip6492FactoryNotAllowed, detail));
@@ -83,20 +96,40 @@ pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u
         return Err(Rejection::new(Reason::Signature, "the signature is empty"));
     }
     // Bytes that cannot be a key's signature do not cost a hash.
-    let authenticity = match signature.recover_from(|| authorization.signing_hash(terms.domain())) {
+    Ok(match signature.recover_from(|| terms.signing_hash(authorization)) {
         Ok(signer) if signer == authorization.from => Authenticity::Proven,
         Ok(_) => Authenticity::ChainMustJudge(None),
         Err(error) => Authenticity::ChainMustJudge(Some(error)),
-    };
-    Ok(Prechecked { terms, payload, authenticity, echoed: None, known_failures: 0 })
+    })
 }
 
-fn check_window(authorization: &Authorization, max_timeout: u64, window: Window, now: u64) -> Result<(), Rejection> {
-    let until_latest = max_timeout.saturating_add(window.skew);
-    if authorization.valid_after >= U256::from(now) {
+/// Compares the fields of a permit with those that follow from the offer.
+fn check_permit(offered: Option<Permit>, signed: Option<Permit>) -> Result<(), Rejection> {
+    let no = |code: &str, detail: &str| Err(Rejection::new(code.into(), detail));
+    let (offered, signed) = match (offered, signed) {
+        (None, None) => return Ok(()),
+        (Some(offered), Some(signed)) => (offered, signed),
+        (Some(_), None) => return no(Reason::InvalidPayload.as_str(), "the offer is to be paid by a permit"),
+        (None, Some(_)) => return no(Reason::InvalidPayload.as_str(), "the offer is not to be paid by a permit"),
+    };
+    if signed.spender != offered.spender {
+        return no(upto::SPENDER_MISMATCH, "the permit's spender is not the contract of this scheme");
+    }
+    if signed.facilitator != offered.facilitator {
+        return no(upto::FACILITATOR_MISMATCH, "the permit is for another facilitator than the offer's");
+    }
+    if signed.token != offered.token {
+        return no(upto::TOKEN_MISMATCH, "the permit is for another token than the offer's");
+    }
+    Ok(())
+}
+
+fn check_window(terms: &Terms, authorization: &Authorization, window: Window, now: u64) -> Result<(), Rejection> {
+    let until_latest = terms.offer().max_timeout_seconds.saturating_add(window.skew);
+    if terms.is_early(authorization, now) {
         return Err(Rejection::new(Reason::ValidAfter, format!("validAfter is not in the past (now is {now})")));
     }
-    if authorization.valid_before <= U256::from(now) {
+    if terms.is_over(authorization, now) {
         return Err(Rejection::new(Reason::ValidBefore, format!("validBefore has passed (now is {now})")));
     }
     if authorization.valid_before < U256::from(now.saturating_add(window.remaining)) {
@@ -128,7 +161,7 @@ impl Prechecked {
 
     /// Computes the EIP-712 hash of the authorization.
     pub fn signing_hash(&self) -> B256 {
-        self.authorization().signing_hash(self.terms.domain())
+        self.terms.signing_hash(self.authorization())
     }
 
     /// Returns whether the signature is proven to be the payer's.
@@ -159,6 +192,22 @@ impl Prechecked {
         self.known_failures
     }
 
+    /// Charges this much of what was signed for, in atomic units (scheme `upto`). Until then all of it is verified and settled.
+    #[must_use]
+    pub fn charging(self, amount: U256) -> Self {
+        Self { charged: Some(amount), ..self }
+    }
+
+    /// Returns what is charged of what was signed for, if that is decided.
+    pub const fn charged(&self) -> Option<U256> {
+        self.charged
+    }
+
+    /// Returns the amount that is verified and settled, in atomic units.
+    pub fn amount(&self) -> U256 {
+        self.charged.unwrap_or(self.payload.authorization.value)
+    }
+
     /// Returns the payload that the payer sent.
     #[cfg(feature = "remote")]
     pub(crate) const fn payload(&self) -> &ExactPayload {
@@ -173,13 +222,19 @@ impl Prechecked {
     /// Checks the window again, because time passes while a payment waits.
     #[cfg(feature = "server")]
     pub(crate) fn check_window(&self, window: Window, now: u64) -> Result<(), Rejection> {
-        check_window(self.authorization(), self.terms.offer().max_timeout_seconds, window, now)
+        check_window(&self.terms, self.authorization(), window, now)
+            .map_err(|rejection| self.terms.rejection(rejection))
     }
 
     /// Restores a payment from its record, which the ledger keeps only of payments that passed [`precheck`].
     #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
-    pub(crate) const fn restored(terms: Arc<Terms>, payload: ExactPayload, known_failures: u32) -> Self {
-        Self { terms, payload, authenticity: Authenticity::Proven, echoed: None, known_failures }
+    pub(crate) const fn restored(
+        terms: Arc<Terms>,
+        payload: ExactPayload,
+        known_failures: u32,
+        charged: Option<U256>,
+    ) -> Self {
+        Self { terms, payload, authenticity: Authenticity::Proven, echoed: None, known_failures, charged }
     }
 }
 

@@ -1,24 +1,89 @@
-//! The `exact` scheme on EVM chains: an EIP-3009 authorization of exactly the asked amount.
+//! Payments by one signed transfer on EVM chains: `exact`, by an EIP-3009 authorization of exactly the asked amount, and `upto`, by a
+//! permit for a maximum.
 
 use std::fmt;
 
 use alloy_primitives::{Address, U256};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Map, Value};
 
 use super::PaymentRequirements;
 use crate::{
     eip3009::{Authorization, PaymentSignature},
     network::{Asset, Network},
+    upto::{self, Permit, Permit2Authorization},
 };
 
-/// The payload of an `exact` payment on an EVM chain.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The payload of a payment by one signed transfer on an EVM chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExactPayload {
-    /// The payer's signature over the authorization.
+    /// The payer's signature over the message.
     pub signature: PaymentSignature,
     /// The message that the payer signed.
     pub authorization: Authorization,
+    /// The other fields of the message, if it is a permit (scheme `upto`).
+    pub permit: Option<Permit>,
+}
+
+impl ExactPayload {
+    /// Creates the payload of a payment by an EIP-3009 authorization (scheme `exact`).
+    pub const fn new(signature: PaymentSignature, authorization: Authorization) -> Self {
+        Self { signature, authorization, permit: None }
+    }
+}
+
+impl Serialize for ExactPayload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Wire<'a> {
+            signature: &'a PaymentSignature,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            authorization: Option<&'a Authorization>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            permit2_authorization: Option<Permit2Authorization>,
+        }
+        let permit2_authorization =
+            self.permit.as_ref().map(|permit| Permit2Authorization::of(&self.authorization, permit));
+        let authorization = Some(&self.authorization).filter(|_| self.permit.is_none());
+        Wire { signature: &self.signature, authorization, permit2_authorization }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ExactPayload {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Wire {
+            signature: PaymentSignature,
+            authorization: Option<Authorization>,
+            permit2_authorization: Option<Permit2Authorization>,
+        }
+        let Wire { signature, authorization, permit2_authorization } = Wire::deserialize(deserializer)?;
+        match (authorization, permit2_authorization) {
+            (Some(authorization), None) => Ok(Self::new(signature, authorization)),
+            (None, Some(signed)) => {
+                let (authorization, permit) = signed.into_parts();
+                Ok(Self { signature, authorization, permit: Some(permit) })
+            }
+            (None, None) => Err(D::Error::missing_field("authorization")),
+            (Some(_), Some(_)) => Err(D::Error::custom("authorization and permit2Authorization exclude each other")),
+        }
+    }
+}
+
+/// How tokens are moved, and who decides how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransferMethod {
+    /// Exactly the amount, by an EIP-3009 authorization that anybody may execute (scheme `exact`).
+    #[default]
+    Authorization,
+    /// At most the amount, by a permit that one account may have executed (scheme `upto`).
+    Permit {
+        /// The account (`extra.facilitatorAddress`).
+        facilitator: Address,
+    },
 }
 
 /// The order of work and settlement (`extra.paymentFlow`).
@@ -48,13 +113,13 @@ impl fmt::Display for PaymentFlow {
     }
 }
 
-/// An `exact` offer on an EVM chain, parsed and checked.
+/// An offer to be paid by one signed transfer on an EVM chain, parsed and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExactOffer {
     /// The token, and its chain.
     pub asset: Asset,
-    /// The price, in atomic units of the token.
+    /// The price, in atomic units of the token: of a [permit](TransferMethod::Permit) the highest.
     pub amount: U256,
     /// The payee.
     pub pay_to: Address,
@@ -62,12 +127,21 @@ pub struct ExactOffer {
     pub max_timeout_seconds: u64,
     /// The order of work and settlement.
     pub flow: PaymentFlow,
+    /// How the tokens are moved.
+    pub method: TransferMethod,
 }
 
 impl ExactOffer {
-    /// Creates an offer of the flow `authorization`. `amount` is in atomic units of the token.
+    /// Creates an offer of the scheme `exact` and the flow `authorization`. `amount` is in atomic units of the token.
     pub const fn new(asset: Asset, amount: U256, pay_to: Address, max_timeout_seconds: u64) -> Self {
-        Self { asset, amount, pay_to, max_timeout_seconds, flow: PaymentFlow::Authorization }
+        let (flow, method) = (PaymentFlow::Authorization, TransferMethod::Authorization);
+        Self { asset, amount, pay_to, max_timeout_seconds, flow, method }
+    }
+
+    /// Makes it an offer of the scheme `upto`: the amount is the highest, and this facilitator settles.
+    #[must_use]
+    pub fn up_to(self, facilitator: Address) -> Self {
+        Self { flow: PaymentFlow::Authorization, method: TransferMethod::Permit { facilitator }, ..self }
     }
 
     /// Returns the chain of the payment.
@@ -75,16 +149,48 @@ impl ExactOffer {
         self.asset.network
     }
 
+    /// Returns the name of its scheme.
+    pub const fn scheme(&self) -> &'static str {
+        match self.method {
+            TransferMethod::Authorization => "exact",
+            TransferMethod::Permit { .. } => upto::SCHEME,
+        }
+    }
+
+    /// Returns the fields of a permit that follow from the offer, if it is paid by one.
+    pub const fn permit(&self) -> Option<Permit> {
+        match self.method {
+            TransferMethod::Authorization => None,
+            TransferMethod::Permit { facilitator } => Some(Permit::new(self.asset.address, facilitator)),
+        }
+    }
+
+    /// Returns the contract that keeps the nonces that have been used: the token, or Permit2, whose nonces are one set for all tokens.
+    pub const fn nonce_keeper(&self) -> Address {
+        match self.method {
+            TransferMethod::Authorization => self.asset.address,
+            TransferMethod::Permit { .. } => upto::PERMIT2,
+        }
+    }
+
     /// Returns the offer as it is on the wire, with checksummed addresses.
     pub fn to_requirements(&self) -> PaymentRequirements {
         let mut extra = Map::new();
-        extra.insert("name".into(), Value::from(self.asset.name.as_str()));
-        extra.insert("version".into(), Value::from(self.asset.version.as_str()));
+        // Where it is paid by a permit, others may leave out the token's domain.
+        for (field, value) in [("name", &self.asset.name), ("version", &self.asset.version)] {
+            if !value.is_empty() || self.method == TransferMethod::Authorization {
+                extra.insert(field.into(), Value::from(value.as_str()));
+            }
+        }
+        if let TransferMethod::Permit { facilitator } = self.method {
+            extra.insert("assetTransferMethod".into(), Value::from("permit2"));
+            extra.insert("facilitatorAddress".into(), Value::from(facilitator.to_string()));
+        }
         if self.flow != PaymentFlow::Authorization {
             extra.insert("paymentFlow".into(), Value::from(self.flow.as_str()));
         }
         PaymentRequirements {
-            scheme: "exact".into(),
+            scheme: self.scheme().into(),
             network: self.asset.network.to_string(),
             amount: self.amount.to_string(),
             asset: self.asset.address.to_string(),
@@ -99,25 +205,34 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
     type Error = OfferError;
 
     fn try_from(offer: &PaymentRequirements) -> Result<Self, OfferError> {
-        if offer.scheme != "exact" {
-            return Err(OfferError::Scheme(offer.scheme.clone()));
-        }
+        let is_permit = match offer.scheme.as_str() {
+            "exact" => false,
+            upto::SCHEME => true,
+            _ => return Err(OfferError::Scheme(offer.scheme.clone())),
+        };
         let network = offer.network.parse().map_err(|_| OfferError::Network(offer.network.clone()))?;
         let address = |text: &str, field| text.parse::<Address>().map_err(|_| OfferError::Address(field));
         let text = |field| match offer.extra.get(field) {
             Some(Value::String(text)) => Ok(text.clone()),
+            None if is_permit => Ok(String::new()),
             _ => Err(OfferError::MissingDomain),
         };
         let flow = match offer.extra.get("paymentFlow") {
             None => PaymentFlow::Authorization,
             Some(Value::String(flow)) if flow == "authorization" => PaymentFlow::Authorization,
-            Some(Value::String(flow)) if flow == "upfront" => PaymentFlow::Upfront,
+            Some(Value::String(flow)) if flow == "upfront" && !is_permit => PaymentFlow::Upfront,
             Some(other) => return Err(OfferError::Flow(other.to_string())),
         };
-        // The EVM scheme also has transfers by Permit2, which this field names.
-        if let Some(method) = offer.extra.get("assetTransferMethod").filter(|method| *method != "eip3009") {
+        // The scheme `exact` also has transfers by Permit2, which this field names.
+        let expected = if is_permit { "permit2" } else { "eip3009" };
+        if let Some(method) = offer.extra.get("assetTransferMethod").filter(|method| *method != expected) {
             return Err(OfferError::TransferMethod(method.to_string()));
         }
+        let method = match offer.extra.get("facilitatorAddress") {
+            _ if !is_permit => TransferMethod::Authorization,
+            Some(Value::String(text)) => TransferMethod::Permit { facilitator: address(text, "facilitatorAddress")? },
+            _ => return Err(OfferError::Address("facilitatorAddress")),
+        };
         Ok(Self {
             asset: Asset {
                 network,
@@ -129,6 +244,7 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
             pay_to: address(&offer.pay_to, "payTo")?,
             max_timeout_seconds: offer.max_timeout_seconds,
             flow,
+            method,
         })
     }
 }
@@ -137,8 +253,8 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferError {
-    /// The scheme is not `exact`.
-    #[error("scheme {0:?} is not implemented, only \"exact\"")]
+    /// The scheme is none of those for one signed transfer.
+    #[error("scheme {0:?} is not implemented, only \"exact\" and \"upto\"")]
     Scheme(String),
     /// The network is not an EVM chain.
     #[error("network {0:?} is not an EVM chain")]
@@ -155,8 +271,8 @@ pub enum OfferError {
     /// The payment flow is unknown.
     #[error("paymentFlow {0} is not implemented")]
     Flow(String),
-    /// The token is to be moved by another method than EIP-3009.
-    #[error("assetTransferMethod {0} is not implemented, only \"eip3009\"")]
+    /// The token is to be moved by another method than EIP-3009, or for `upto` than Permit2.
+    #[error("assetTransferMethod {0} is not implemented for this scheme")]
     TransferMethod(String),
 }
 
@@ -171,6 +287,7 @@ mod tests {
             pay_to: Address::repeat_byte(7),
             max_timeout_seconds: 60,
             flow: PaymentFlow::Authorization,
+            method: TransferMethod::Authorization,
         }
     }
 
@@ -185,13 +302,33 @@ mod tests {
     }
 
     #[test]
+    fn an_offer_of_a_maximum_reads_back_as_itself_and_needs_a_facilitator() {
+        let offer = offer().up_to(Address::repeat_byte(9));
+        let written = offer.to_requirements();
+        assert_eq!(written.scheme, "upto");
+        assert_eq!(written.extra["facilitatorAddress"], Address::repeat_byte(9).to_string());
+        assert_eq!(ExactOffer::try_from(&written), Ok(offer.clone()));
+        let change = |change: fn(&mut PaymentRequirements)| {
+            let mut written = offer.to_requirements();
+            change(&mut written);
+            ExactOffer::try_from(&written)
+        };
+        // The token's domain is of use only for permits of the token itself (EIP-2612).
+        assert!(change(|o| drop((o.extra.remove("name"), o.extra.remove("assetTransferMethod")))).is_ok());
+        let lacking = change(|o| drop(o.extra.remove("facilitatorAddress")));
+        assert_eq!(lacking, Err(OfferError::Address("facilitatorAddress")));
+        let upfront = change(|o| drop(o.extra.insert("paymentFlow".into(), "upfront".into())));
+        assert!(matches!(upfront, Err(OfferError::Flow(_))));
+    }
+
+    #[test]
     fn an_offer_that_cannot_be_paid_names_the_field() {
         let change = |change: fn(&mut PaymentRequirements)| {
             let mut written = offer().to_requirements();
             change(&mut written);
             ExactOffer::try_from(&written).unwrap_err()
         };
-        assert!(matches!(change(|o| o.scheme = "upto".into()), OfferError::Scheme(_)));
+        assert!(matches!(change(|o| o.scheme = "escrow".into()), OfferError::Scheme(_)));
         assert!(matches!(change(|o| o.network = "solana:x".into()), OfferError::Network(_)));
         assert!(matches!(change(|o| o.asset = "0x12".into()), OfferError::Address("asset")));
         assert!(matches!(change(|o| o.pay_to = "bob".into()), OfferError::Address("payTo")));

@@ -46,7 +46,7 @@ impl ResourceInfo {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct PaymentRequirements {
-    /// The scheme. This crate knows `exact` and `batch-settlement`.
+    /// The scheme. This crate knows `exact`, `upto` and `batch-settlement`.
     pub scheme: String,
     /// The chain, as CAIP-2.
     pub network: String,

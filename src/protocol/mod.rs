@@ -27,7 +27,7 @@ pub(crate) mod timestamp;
 pub mod v1;
 mod version;
 
-pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
+pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow, TransferMethod};
 pub use extensions::{PaymentId, PaymentIdError};
 pub use header::{
     DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,

@@ -4,6 +4,9 @@ use std::{convert::Infallible, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+#[cfg(any(feature = "facilitator", feature = "client"))]
+use crate::upto;
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal,)*) => {
         /// A reason code of x402: why a payment was refused or not settled.
@@ -109,6 +112,20 @@ reasons! {
     UnexpectedVerifyError = "unexpected_verify_error",
     /// Settlement failed unexpectedly.
     UnexpectedSettleError = "unexpected_settle_error",
+}
+
+impl Reason {
+    /// Returns the reason with which a permit is refused (scheme `upto`). Permits have codes of their own.
+    #[cfg(feature = "facilitator")]
+    pub(crate) fn of_permit(&self) -> Self {
+        upto::of_permit(self.as_str()).into()
+    }
+
+    /// Returns the reason of `exact` that means the same, if this is one of a permit.
+    #[cfg(any(feature = "remote", feature = "client"))]
+    pub(crate) fn of_exact(&self) -> Self {
+        upto::of_exact(self.as_str()).into()
+    }
 }
 
 impl fmt::Display for Reason {

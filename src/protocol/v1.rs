@@ -83,6 +83,10 @@ impl TryFrom<&PaymentRequirementsV1> for super::ExactOffer {
     type Error = OfferError;
 
     fn try_from(offer: &PaymentRequirementsV1) -> Result<Self, OfferError> {
+        // v1 has no other scheme.
+        if offer.scheme != "exact" {
+            return Err(OfferError::Scheme(offer.scheme.clone()));
+        }
         let network = Network::from_v1_name(&offer.network);
         let network = network.ok_or_else(|| OfferError::Network(offer.network.clone()))?;
         Self::try_from(&super::PaymentRequirements {
@@ -180,6 +184,7 @@ mod tests {
             pay_to: Address::repeat_byte(7),
             max_timeout_seconds: 60,
             flow: PaymentFlow::Upfront,
+            method: Default::default(),
         };
         let resource = ResourceInfo { url: "https://api.example/a".into(), ..ResourceInfo::default() };
         let spelled = PaymentRequirementsV1::of(&offer.to_requirements(), "base", &resource);
@@ -208,6 +213,7 @@ mod tests {
                 pay_to: Address::repeat_byte(7),
                 max_timeout_seconds: 60,
                 flow: PaymentFlow::Authorization,
+                method: Default::default(),
             }
             .to_requirements(),
             "base",

@@ -29,6 +29,7 @@ use crate::{
     ledger::{StoredResponse, channels::ChannelRecord},
     protocol::{SettlementResponse, Version, encode_header, v1},
     telemetry::RequestOutcome,
+    upto::ALLOWANCE_REQUIRED,
     vouchers::{ChannelId, VoucherState},
 };
 
@@ -193,6 +194,9 @@ impl RequestContext {
 fn outcome_of(why: &Why) -> (StatusCode, RequestOutcome) {
     match why {
         Why::Malformed(_) => (StatusCode::BAD_REQUEST, RequestOutcome::Malformed),
+        Why::Rejected(rejection) if rejection.reason.as_str() == ALLOWANCE_REQUIRED => {
+            (StatusCode::PRECONDITION_FAILED, RequestOutcome::Rejected)
+        }
         Why::Rejected(_) | Why::Misstated(..) => (StatusCode::PAYMENT_REQUIRED, RequestOutcome::Rejected),
         Why::Pending => (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::Pending),
         Why::InProgress

@@ -24,7 +24,7 @@ use crate::{
     facilitator::Facilitator,
     network::{Asset, Network},
     payment::Terms,
-    protocol::{PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, Verbatim, payment_status},
+    protocol::{PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, TransferMethod, Verbatim, payment_status},
     upload::{EvictingSemaphore, permits_for},
     usdc::{ParseUsdcError, Usdc},
     vouchers::SCHEME,
@@ -60,6 +60,7 @@ pub struct RequirePaymentLayerBuilder {
     #[cfg(feature = "bazaar")]
     discovery: Option<Discovery>,
     speaks_v1: bool,
+    takes_permits: bool,
     settings: Settings,
 }
 
@@ -157,7 +158,8 @@ impl RequirePaymentLayerBuilder {
                 if pay_to.is_zero() {
                     return Err(BuildError::ZeroPayee);
                 }
-                let mut option = PaymentOption { asset, pay_to: *pay_to, flow, facilitator: 0 };
+                let method = TransferMethod::Authorization;
+                let mut option = PaymentOption { asset, pay_to: *pay_to, flow, method, facilitator: 0 };
                 if takes_exact {
                     let sample = Terms::new(option.offer(U256::from(1), timeout));
                     let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
@@ -169,6 +171,15 @@ impl RequirePaymentLayerBuilder {
                     }
                 }
                 options.push(option);
+            }
+        }
+        if self.takes_permits {
+            if !takes_exact {
+                return Err(BuildError::PermitsAndVouchersOnly);
+            }
+            for (asset, pay_to) in &self.payees {
+                let asset = asset.clone().map_err(BuildError::NoUsdc)?;
+                options.push(permit_option(&self.facilitators, asset, *pay_to)?);
             }
         }
         let voucher_offers = voucher_offers(&self.settings, &options)?;
@@ -318,6 +329,23 @@ impl RequirePaymentLayerBuilder {
         self.settings.page = None;
         self.speaks_v1 = false;
         self.vouchers(channels)
+    }
+
+    /// Offers to be paid by permits, too (scheme `upto`), in every token and to every payee: the price is then the highest that a request
+    /// costs, and the handler says by [`ActualPrice`](super::ActualPrice) what it did cost, which may be nothing. A handler that says nothing
+    /// charges the price. Default: off.
+    ///
+    /// A permit that is charged nothing is used up all the same: presented again, it gets the answer that it got. While the work lasts,
+    /// nothing is locked: see [`upto`](crate::upto) for what payer and seller rely on. Payers have to have let Permit2 move the token; one
+    /// that has not is answered 412.
+    ///
+    /// ```
+    /// # use tower_x402::server::RequirePaymentLayer;
+    /// let builder = RequirePaymentLayer::builder().price("$0.10").upto();
+    /// ```
+    pub fn upto(mut self) -> Self {
+        self.takes_permits = true;
+        self
     }
 
     /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
@@ -522,6 +550,7 @@ impl Default for RequirePaymentLayerBuilder {
             #[cfg(feature = "bazaar")]
             discovery: None,
             speaks_v1: true,
+            takes_permits: false,
             settings: Settings::default(),
         }
     }
@@ -559,6 +588,14 @@ pub enum BuildError {
     /// No facilitator serves this network: add one that does.
     #[error("no facilitator serves {0}: add one with .facilitator(…)")]
     NotServed(Network),
+    /// No facilitator settles permits on this network: add one that does, or leave `upto` out.
+    #[error(
+        "no facilitator settles permits on {0}: add one whose /supported has the scheme upto, or leave .upto() out"
+    )]
+    NoPermits(Network),
+    /// Only vouchers are taken.
+    #[error("only vouchers are taken: leave .upto() out, or call .vouchers(…)")]
+    PermitsAndVouchersOnly,
     /// No payee is on the chain of the channels: call `pay_to` for it.
     #[error("vouchers are for channels on {0}, where there is no payee: call .pay_to(…) for it")]
     NoChannelPayee(Network),
@@ -665,6 +702,19 @@ fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<
         }
     }
     Ok(offers)
+}
+
+/// Returns the option to pay at most the price. Its offers name the account that settles it.
+fn permit_option(
+    facilitators: &[Arc<dyn Facilitator>],
+    asset: Asset,
+    pay_to: Address,
+) -> Result<PaymentOption, BuildError> {
+    let accounts = facilitators.iter().map(|facilitator| facilitator.permit_account(asset.network)).enumerate();
+    let found = accounts.filter_map(|(index, account)| Some((index, account?))).next();
+    let (facilitator, account) = found.ok_or(BuildError::NoPermits(asset.network))?;
+    let method = TransferMethod::Permit { facilitator: account };
+    Ok(PaymentOption { asset, pay_to, flow: PaymentFlow::Authorization, method, facilitator })
 }
 
 /// Tells the operator of offers with which a proxy answers 502 in place of the 402.

@@ -18,8 +18,8 @@ use crate::{
     network::Asset,
     payment::Terms,
     protocol::{
-        ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, V1, V2, Verbatim, encode_header,
-        v1,
+        ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, TransferMethod, V1, V2, Verbatim,
+        encode_header, v1,
     },
     usdc::Usdc,
 };
@@ -126,19 +126,20 @@ impl fmt::Debug for Price {
     }
 }
 
-/// One way to pay: a token, a payee, a flow, and which facilitator settles it.
+/// One way to pay: a token, a payee, a flow, how the token is moved, and which facilitator settles it.
 #[derive(Clone, Debug)]
 pub(super) struct PaymentOption {
     pub(super) asset: Asset,
     pub(super) pay_to: Address,
     pub(super) flow: PaymentFlow,
+    pub(super) method: TransferMethod,
     pub(super) facilitator: usize,
 }
 
 impl PaymentOption {
     pub(super) fn offer(&self, amount: U256, max_timeout_seconds: u64) -> ExactOffer {
-        let Self { asset, pay_to, flow, .. } = self;
-        ExactOffer { asset: asset.clone(), amount, pay_to: *pay_to, max_timeout_seconds, flow: *flow }
+        let Self { asset, pay_to, flow, method, .. } = self;
+        ExactOffer { asset: asset.clone(), amount, pay_to: *pay_to, max_timeout_seconds, flow: *flow, method: *method }
     }
 }
 
@@ -473,8 +474,11 @@ impl OffersV1 {
 }
 
 /// v1 cannot tell flows apart, and its clients expect the money to move after the work: another flow is offered only where
-/// that one is not.
+/// that one is not. It has authorizations only.
 fn is_offered_in_v1(option: &PaymentOption, options: &[PaymentOption]) -> bool {
+    if option.method != TransferMethod::Authorization {
+        return false;
+    }
     let is_usual = |other: &PaymentOption| {
         other.flow == PaymentFlow::Authorization && other.asset == option.asset && other.pay_to == option.pay_to
     };

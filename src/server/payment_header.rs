@@ -65,6 +65,7 @@ pub(super) enum Message {
 /// The part of a payload that says who pays.
 #[derive(Deserialize)]
 struct PayloadFrom {
+    #[serde(alias = "permit2Authorization")]
     authorization: AuthorizationFrom,
 }
 
@@ -166,12 +167,12 @@ impl PaymentHeader {
         }
     }
 
-    /// Returns the tokens that the payment may be in: of those on offer, or the one that it names itself.
-    fn tokens(&self, offers: &[Offer]) -> Vec<(Network, Address)> {
+    /// Returns the contracts that may keep the payment's nonce: those of the tokens on offer, or of the one that it names itself.
+    fn nonce_keepers(&self, offers: &[Offer]) -> Vec<(Network, Address)> {
         match &self.message {
             Message::V2(payment) => {
                 let offer = payment.accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
-                offer.map(|offer| (offer.network(), offer.asset.address)).into_iter().collect()
+                offer.map(|offer| (offer.network(), offer.nonce_keeper())).into_iter().collect()
             }
             Message::V1(payment) => offers
                 .iter()
@@ -198,7 +199,8 @@ impl PaymentHeader {
             Message::V2(_) => offer.terms.offer().network().to_string() == network,
             Message::V1(_) => offer.v1_network == Some(&network),
         };
-        let (reason, detail) = if scheme != "exact" {
+        let of_scheme = |offer: &Offer| offer.terms.offer().scheme() == scheme;
+        let (reason, detail) = if scheme != "exact" && !offers.iter().any(of_scheme) {
             (Reason::UnsupportedScheme, format!("scheme {scheme:?} is not on offer"))
         } else if !offers.iter().any(on_network) {
             (Reason::InvalidNetwork, format!("network {network:?} is not on offer"))
@@ -235,7 +237,7 @@ impl PaymentHeader {
     /// Returns the payment as it is on record, or the rejection. A client that does not hold the signature learns nothing of it.
     async fn find_recorded(&self, config: &Config, offers: &[Offer], rejection: Rejection) -> Result<Matched, Refusal> {
         let exact = self.payload()?;
-        for (network, asset) in self.tokens(offers) {
+        for (network, asset) in self.nonce_keepers(offers) {
             let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
             for facilitator in &config.facilitators {
                 // Several may share a ledger; only one can tell what became of it.

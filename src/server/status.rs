@@ -119,7 +119,7 @@ fn status_of(record: &Record) -> Status {
         Settlement::Submitted => (State::Submitted, submitted, None),
         Settlement::Unknown => (State::Unknown, submitted, None),
         Settlement::Settled { transaction, block } => (State::Settled, Some(transaction), block),
-        Settlement::Final { transaction, block } => (State::Final, Some(transaction), block),
+        Settlement::Final { block, .. } => (State::Final, record.transaction(), block),
         Settlement::Dead => (State::Dead, submitted, None),
     };
     Status { state, transaction, block }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, U256};
 use bytes::Bytes;
 use http::{
     HeaderValue, Response, StatusCode,
@@ -14,7 +14,7 @@ use serde_json::{json, value::RawValue};
 
 use crate::{
     network::Network,
-    payment::{EchoedMetadata, Terms},
+    payment::{EchoedMetadata, Terms, is_accepted},
     protocol::{
         ExactOffer, ExactPayload, OfferError, PaymentPayload, PaymentRequirements, Reason, SettlementResponse,
         Verbatim, VerifyResponse, Version, v1,
@@ -34,6 +34,8 @@ pub(super) struct ParsedRequest {
     pub(super) payload: ExactPayload,
     /// The payer accepted exactly these terms.
     pub(super) is_accepted: bool,
+    /// What is to be charged, where that may be less than what the payer signed for.
+    pub(super) charged: Option<U256>,
     /// The other parts of the 402 that the payer returned.
     pub(super) echo: Option<Arc<EchoedMetadata>>,
 }
@@ -63,7 +65,7 @@ struct Versioned {
 }
 
 impl ParsedRequest {
-    pub(super) fn read(body: &[u8]) -> Result<Self, InvalidRequest> {
+    pub(super) fn read(body: &[u8], operation: Operation) -> Result<Self, InvalidRequest> {
         let invalid = |reason| move |error: serde_json::Error| InvalidRequest { reason, detail: error.to_string() };
         let envelope: Envelope<'_> = serde_json::from_slice(body).map_err(invalid(Reason::InvalidPayload))?;
         let payment = envelope.payment_payload.get();
@@ -78,13 +80,28 @@ impl ParsedRequest {
         match x402_version {
             2 => {
                 let payment: PaymentPayload = serde_json::from_str(payment).map_err(invalid(Reason::InvalidPayload))?;
-                let offer: PaymentRequirements =
+                let mut offer: PaymentRequirements =
                     serde_json::from_str(requirements).map_err(invalid(Reason::InvalidPaymentRequirements))?;
-                let terms = Terms::new(ExactOffer::try_from(&offer)?);
+                let mut exact = ExactOffer::try_from(&offer)?;
+                let payload = read_payload(&payment.payload)?;
+                // A permit is settled for what is charged, and was accepted for what was signed for.
+                let is_charge = operation == Operation::Settle && exact.permit().is_some();
+                let charged = is_charge.then_some(exact.amount);
+                if is_charge {
+                    exact.amount = payload.authorization.value;
+                    offer.amount = exact.amount.to_string();
+                }
+                let terms = Terms::new(exact);
+                // Others may leave out what is always in our offers.
+                let is_accepted = match terms.permit() {
+                    None => terms.is_accepted_by(&payment.accepted),
+                    Some(_) => payment.accepted.read().is_ok_and(|accepted| is_accepted(&offer, &accepted)),
+                };
                 Ok(Self {
                     version: Version::V2,
-                    is_accepted: terms.is_accepted_by(&payment.accepted),
-                    payload: read_payload(&payment.payload)?,
+                    is_accepted,
+                    charged,
+                    payload,
                     terms: Arc::new(terms),
                     echo: EchoedMetadata::new(payment.resource, payment.extensions).map(Arc::new),
                 })
@@ -99,6 +116,7 @@ impl ParsedRequest {
                 Ok(Self {
                     version: Version::V1,
                     is_accepted: payment.scheme == "exact" && network == Some(terms.offer().network()),
+                    charged: None,
                     payload: read_payload(&payment.payload)?,
                     terms: Arc::new(terms),
                     echo: None,
@@ -116,6 +134,7 @@ impl ParsedRequest {
     }
 
     pub(super) fn invalid(&self, reason: Reason, detail: &str) -> Answer {
+        let reason = self.terms.reason(reason);
         let payer = Some(self.payload.authorization.from.to_string());
         Answer::json(StatusCode::OK, &VerifyResponse { payer, ..VerifyResponse::invalid(reason, detail) })
     }
@@ -231,13 +250,16 @@ impl Answer {
             error_message: Option<String>,
         }
         let (error_reason, error_message, transaction) = match result {
-            SettlementResult::Settled(transaction) => (None, None, Some(*transaction)),
+            // What was charged nothing is in no transaction.
+            SettlementResult::Settled(transaction) => {
+                (None, None, Some(*transaction).filter(|transaction| !transaction.is_zero()))
+            }
             SettlementResult::Pending(transaction) => {
                 let message = "the outcome is not known yet: send the same request again";
                 (Some(Reason::SettlementPending), Some(message.to_owned()), *transaction)
             }
             SettlementResult::Failed { reason, detail, transaction } => {
-                (Some(reason.clone()), Some(detail.clone()), *transaction)
+                (Some(request.terms.reason(reason.clone())), Some(detail.clone()), *transaction)
             }
             SettlementResult::Unavailable(retry_after) => {
                 return Self::unavailable("the payment cannot be settled now; nothing was sent", *retry_after);
@@ -246,7 +268,7 @@ impl Answer {
         let offer = request.terms.offer();
         let response = SettlementResponse {
             success: error_reason.is_none(),
-            amount: error_reason.is_none().then(|| offer.amount.to_string()),
+            amount: error_reason.is_none().then(|| request.charged.unwrap_or(offer.amount).to_string()),
             error_reason,
             payer: Some(request.payload.authorization.from.to_string()),
             ..SettlementResponse::settled(

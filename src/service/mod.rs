@@ -46,6 +46,7 @@ use crate::{
     payment::{PaymentKey, Prechecked, Rejection, Verified, Window, precheck},
     protocol::{Reason, SupportedKind, SupportedResponse},
     telemetry,
+    upto::{AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH},
 };
 
 /// The largest request body, in bytes.
@@ -346,7 +347,7 @@ impl Shared {
             let lost = |_| Answer::unavailable("the answer was lost", Duration::from_secs(1));
             return answering.await.unwrap_or_else(lost);
         }
-        let request = match ParsedRequest::read(&body) {
+        let request = match ParsedRequest::read(&body, operation) {
             Ok(request) => request,
             Err(invalid) => return invalid.into_answer(operation),
         };
@@ -401,7 +402,7 @@ impl Shared {
             };
             for kind in supported.kinds {
                 let in_v1 = kind.network.parse().ok().and_then(Network::v1_name);
-                if let Some(name) = in_v1.filter(|_| kind.x402_version == 2) {
+                if let Some(name) = in_v1.filter(|_| kind.x402_version == 2 && kind.scheme == "exact") {
                     all.kinds.push(SupportedKind { x402_version: 1, network: name.to_owned(), ..kind.clone() });
                 }
                 all.kinds.push(kind);
@@ -453,7 +454,11 @@ impl Shared {
             return reject(Reason::InvalidPaymentRequirements, "the payment accepted other requirements than these");
         }
         let Some(facilitator) = self.facilitators.iter().find(|facilitator| facilitator.serves(&request.terms)) else {
-            return reject(Reason::InvalidNetwork, "this network is not supported here");
+            let (reason, detail) = match request.terms.permit() {
+                None => (Reason::InvalidNetwork, "this network is not supported here"),
+                Some(_) => (FACILITATOR_MISMATCH.into(), "the permit is for none of the accounts here"),
+            };
+            return reject(reason, detail);
         };
         if !self.serves_token(offer.network(), offer.asset.address) {
             return reject(Reason::InvalidPaymentRequirements, "this asset is not supported here");
@@ -461,7 +466,13 @@ impl Shared {
         if !self.payees.is_empty() && !self.payees.contains(&offer.pay_to) {
             return reject(Reason::InvalidPaymentRequirements, "this payee is not supported here");
         }
-        let payment = precheck(request.terms.clone(), request.payload.clone(), self.window, self.clock.now())?;
+        let mut payment = precheck(request.terms.clone(), request.payload.clone(), self.window, self.clock.now())?;
+        if let Some(amount) = request.charged {
+            if amount > payment.amount() {
+                return reject(AMOUNT_ABOVE_MAXIMUM.into(), "more is to be charged than the payer signed for");
+            }
+            payment = payment.charging(amount);
+        }
         Ok((facilitator.clone(), payment.with_echoed(request.echo.clone())))
     }
 
@@ -477,6 +488,7 @@ impl Shared {
                 && record.signature == request.payload.signature
                 && record.terms.offer().pay_to == request.terms.offer().pay_to
                 && record.terms.offer().amount == request.terms.offer().amount
+                && record.charged == request.charged
             {
                 return Ok(Some((facilitator.clone(), record.payment())));
             }

@@ -17,7 +17,7 @@ use crate::{
         lease::{HeldLease, Reserved},
     },
     facilitator::{Facilitator, single_flight::NoResult},
-    ledger::{Fingerprint, Record, Settlement},
+    ledger::{Fingerprint, Record, Settlement, SettlementStep},
     payment::{Authenticity, Prechecked, Verified},
     protocol::Reason,
 };
@@ -70,7 +70,9 @@ impl Shared {
         let mut lease = match HeldLease::reserve(ledger.clone(), record, None).await? {
             Reserved::New(lease) => lease,
             Reserved::Known(_, known)
-                if known.request != service_fingerprint() || !is_same_payment(&known, payment) =>
+                if known.request != service_fingerprint()
+                    || !is_same_payment(&known, payment)
+                    || known.charged != payment.charged() =>
             {
                 let detail = "another payment with this nonce, or this one for something else, is on record";
                 return Err(Refusal::rejected(Reason::NonceAlreadyUsed, detail));
@@ -118,6 +120,9 @@ impl Shared {
         payment: &Prechecked,
         lease: &mut HeldLease,
     ) -> Result<SettlementResult, Refusal> {
+        if payment.charged().is_some_and(|amount| amount.is_zero()) {
+            return self.charge_nothing(facilitator, payment, lease).await;
+        }
         // A due payment may have been executed already, by an earlier transaction of ours or by somebody who saw it. Settling finds that out,
         // while verifying would only report a used nonce.
         let verified = if lease.record().settlement == Settlement::None {
@@ -133,6 +138,24 @@ impl Shared {
         let payment = payment.clone().again(lease.record().failures);
         let outcome = settle(facilitator, &payment, &verified, lease.record_mut(), self.clock.now()).await?;
         Ok(outcome.into())
+    }
+}
+
+impl Shared {
+    /// Uses up a permit that is charged nothing. No transaction is sent: the chain would not take it.
+    async fn charge_nothing(
+        &self,
+        facilitator: &dyn Facilitator,
+        payment: &Prechecked,
+        lease: &mut HeldLease,
+    ) -> Result<SettlementResult, Refusal> {
+        facilitator.verify(&payment.clone().charging(payment.authorization().value)).await?;
+        let transaction = B256::ZERO;
+        for step in [SettlementStep::Settle { transaction, block: None, fee: None }, SettlementStep::Finalize] {
+            facilitator.ledger().settle(&payment.key(), &step).await?;
+            let _ = lease.record_mut().settle(&step, self.clock.now());
+        }
+        Ok(SettlementResult::Settled(transaction))
     }
 }
 
@@ -170,6 +193,7 @@ fn settlement_id(payment: &Prechecked) -> B256 {
     if payment.authenticity() != Authenticity::Proven {
         all.extend_from_slice(payment.signature().as_bytes());
     }
+    all.extend_from_slice(&payment.amount().to_be_bytes::<32>());
     keccak256(all)
 }
 

@@ -150,6 +150,11 @@ impl Engine {
         &self.costs
     }
 
+    /// Returns `true` if the chain is known to have the contracts that permits are settled through.
+    pub(crate) async fn takes_permits(&self) -> bool {
+        self.node.takes_permits().await
+    }
+
     /// Returns the lowest balance of a settlement account, in wei.
     pub(crate) async fn lowest_balance(&self) -> Result<U256, FacilitatorError> {
         Ok(self.accounts.lowest_balance().await?)
@@ -326,6 +331,15 @@ impl Engine {
         if fit.is_empty() {
             return;
         }
+        let place = match self.place_for(&fit, place).await {
+            Ok(place) => place,
+            Err(error) => {
+                for queued in fit {
+                    queued.give_up(&self.journal, error.clone()).await;
+                }
+                return;
+            }
+        };
         let mut transfers = Transfers::new(fit, self.gas);
         let Attempt { result, watched } = self.submitter.make(place, &mut transfers).await;
         let payments = transfers.payments;
@@ -342,6 +356,16 @@ impl Engine {
         }
         // Until here the transactions count as followed.
         drop(watched);
+    }
+
+    /// Returns a place of the account that has to send these payments. A permit names it, and is settled alone.
+    async fn place_for(&self, payments: &[QueuedPayment], place: Place) -> Result<Place, FacilitatorError> {
+        let Some(permit) = payments.first().and_then(|queued| queued.payment.terms().permit()) else {
+            return Ok(place);
+        };
+        self.submitter.exchange(place, permit.facilitator).await.ok_or_else(|| {
+            FacilitatorError::Misconfigured(format!("the key of {}, for which a permit was signed", permit.facilitator))
+        })
     }
 
     fn is_fresh(&self, queued: &QueuedPayment) -> bool {
@@ -577,7 +601,7 @@ impl Reconcile for Engine {
             return Ok(());
         }
         let now = self.journal.now();
-        let is_expired = record.authorization.valid_before <= U256::from(now);
+        let is_expired = record.terms.is_over(&record.authorization, now);
         let is_unsent = record.settlement == Settlement::Due && record.transactions.is_empty() && !is_expired;
         // A payment that was never tried takes no claim: if another process is as fast, the ledger takes one transaction.
         let needs_claim = !is_unsent || record.last_failure.is_some();

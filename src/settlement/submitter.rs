@@ -289,6 +289,18 @@ impl Submitter {
         timeout(patience, entering).await.map_err(|_| busy())?
     }
 
+    /// Exchanges a place for one of this account, for what only that account may send. Returns `None` if it is none of ours.
+    pub(super) async fn exchange(&self, place: Place, sender: Address) -> Option<Place> {
+        if place.account.address() == sender {
+            return Some(place);
+        }
+        let (account, urgency) =
+            (self.accounts.iter().find(|account| account.address() == sender)?.clone(), place.urgency);
+        drop(place);
+        let permit = account.enter().await;
+        Some(Place { account, permit, urgency })
+    }
+
     fn serve(&self) {
         // Where all that is sent is journalled, it is payments, and nothing is more urgent.
         let kept = if self.journal.is_some() { 0 } else { KEPT };

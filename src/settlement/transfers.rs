@@ -10,7 +10,7 @@ use crate::{
     chain::{
         batch::{self, GasLimit},
         batch_settler::BatchSettler,
-        transfer,
+        permit, transfer,
     },
     payment::{PaymentKey, SettlementOutcome},
 };
@@ -54,6 +54,12 @@ impl Load for Transfers {
 
     /// Returns the call that makes the payments: of the token for one payment, of the batch settler for several.
     fn call(&self) -> Call {
+        if let [queued] = &self.payments[..]
+            && let Some(permit) = queued.payment.terms().permit()
+        {
+            let input = permit::calldata(&queued.payment, &permit);
+            return Call { to: permit.spender, gas_limit: self.gas_limit(&input, queued.verified.gas), input };
+        }
         if let [queued] = &self.payments[..] {
             let input = transfer::calldata(queued.payment.authorization(), queued.payment.signature());
             return Call { to: queued.expected().token, gas_limit: self.gas_limit(&input, queued.verified.gas), input };

@@ -1,4 +1,4 @@
-// The official express middleware with payment channels, and the official facilitator in the same process or another one over HTTP.
+// The official express middleware with payment channels or the scheme upto, and the official facilitator in the same process or another one over HTTP.
 //
 //   PRIVATE_KEY=0x… RPC_URL=http://… PAY_TO=0x… OFFERS=batch-settlement,exact node channels_server.mjs
 //   PRIVATE_KEY=0x… FACILITATOR_URL=http://… PAY_TO=0x… node channels_server.mjs
@@ -14,6 +14,7 @@ import {
   InMemoryChannelStorage,
 } from "@x402/evm/batch-settlement/server";
 import { ExactEvmScheme as ExactServerScheme } from "@x402/evm/exact/server";
+import { UptoEvmScheme as UptoServerScheme } from "@x402/evm/upto/server";
 import { privateKeyToAccount } from "viem/accounts";
 import { facilitatorClient, ready } from "./seller.mjs";
 
@@ -28,7 +29,8 @@ const client = facilitatorClient();
 let books = new InMemoryChannelStorage();
 const storage = new Proxy({}, { get: (_, name) => (...args) => books[name](...args) });
 const scheme = new ServerScheme(PAY_TO, { storage, receiverAuthorizerSigner: account });
-const server = new x402ResourceServer(client).register(network, scheme).register(network, new ExactServerScheme());
+const server = new x402ResourceServer(client).register(network, new ExactServerScheme()).register(network, new UptoServerScheme());
+if (OFFERS.includes("batch-settlement")) server.register(network, scheme);
 const accepts = OFFERS.split(",").map(scheme => ({ scheme, price: "$0.001", network, payTo: PAY_TO }));
 
 let handled = 0;

@@ -23,6 +23,7 @@ from x402.mechanisms.evm.batch_settlement.server import (
     InMemoryChannelStorage,
 )
 from x402.mechanisms.evm.exact.register import register_exact_evm_server
+from x402.mechanisms.evm.upto import UptoEvmServerScheme
 
 PAY_TO = os.environ["PAY_TO"]
 OFFERS = os.environ.get("OFFERS", "exact").split(",")
@@ -52,6 +53,8 @@ if "batch-settlement" in OFFERS:
     config = BatchSettlementEvmSchemeServerConfig(storage=books, receiver_authorizer_signer=authorizer)
     scheme = BatchSettlementEvmScheme(PAY_TO, config)
     server.register(NETWORK, scheme)
+if "upto" in OFFERS:
+    server.register(NETWORK, UptoEvmServerScheme())
 accepts = [{"scheme": offer, "price": "$0.001", "network": NETWORK, "payTo": PAY_TO} for offer in OFFERS]
 if (flow := os.environ.get("FLOW", "authorization")) != "authorization":
     for offer in accepts:

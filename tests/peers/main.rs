@@ -16,6 +16,7 @@
 //! fidelity.rs       the devnet's token answers as Circle's does
 //! identifiers.rs    the extension payment-identifier
 //! vouchers.rs       their clients pay our seller by vouchers
+//! upto.rs           at most a price: their clients, servers and facilitators, and ours
 //! uploads           long bodies, refused while they are sent; nginx.rs is the proxy before it
 //! cors              a script on another origin pays in Chromium
 //! proxies           a seller behind nginx
@@ -39,4 +40,5 @@ mod recorder;
 mod servers;
 mod stage;
 mod uploads;
+mod upto;
 mod vouchers;

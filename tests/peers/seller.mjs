@@ -11,6 +11,7 @@ import { toFacilitatorEvmSigner } from "@x402/evm";
 import { BatchSettlementEvmScheme as ChannelsFacilitatorScheme } from "@x402/evm/batch-settlement/facilitator";
 import { ExactEvmScheme as FacilitatorScheme } from "@x402/evm/exact/facilitator";
 import { ExactEvmScheme as ServerScheme } from "@x402/evm/exact/server";
+import { UptoEvmScheme as UptoFacilitatorScheme } from "@x402/evm/upto/facilitator";
 import { createWalletClient, http, publicActions } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
 import { baseSepolia } from "viem/chains";
@@ -25,6 +26,7 @@ export function facilitatorHere() {
   const signer = toFacilitatorEvmSigner({ ...wallet.extend(publicActions), address: account.address });
   return new x402Facilitator()
     .register(network, new FacilitatorScheme(signer))
+    .register(network, new UptoFacilitatorScheme(signer))
     .register(network, new ChannelsFacilitatorScheme(signer));
 }
 

@@ -8,6 +8,7 @@ from x402 import x402Facilitator
 from x402.mechanisms.evm import FacilitatorWeb3Signer
 from x402.mechanisms.evm.batch_settlement.facilitator import BatchSettlementEvmFacilitator
 from x402.mechanisms.evm.exact.register import register_exact_evm_facilitator
+from x402.mechanisms.evm.upto import UptoEvmFacilitatorScheme
 
 NETWORK = "eip155:84532"
 
@@ -15,6 +16,7 @@ NETWORK = "eip155:84532"
 def facilitator_here(environment):
     signer = FacilitatorWeb3Signer(environment["PRIVATE_KEY"], environment["RPC_URL"])
     facilitator = register_exact_evm_facilitator(x402Facilitator(), signer, NETWORK)
+    facilitator.register([NETWORK], UptoEvmFacilitatorScheme(signer))
     return facilitator.register([NETWORK], BatchSettlementEvmFacilitator(signer))
 
 

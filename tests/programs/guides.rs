@@ -144,6 +144,11 @@ async fn part_of_sell_verdicts_is_paid_by_voucher() {
 }
 
 #[tokio::test]
+async fn program_of_upto_is_charged_what_its_handler_says() {
+    assert_eq!(output("upto", &[], None).await, "charged $0.025 of $0.1\n");
+}
+
+#[tokio::test]
 async fn program_of_vouchers_claims_twenty_payments() {
     assert_eq!(output("vouchers", &[], None).await, "20 answers, and the payee has $0.02\n");
 }

@@ -139,7 +139,7 @@ impl Stage {
     pub fn precheck(&self, authorization: Authorization, signature: PaymentSignature) -> Prechecked {
         precheck(
             self.terms.clone(),
-            ExactPayload { signature, authorization },
+            ExactPayload { signature, authorization, permit: self.terms.permit() },
             Window::default().skew(5),
             self.clock.now(),
         )
@@ -191,7 +191,7 @@ impl Stage {
         for step in [
             FulfilmentStep::Admit { funds, due: false },
             FulfilmentStep::Start { until: 0 },
-            FulfilmentStep::Produce { body: None, at: now, response: response.map(Arc::new) },
+            FulfilmentStep::Produce { charged: None, body: None, at: now, response: response.map(Arc::new) },
         ] {
             self.ledger.fulfil(&lease, &step).await.unwrap();
         }
@@ -300,7 +300,7 @@ pub fn new_key() -> PrivateKeySigner {
 }
 
 pub fn sign(key: &PrivateKeySigner, authorization: &Authorization, terms: &Terms) -> PaymentSignature {
-    let signature = key.sign_hash_sync(&authorization.signing_hash(terms.domain())).unwrap();
+    let signature = key.sign_hash_sync(&terms.signing_hash(authorization)).unwrap();
     PaymentSignature::from(signature.as_bytes().to_vec())
 }
 

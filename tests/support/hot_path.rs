@@ -202,7 +202,7 @@ impl Mint {
             }
             Signed::ByWallet => vec![7; 96],
         };
-        ExactPayload { signature: PaymentSignature::from(signature), authorization }
+        ExactPayload::new(PaymentSignature::from(signature), authorization)
     }
 
     /// Its header, as a client of v2 writes it.

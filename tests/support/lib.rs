@@ -43,6 +43,7 @@ pub mod faulty_ledger;
 pub mod gated_ledger;
 pub mod hot_path;
 pub mod numbers;
+pub mod permit;
 pub mod postgres;
 pub mod power_cut;
 pub mod programs;

@@ -58,7 +58,7 @@ fn payload(request: &Value) -> ExactPayload {
 /// With what alloy offers, which is what the facilitators of both are built on; but hashed as fast as ours.
 fn is_signed(payload: &ExactPayload) -> bool {
     static DOMAIN: LazyLock<TokenDomain> = LazyLock::new(hot_path::domain);
-    let ExactPayload { signature, authorization } = payload;
+    let ExactPayload { signature, authorization, .. } = payload;
     let Ok(signature) = Signature::try_from(signature.as_bytes()) else { return false };
     let hash = Authorization::signing_hash(authorization, &DOMAIN);
     signature.recover_address_from_prehash(&hash).is_ok_and(|signer| signer == authorization.from)

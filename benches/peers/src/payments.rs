@@ -62,7 +62,7 @@ impl Mint {
             Signed::ByKey => key.sign_hash_sync(&hash).expect("a local key signs").as_bytes().to_vec(),
             Signed::ByWallet => vec![7; 96],
         };
-        ExactPayload { signature: PaymentSignature::from(signature), authorization }
+        ExactPayload::new(PaymentSignature::from(signature), authorization)
     }
 
     /// What a facilitator is asked.

@@ -2,6 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use alloy_primitives::U256;
 use tokio::time::Instant;
 
 use super::{
@@ -88,7 +89,8 @@ impl ExactHeld {
         request: Box<ExactRequest>,
         presented: &mut impl Presented,
     ) -> Result<Begun<Self>, Refusal> {
-        Ok(match request.begin(presented).await? {
+        let is_permit = request.is_permit();
+        Ok(match request.begin(presented).await.map_err(|refusal| refusal.of_permit(is_permit))? {
             (request, Next::Work(lease)) => Begun::Work(Self { request, lease }),
             (_, Next::Replay(response, receipt)) => Begun::Replay(response, receipt),
         })
@@ -149,7 +151,7 @@ impl Held for ExactHeld {
     async fn start(&mut self) -> Result<(), Refusal> {
         if let Err(refusal) = self.before_work().await {
             self.lease.give_back().await;
-            return Err(refusal);
+            return Err(refusal.of_permit(self.request.is_permit()));
         }
         let until = self.request.lease_until(self.request.seller.now());
         if let Err(error) = self.lease.step(FulfilmentStep::Start { until }).await {
@@ -166,7 +168,9 @@ impl Held for ExactHeld {
     }
 
     fn most(&self) -> Option<u128> {
-        None
+        // Of a permit, all or less is charged.
+        let most = || self.request.payment.authorization().value.saturating_to();
+        self.request.is_permit().then(most)
     }
 
     fn response_limit(&self) -> usize {
@@ -184,12 +188,16 @@ impl Held for ExactHeld {
 
     async fn charge(
         &mut self,
-        _: Option<u128>,
+        amount: Option<u128>,
         response: Option<Arc<StoredResponse>>,
         read: BodyDigest,
     ) -> Result<(), Refusal> {
         let Self { request, lease } = self;
-        let step = FulfilmentStep::Produce { body: Some(read), at: request.seller.now(), response };
+        let charged = amount.map(U256::from);
+        if let Some(amount) = charged {
+            request.payment = request.payment.clone().charging(amount);
+        }
+        let step = FulfilmentStep::Produce { charged, body: Some(read), at: request.seller.now(), response };
         let taken = lease.step_after_work(request.facilitator.ledger().as_ref(), step).await;
         if let Err(error) = taken {
             let is_given_back = lease.give_back().await;
@@ -203,7 +211,8 @@ impl Held for ExactHeld {
         if self.lease.record().settlement.paid_by().is_some() || (is_whole && self.defer().await?) {
             return Ok(());
         }
-        self.request.settle(self.lease.record_mut()).await
+        let is_permit = self.request.is_permit();
+        self.request.settle(self.lease.record_mut()).await.map_err(|refusal| refusal.of_permit(is_permit))
     }
 
     async fn release(&mut self, read: BodyDigest) -> Option<SettlementResponse> {
@@ -241,11 +250,11 @@ impl VerifiedPayment {
             payer: record.key.payer,
             pay_to: offer.pay_to,
             amount: offer.amount,
-            asset: record.key.asset,
+            asset: offer.asset.address,
             network: record.key.network,
             nonce: record.key.nonce,
             flow: offer.flow,
-            transaction: record.settlement.paid_by(),
+            transaction: record.transaction(),
             attempt: record.attempts,
         }
     }

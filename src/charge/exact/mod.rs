@@ -1,4 +1,5 @@
-//! A payment by one authorization (scheme `exact`), from its reservation to its settlement.
+//! A payment by one signed transfer, from its reservation to its settlement: of all of it (scheme `exact`), or of what the work cost
+//! (`upto`).
 //!
 //! Of any number of copies of a payment one is leased and [worked for](ExactHeld). The others wait for what becomes of it, and are
 //! answered from the ledger or take over where it left off.

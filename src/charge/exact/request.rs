@@ -122,9 +122,15 @@ impl ExactRequest {
         }
         // Paid before the work, the body is read before the payment is reserved. Nobody's is who has shown no money.
         if request.refusal.is_none() && (!is_proven || request.is_upfront()) {
-            request.verified = Box::pin(request.authenticate()).await?;
+            let authenticated = Box::pin(request.authenticate()).await;
+            request.verified = authenticated.map_err(|refusal| refusal.of_permit(request.is_permit()))?;
         }
         Ok(request)
+    }
+
+    /// Returns `true` if what is charged is decided after the work.
+    pub(super) fn is_permit(&self) -> bool {
+        self.payment.terms().permit().is_some()
     }
 
     pub(super) fn is_upfront(&self) -> bool {

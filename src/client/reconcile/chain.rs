@@ -8,10 +8,12 @@ use alloy_rpc_client::RpcClient;
 
 use super::{Budget, JournalEntry, Proof, Reconciliation};
 use crate::chain::{
-    authorization_use::{self, AuthorizationUse},
+    authorization_use::{self, AuthorizationUse, FOR_THE_OLDEST},
+    permit::{self, PermitUse},
     receipt_check::ExpectedTransfer,
     rpc::{Block, Rpc, RpcFailure},
 };
+use crate::usdc::Usdc;
 
 /// The timeout of one request to the node.
 pub(in crate::client) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -129,18 +131,31 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         payee: entry.pay_to,
         value: entry.amount.into(),
         nonce: entry.nonce,
+        by_permit: entry.facilitator.is_some(),
     };
     let Some(used) = authorization_use::is_used(rpc, &expected, last.number.saturating_to()).await? else {
         return Ok(None);
     };
     if !used {
-        let expired = last.timestamp.saturating_to::<u64>() >= entry.valid_before;
+        // A permit is valid up to and including its deadline.
+        let void_from = entry.valid_before.saturating_add(expected.by_permit.into());
+        let expired = last.timestamp.saturating_to::<u64>() >= void_from;
         return Ok(expired.then_some(Proof::Void));
     }
     let (from, _) = around(rpc, entry.signed_at.saturating_sub(CLOCK_SKEW), last).await?;
     let (_, to) = around(rpc, entry.valid_before, last).await?;
+    if expected.by_permit {
+        let blocks = [from.saturating_add(1), to];
+        if let Some(PermitUse { transaction, amount, .. }) =
+            permit::find_use(rpc, &expected, blocks, FOR_THE_OLDEST).await?
+        {
+            return Ok(Some(Proof::Paid { transaction, charged: Usdc::try_from(amount).ok() }));
+        }
+        let invalidated = permit::find_invalidation(rpc, &expected, blocks, FOR_THE_OLDEST).await?;
+        return Ok(invalidated.map(|_| Proof::Void));
+    }
     Ok(match authorization_use::find(rpc, &expected, from, to).await? {
-        AuthorizationUse::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
+        AuthorizationUse::Paid { transaction, .. } => Some(Proof::Paid { transaction, charged: None }),
         AuthorizationUse::Otherwise { transaction, .. } => {
             // The node just showed a log of this transaction.
             let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;

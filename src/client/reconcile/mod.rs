@@ -40,6 +40,8 @@ pub struct Reconciliation {
 enum Proof {
     Paid {
         transaction: B256,
+        /// What was charged of a permit, if that is known.
+        charged: Option<Usdc>,
     },
     /// Only the chain can prove this.
     #[cfg_attr(not(feature = "onchain"), expect(dead_code))]
@@ -64,12 +66,12 @@ impl Reconciliation {
         if !budget.resolve(proof.into_record(entry)).await {
             return;
         }
-        let (count, sum) = match proof {
-            Proof::Paid { .. } => (&mut self.paid, &mut self.spent),
-            Proof::Void => (&mut self.void, &mut self.released),
+        let (count, sum, amount) = match proof {
+            Proof::Paid { charged, .. } => (&mut self.paid, &mut self.spent, charged.unwrap_or(entry.amount)),
+            Proof::Void => (&mut self.void, &mut self.released, entry.amount),
         };
         *count += 1;
-        *sum = sum.checked_add(entry.amount).unwrap_or(Usdc::MAX);
+        *sum = sum.checked_add(amount).unwrap_or(Usdc::MAX);
     }
 }
 
@@ -77,8 +79,8 @@ impl Proof {
     fn into_record(self, entry: &JournalEntry) -> Record {
         let nonce = entry.nonce;
         match self {
-            Self::Paid { transaction } => {
-                Record::Outcome { nonce, outcome: PaymentOutcome::Settled, transaction: Some(transaction) }
+            Self::Paid { transaction, charged } => {
+                Record::Outcome { nonce, outcome: PaymentOutcome::Settled, transaction: Some(transaction), charged }
             }
             Self::Void => Record::Void { nonce },
         }

@@ -11,6 +11,7 @@ use crate::{
     body::{ReadBodyError, read_body},
     client::offer::status_url,
     protocol::payment_status::Status,
+    upto::PERMIT2,
 };
 
 /// The timeout of one request, body included.
@@ -89,7 +90,7 @@ impl Answer {
     fn proof(self) -> Option<Proof> {
         match self {
             Self::Status(Status { state, transaction: Some(transaction), .. }) if state.is_paid() => {
-                Some(Proof::Paid { transaction })
+                Some(Proof::Paid { transaction, charged: None })
             }
             _ => None,
         }
@@ -100,9 +101,11 @@ impl Answer {
 fn request_url(entry: &JournalEntry) -> Option<Url> {
     // It was checked when the payment was signed, but the file may have been edited since.
     let mut url = status_url(entry.status_url.as_deref()?, &entry.url.parse().ok()?)?;
+    // What keeps the nonces names the payment.
+    let asset = if entry.facilitator.is_some() { PERMIT2 } else { entry.asset };
     url.query_pairs_mut()
         .append_pair("network", &entry.network.to_string())
-        .append_pair("asset", &entry.asset.to_string())
+        .append_pair("asset", &asset.to_string())
         .append_pair("payer", &entry.payer.to_string())
         .append_pair("nonce", &entry.nonce.to_string());
     Some(url)

@@ -24,7 +24,7 @@ use crate::{
     payment::{Authenticity, Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
     protocol::{Reason, SupportedKind, SupportedResponse},
     settlement::engine::Engine,
-    telemetry,
+    telemetry, upto,
     usdc::Usdc,
 };
 
@@ -160,17 +160,23 @@ impl Facilitator for OnchainFacilitator {
 
     fn serves(&self, terms: &Terms) -> bool {
         terms.offer().network() == self.engine.network()
+            && terms.permit().is_none_or(|permit| self.engine.addresses().any(|account| account == permit.facilitator))
+    }
+
+    fn permit_account(&self, network: Network) -> Option<Address> {
+        self.engine.addresses().next().filter(|_| network == self.engine.network())
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
-        let kind = SupportedKind {
-            x402_version: 2,
-            scheme: "exact".into(),
-            network: self.engine.network().to_string(),
-            extra: None,
-        };
+        let network = self.engine.network().to_string();
+        let facilitator = [("facilitatorAddress".to_owned(), self.settlement_address().to_string().into())];
+        let mut kinds = vec![SupportedKind::new(2, "exact", network.as_str())];
+        if self.engine.takes_permits().await {
+            let permits = SupportedKind::new(2, upto::SCHEME, network);
+            kinds.push(SupportedKind { extra: Some(facilitator.into_iter().collect()), ..permits });
+        }
         let signers = [("eip155:*".to_owned(), self.settlement_addresses().iter().map(Address::to_string).collect())];
-        Ok(SupportedResponse { kinds: vec![kind], extensions: Vec::new(), signers: signers.into() })
+        Ok(SupportedResponse { kinds, extensions: Vec::new(), signers: signers.into() })
     }
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
@@ -213,13 +219,19 @@ impl OnchainFacilitator {
     async fn check(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let authorization = payment.authorization();
         self.engine.check_open()?;
-        if authorization.value.is_zero() {
+        if let Some(permit) = payment.terms().permit()
+            && !self.serves(payment.terms())
+        {
+            let detail = format!("the permit is for {}, which is none of the accounts here", permit.facilitator);
+            return Err(Rejection::new(upto::FACILITATOR_MISMATCH.into(), detail).into());
+        }
+        if payment.amount().is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());
         }
         if let Some(rejection) = self.engine.check_payer(authorization.from) {
             return Err(rejection.into());
         }
-        self.engine.check_loss(authorization.value).await?;
+        self.engine.check_loss(payment.amount()).await?;
         let check_permit = match payment.authenticity() {
             Authenticity::Proven => None,
             Authenticity::ChainMustJudge(_) => Some(self.wallets.enter(authorization.from).await?),

@@ -9,7 +9,8 @@ use crate::{
     facilitator::FacilitatorError,
     network::Network,
     payment::{Prechecked, Rejection},
-    protocol::{FacilitatorRequest, PaymentPayload, Reason, Verbatim, VerifyResponse},
+    protocol::{ExactOffer, FacilitatorRequest, PaymentPayload, Reason, Verbatim, VerifyResponse},
+    upto,
 };
 
 /// The longest reason code that is passed on, in bytes.
@@ -18,9 +19,14 @@ const MAX_CODE: usize = 96;
 const MAX_MESSAGE: usize = 160;
 
 /// Returns the body for `/verify` and `/settle`: the same bytes for the same payment and echo, in every process. The offer in it is our
-/// own, from the ledger. The payer chose only the signed authorization.
+/// own, from the ledger. The payer chose only what it signed. Of a permit, the requirements name what is charged.
 pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, FacilitatorError> {
     let offer = payment.terms().text();
+    let required = payment.charged().map(|amount| {
+        let charged = ExactOffer { amount, ..payment.terms().offer().clone() };
+        Verbatim::of_requirements(&charged.to_requirements())
+    });
+    let required = required.as_ref().unwrap_or(offer);
     let echo = payment.echoed();
     let body = || {
         let payment = PaymentPayload {
@@ -28,7 +34,7 @@ pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, FacilitatorError> 
             extensions: echo.and_then(|echo| echo.extensions()).cloned(),
             ..PaymentPayload::new(offer.clone(), Verbatim::of(payment.payload())?)
         };
-        serde_json::to_vec(&FacilitatorRequest::new(payment, offer.clone())).map(Bytes::from)
+        serde_json::to_vec(&FacilitatorRequest::new(payment, required.clone())).map(Bytes::from)
     };
     body().map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))
 }
@@ -142,7 +148,7 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     if said.payer.is_some_and(|payer| !payer.is_empty() && !is_address(&payer, authorization.from)) {
         return Reply::Mismatch("by another payer");
     }
-    if said.amount.is_some_and(|amount| !amount.is_empty() && amount != authorization.value.to_string()) {
+    if said.amount.is_some_and(|amount| !amount.is_empty() && amount != payment.amount().to_string()) {
         return Reply::Mismatch("of another amount");
     }
     transaction.map_or(Reply::Mismatch("without a transaction"), Reply::Paid)
@@ -183,8 +189,8 @@ fn is_final(reason: &Reason) -> bool {
         | Reason::SettlementPending
         | Reason::DuplicateSettlement
         | Reason::UnexpectedVerifyError
-        | Reason::UnexpectedSettleError
-        | Reason::Other(_) => false,
+        | Reason::UnexpectedSettleError => false,
+        Reason::Other(code) => upto::is_not_executed(code),
     }
 }
 
@@ -195,7 +201,8 @@ fn sanitized(reason: &Reason) -> Reason {
             let is_code = !code.is_empty()
                 && code.len() <= MAX_CODE
                 && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
-            if is_code { reason.clone() } else { Reason::UnexpectedVerifyError }
+            // Permits have codes of their own, which mean the same.
+            if is_code { reason.of_exact() } else { Reason::UnexpectedVerifyError }
         }
         known => known.clone(),
     }

@@ -12,6 +12,7 @@ mod supported;
 
 use std::{sync::Arc, time::Duration};
 
+use alloy_primitives::Address;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::StatusCode;
@@ -120,6 +121,10 @@ impl Facilitator for RemoteFacilitator {
 
     fn serves(&self, terms: &Terms) -> bool {
         self.remote.serves(terms.offer().network())
+    }
+
+    fn permit_account(&self, network: Network) -> Option<Address> {
+        self.remote.supported.permit_account(network)
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {

@@ -163,7 +163,10 @@ mod confirming {
         ) -> Result<Option<u64>, FacilitatorError> {
             let expected = ExpectedTransfer::of_payment(payment);
             let receipt = receipt(&self.node, transaction).await?;
-            Ok(receipt.filter(|receipt| expected.is_paid_by(receipt)).map(|receipt| receipt.block()))
+            match receipt {
+                Some(receipt) if self.node.is_paid_by(&expected, &receipt).await? => Ok(Some(receipt.block())),
+                _ => Ok(None),
+            }
         }
 
         /// Returns what became of a payment whose authorization was unused in the block `seen_unused`. `claimed` are the transactions that
@@ -177,7 +180,7 @@ mod confirming {
             let expected = ExpectedTransfer::of_payment(payment);
             for transaction in claimed {
                 if let Some(receipt) = self.node.rpc().receipt(*transaction).await?
-                    && expected.is_paid_by(&receipt)
+                    && self.node.is_paid_by(&expected, &receipt).await?
                     // Before the authorization was seen unused, it cannot have been used for this payment (invariant I8).
                     && seen_unused.is_none_or(|seen| seen < receipt.block())
                 {

@@ -5,13 +5,19 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::Address;
 use tokio::time::Instant;
 
 use super::{
     api::{Answer, Api},
     message::read_object,
 };
-use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
+use crate::{
+    facilitator::FacilitatorError,
+    network::Network,
+    protocol::{SupportedKind, SupportedResponse},
+    upto,
+};
 
 /// How long an answer is used.
 const FRESH: Duration = Duration::from_secs(300);
@@ -71,6 +77,27 @@ impl Supported {
                     && (kind.network == named || kind.network == "eip155:*")
             })
         })
+    }
+
+    /// Returns the account that settles permits on this network, by its last answer.
+    ///
+    /// Some facilitators name another one of their accounts at each answer. Offers must name the same one in every process, so it is the
+    /// first of all accounts that the facilitator lists, if it lists the one that it names.
+    pub(super) fn permit_account(&self, network: Network) -> Option<Address> {
+        let known = self.lock();
+        let (_, said) = known.as_ref()?;
+        let named = network.to_string();
+        let is_it = |kind: &&SupportedKind| {
+            kind.x402_version == 2
+                && kind.scheme == upto::SCHEME
+                && (kind.network == named || kind.network == "eip155:*")
+        };
+        let account: Address =
+            said.kinds.iter().find(is_it)?.extra.as_ref()?.get("facilitatorAddress")?.as_str()?.parse().ok()?;
+        let listed = said.signers.get("eip155:*").or_else(|| said.signers.get(&named));
+        let mut accounts: Vec<Address> = listed.into_iter().flatten().filter_map(|text| text.parse().ok()).collect();
+        accounts.sort_unstable();
+        Some(accounts.first().copied().filter(|_| accounts.contains(&account)).unwrap_or(account))
     }
 
     /// Returns the networks that its last answer names for `exact` payments of v2.

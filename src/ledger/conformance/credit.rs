@@ -190,7 +190,10 @@ async fn only_produced_due_payments_are_deferred_and_once(ledger: Arc<dyn Ledger
     admit(&*ledger, &lease, 1_000, 1).await.unwrap();
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     refused(&lease, "working").await;
-    ledger.fulfil(&lease, &FulfilmentStep::Produce { body: None, at: START, response: None }).await.unwrap();
+    ledger
+        .fulfil(&lease, &FulfilmentStep::Produce { charged: None, body: None, at: START, response: None })
+        .await
+        .unwrap();
     ledger.fulfil(&lease, &step()).await.unwrap();
     refused(&lease, "deferred").await;
     let settled = produced(&*ledger, 1, 2).await;

@@ -16,6 +16,7 @@ pub(super) const TESTS: &[Test] = table! {
     payments_in_flight_stay_within_the_balance,
     a_due_payment_that_is_released_stays_in_flight,
     the_longest_body_digest_is_kept,
+    what_is_charged_is_what_is_settled_and_nothing_is_final,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,
@@ -101,7 +102,7 @@ async fn a_lost_lease_changes_nothing(ledger: Arc<dyn Ledger>, _: Arc<ManualCloc
     let new = ledger.take_over(&old.key, 0, START + 31, START + 90).await.unwrap().expect("it ran out");
     for step in [
         FulfilmentStep::Release { body: None },
-        FulfilmentStep::Produce { body: None, at: START, response: None },
+        FulfilmentStep::Produce { charged: None, body: None, at: START, response: None },
         FulfilmentStep::Start { until: 0 },
         FulfilmentStep::Deliver,
     ] {
@@ -225,8 +226,31 @@ async fn the_longest_body_digest_is_kept(ledger: Arc<dyn Ledger>, _: Arc<ManualC
         admit(&*ledger, &lease, 10, 1).await.unwrap();
     }
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&lease, &FulfilmentStep::Produce { body: short, at: START, response: None }).await.unwrap();
+    ledger
+        .fulfil(&lease, &FulfilmentStep::Produce { charged: None, body: short, at: START, response: None })
+        .await
+        .unwrap();
     assert_eq!(body().await, whole);
+}
+
+async fn what_is_charged_is_what_is_settled_and_nothing_is_final(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    // The payer has money for one payment at a time.
+    let produce = async |nonce, charged: u64| {
+        let lease = reserve(&*ledger, record(1, nonce)).await;
+        admit(&*ledger, &lease, 10, 1).await?;
+        ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await?;
+        let charged = Some(U256::from(charged));
+        ledger.fulfil(&lease, &FulfilmentStep::Produce { charged, body: None, at: START, response: None }).await?;
+        Ok::<Record, LedgerError>(ledger.get(&lease.key).await?.unwrap())
+    };
+    let free = produce(1, 0).await.unwrap();
+    assert!(matches!(free.settlement, Settlement::Final { .. }), "{free:?}");
+    assert_eq!((free.amount(), free.transaction(), free.in_flight()), (U256::ZERO, None, U256::ZERO));
+    let submitted = ledger.settle(&free.key, &SettlementStep::Submit { transaction: hash(1) }).await;
+    assert!(matches!(submitted, Err(LedgerError::InvalidTransition(_))), "it is used up: {submitted:?}");
+    let charged = produce(2, 4).await.unwrap();
+    assert_eq!((charged.settlement, charged.amount()), (Settlement::Due, U256::from(4)));
+    assert_eq!((charged.authorization.value, charged.in_flight()), (U256::from(10), U256::from(4)));
 }
 
 async fn repeated_steps_keep_the_first_times(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
@@ -236,7 +260,7 @@ async fn repeated_steps_keep_the_first_times(ledger: Arc<dyn Ledger>, clock: Arc
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     let early = ledger.fulfil(&lease, &FulfilmentStep::Deliver).await;
     assert!(matches!(early, Err(LedgerError::InvalidTransition(_))), "nothing to deliver: {early:?}");
-    let produce = FulfilmentStep::Produce { body: None, at: START + 3, response: None };
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: START + 3, response: None };
     ledger.fulfil(&lease, &produce).await.unwrap();
     for _ in 0..2 {
         ledger.settle(&key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();

@@ -121,6 +121,7 @@ pub fn record(payer: u8, nonce: u64) -> Record {
         pay_to: Address::repeat_byte(0xee),
         max_timeout_seconds: 60,
         flow: PaymentFlow::Authorization,
+        method: Default::default(),
     };
     let authorization = Authorization {
         from: Address::repeat_byte(payer),
@@ -130,7 +131,7 @@ pub fn record(payer: u8, nonce: u64) -> Record {
         valid_before: U256::from(VALID_BEFORE),
         nonce: B256::from(U256::from(nonce)),
     };
-    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let payload = ExactPayload::new(PaymentSignature::from(vec![1; 65]), authorization);
     let window = Window::default();
     let payment = precheck(Arc::new(Terms::new(offer)), payload, window, START).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
@@ -175,7 +176,10 @@ pub async fn produce(ledger: &dyn Ledger, lease: &Lease) {
 /// Does the work of an admitted payment.
 async fn work(ledger: &dyn Ledger, lease: &Lease) {
     ledger.fulfil(lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(lease, &FulfilmentStep::Produce { body: None, at: START, response: None }).await.unwrap();
+    ledger
+        .fulfil(lease, &FulfilmentStep::Produce { charged: None, body: None, at: START, response: None })
+        .await
+        .unwrap();
 }
 
 /// Makes a payment whose work is done.

@@ -278,7 +278,7 @@ async fn a_complete_response_is_stored_with_its_step(ledger: Arc<dyn Ledger>, _:
             varied_by: Vec::new(),
             stored_at: START,
         };
-        FulfilmentStep::Produce { body: None, at: START, response: Some(Arc::new(response)) }
+        FulfilmentStep::Produce { charged: None, body: None, at: START, response: Some(Arc::new(response)) }
     };
     assert!(matches!(ledger.fulfil(&lease, &produce()).await, Err(LedgerError::InvalidTransition(_))));
     assert!(ledger.response(&lease.key).await.unwrap().is_none(), "a refused step stores nothing");

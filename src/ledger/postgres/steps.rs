@@ -18,30 +18,35 @@ use super::{
     payments::{self, Found, Holders, Stamped, Turn, TurnOf, capped, column},
     upkeep::ResponseRow,
 };
-use crate::payment::{Funds, PaymentKey};
+use crate::{
+    payment::{Funds, PaymentKey},
+    upto::PERMIT2,
+};
 
 /// The number of times that another step may come first before this one fails.
 const MAX_LOST: u32 = 100;
 /// The number of records that a process remembers.
 const MAX_KNOWN: usize = 4096;
 
+// Permits of all tokens have one key, and count against each: a row does not say of which token it is.
+//
 // The sums of a payer in flight, the amount that moved after the block, and the stamp of its last admission, at one moment.
 const IN_FLIGHT: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flying.submitted, 0)::text AS submitted, \
        COALESCE(moved.amount, 0)::text AS moved, \
        (SELECT stamp FROM turns WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS stamp \
      FROM (SELECT sum(amount) FILTER (WHERE is_resolved) AS held, sum(amount) FILTER (WHERE NOT is_resolved) AS submitted \
-         FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND in_flight) AS flying, \
+         FROM payments WHERE chain_id = $1 AND asset IN ($2, $6) AND payer = $3 AND in_flight) AS flying, \
        (SELECT sum(amount) AS amount FROM payments \
-         WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
+         WHERE chain_id = $1 AND asset IN ($2, $6) AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
 
 // What all payers owe, what this payer owes and has paid, and the stamp of the last deferral, at one moment.
 const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(owed.own, 0)::text AS own, owed.overdue, \
-       (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 \
+       (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND asset IN ($2, $8) AND payer = $3 \
          AND settled_at IS NOT NULL LIMIT $4) AS history) AS paid, \
        (SELECT stamp FROM turns WHERE chain_id = $5 AND asset = $6 AND payer = $7) AS stamp \
      FROM (SELECT sum(amount) AS total, \
-         sum(amount) FILTER (WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS own, \
-         count(*) FILTER (WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND is_overdue) AS overdue \
+         sum(amount) FILTER (WHERE chain_id = $1 AND asset IN ($2, $8) AND payer = $3) AS own, \
+         count(*) FILTER (WHERE chain_id = $1 AND asset IN ($2, $8) AND payer = $3 AND is_overdue) AS overdue \
        FROM payments WHERE is_owed) AS owed";
 
 /// A condition beyond the record itself, which must hold at the moment of the step.
@@ -120,17 +125,19 @@ impl PostgresLedger {
     ) -> Result<(Stamped, Statement), LedgerError> {
         let mut record = seen.record.clone();
         decide(&mut record)?;
-        let (now, amount) = (self.clock.now(), record.authorization.value);
+        let (now, amount) = (self.clock.now(), record.amount());
         let stepped = Stamped { holders: Holders::after(seen, &record, self.process.id()), record, stamp };
+        // Admissions of all that is paid from one balance are in turn.
+        let payer = PaymentKey { asset: stepped.record.terms.offer().asset.address, ..*change.key };
         let statement = match (change.needs, change.response) {
             (Needs::Funds(funds), _) if !seen.record.admitted => {
-                let (sums, last) = self.in_flight(change.key, funds.block, now).await?;
+                let (sums, last) = self.in_flight(&payer, funds.block, now).await?;
                 sums.covers(amount, &funds)?;
-                let turn = Turn { of: TurnOf::Payer(*change.key), seen: last, now };
+                let turn = Turn { of: TurnOf::Payer(payer), seen: last, now };
                 payments::step_in_turn(&stepped, seen.stamp, &turn)
             }
             (Needs::Credit(limit), _) => {
-                let (total, own, last) = self.credit(change.key, limit.history).await?;
+                let (total, own, last) = self.credit(&payer, limit.history).await?;
                 own.may_owe(amount, &limit)?;
                 total.lend(amount, limit.total, || Ok(()))?;
                 payments::step_in_turn(&stepped, seen.stamp, &Turn { of: TurnOf::Everybody, seen: last, now })
@@ -145,7 +152,8 @@ impl PostgresLedger {
         let statement = TurnOf::Payer(*key)
             .bind_to(Statement::new(IN_FLIGHT))
             .bind(capped(now.saturating_sub(RECENT)))
-            .bind(capped(block));
+            .bind(capped(block))
+            .bind(PERMIT2.to_vec());
         let rows = self.connections.repeat(statement).await?;
         let row = rows.first().ok_or_else(payments::unreadable)?;
         // A sum above 256 bits is above every balance.
@@ -156,7 +164,8 @@ impl PostgresLedger {
 
     async fn credit(&self, key: &PaymentKey, history: u32) -> Result<(TotalOwed, PayerSums, Option<i64>), LedgerError> {
         let statement = TurnOf::Payer(*key).bind_to(Statement::new(CREDIT)).bind(i64::from(history));
-        let rows = self.connections.repeat(TurnOf::Everybody.bind_to(statement)).await?;
+        let statement = TurnOf::Everybody.bind_to(statement).bind(PERMIT2.to_vec());
+        let rows = self.connections.repeat(statement).await?;
         let row = rows.first().ok_or_else(payments::unreadable)?;
         let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
         let count = |name| Ok::<u32, LedgerError>(u32::try_from(column::<i64>(row, name)?).unwrap_or(u32::MAX));
@@ -310,6 +319,7 @@ mod tests {
             pay_to: Address::repeat_byte(2),
             max_timeout_seconds: 60,
             flow: PaymentFlow::Authorization,
+            method: Default::default(),
         };
         let authorization = Authorization {
             from: Address::repeat_byte(1),
@@ -319,7 +329,7 @@ mod tests {
             valid_before: U256::from(60),
             nonce: B256::from(U256::from(nonce)),
         };
-        let payload = ExactPayload { signature: PaymentSignature::from(Vec::from([1])), authorization };
+        let payload = ExactPayload::new(PaymentSignature::from(Vec::from([1])), authorization);
         let payment = precheck(Terms::new(offer).into(), payload, Window::default(), 1).unwrap();
         let request = Fingerprint { digest: B256::ZERO, names_caller: false };
         Stamped { record: Record::new(&payment, request, 1, 2), stamp, holders: Holders::default() }

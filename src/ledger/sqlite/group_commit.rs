@@ -499,6 +499,7 @@ mod tests {
             pay_to: Address::repeat_byte(0xee),
             max_timeout_seconds: 60,
             flow: PaymentFlow::Authorization,
+            method: Default::default(),
         };
         let authorization = Authorization {
             from: Address::repeat_byte(payer),
@@ -508,7 +509,7 @@ mod tests {
             valid_before: U256::from(NOW + 60),
             nonce: B256::from(U256::from(nonce)),
         };
-        let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+        let payload = ExactPayload::new(PaymentSignature::from(vec![1; 65]), authorization);
         let payment = precheck(Arc::new(Terms::new(offer)), payload, Window::default(), NOW).unwrap();
         Record::new(&payment, Fingerprint { digest: B256::ZERO, names_caller: false }, NOW, NOW + 30)
     }
@@ -543,7 +544,7 @@ mod tests {
         for step in [
             FulfilmentStep::Admit { funds: None, due: false },
             FulfilmentStep::Start { until: NOW + 30 },
-            FulfilmentStep::Produce { body: None, at: NOW, response: Some(Arc::new(response)) },
+            FulfilmentStep::Produce { charged: None, body: None, at: NOW, response: Some(Arc::new(response)) },
         ] {
             ledger.fulfil(&lease, &step).await.unwrap();
         }

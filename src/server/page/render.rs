@@ -83,16 +83,24 @@ static TEMPLATE: LazyLock<Vec<Part>> = LazyLock::new(|| {
 
 /// Returns `true` if the button pays this offer. An `upfront` offer is paid only if the service is known to answer `GET`.
 fn is_payable(page: &BrowserPage, offer: &ExactOffer) -> bool {
-    page.answers_get().unwrap_or(offer.flow == PaymentFlow::Authorization)
+    is_shown(offer) && page.answers_get().unwrap_or(offer.flow == PaymentFlow::Authorization)
+}
+
+/// Permits are left to programs: the wallet would have to approve Permit2 first.
+fn is_shown(offer: &ExactOffer) -> bool {
+    offer.permit().is_none()
 }
 
 /// One after the other, as in `accepts`; the script finds them by their number.
 fn offers(html: &mut String, shown: &Shown<'_>) {
     let first = shown.offers.iter().position(|offer| is_payable(shown.page, offer.terms.offer()));
-    let is_choice = shown.offers.len() > 1;
+    let is_choice = shown.offers.iter().filter(|offer| is_shown(offer.terms.offer())).count() > 1;
     html.push_str(if is_choice { "<div role=\"radiogroup\" aria-labelledby=\"price\">\n" } else { "<div>\n" });
     for (index, offer) in shown.offers.iter().enumerate() {
         let offer = offer.terms.offer();
+        if !is_shown(offer) {
+            continue;
+        }
         let (number, token) = amount(offer);
         let state = match first {
             Some(first) if first == index => " checked",

@@ -12,4 +12,5 @@ mod reconcile;
 mod status;
 mod unclear;
 mod uploads;
+mod upto;
 mod v1;

@@ -71,7 +71,8 @@ async fn response_of_another_process_is_not_taken_for_ours() {
             let known = others.list(&Default::default()).await.unwrap().remove(0);
             let lease = others.take_over(&known.key, known.epoch, u64::MAX, u64::MAX).await.unwrap().expect("it ended");
             others.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-            let produce = FulfilmentStep::Produce { body: known.body, at: known.reserved_at, response: None };
+            let produce =
+                FulfilmentStep::Produce { charged: None, body: known.body, at: known.reserved_at, response: None };
             others.fulfil(&lease, &produce).await.unwrap();
         };
         // The memory ledger never waits.

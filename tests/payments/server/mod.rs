@@ -24,6 +24,7 @@ mod scripted;
 mod stalled;
 mod status;
 mod strangers;
+mod upto;
 mod v1;
 mod voucher_attacks;
 mod voucher_credit;

@@ -5,4 +5,5 @@ mod eip3009_vectors;
 mod fuzz_corpus;
 mod peers_page;
 mod replayed_exchanges;
+mod upto;
 mod vouchers;

@@ -11,11 +11,20 @@ use reqwest::{Client, StatusCode};
 use serde_json::Value;
 use tower_x402::payment::PaymentKey;
 
-use support::shop::{Customer, FAILED_ELSEWHERE, Purchase};
+use support::{
+    permit::{PERMIT2, Permit},
+    shop::{Customer, FAILED_ELSEWHERE, Purchase},
+};
+
+/// What a buyer signed.
+enum Signed {
+    Exact(Box<Purchase>),
+    Permit(Box<Permit>),
+}
 
 /// A signed payment and the answers to it so far.
 pub(crate) struct Buyer {
-    purchase: Purchase,
+    signed: Signed,
     body: String,
     answers: Mutex<Vec<Bytes>>,
     refusal: Mutex<Option<(StatusCode, String)>>,
@@ -47,9 +56,13 @@ impl Buyer {
         assert_eq!(unpaid.status(), StatusCode::PAYMENT_REQUIRED);
         let demand = BASE64_STANDARD.decode(&unpaid.headers()["payment-required"]).expect("base64");
         let demand: Value = serde_json::from_slice(&demand).expect("JSON");
-        let purchase = customer.sign(&demand, 0);
+        let offers = demand["accepts"].as_array().expect("offers");
+        let signed = match offers.iter().any(|offer| offer["scheme"] == "upto") {
+            true => Signed::Permit(Box::new(Permit::sign(&customer.signer, &demand))),
+            false => Signed::Exact(Box::new(customer.sign(&demand, 0))),
+        };
         Arc::new(Self {
-            purchase,
+            signed,
             body,
             answers: Mutex::default(),
             refusal: Mutex::default(),
@@ -58,14 +71,28 @@ impl Buyer {
     }
 
     pub(crate) fn key(&self) -> PaymentKey {
-        let (asset, authorization) = (&self.purchase.asset, &self.purchase.authorization);
-        let (payer, nonce) = (authorization.from, authorization.nonce);
-        PaymentKey { network: asset.network, asset: asset.address, payer, nonce }
+        match &self.signed {
+            Signed::Exact(purchase) => {
+                let (asset, authorization) = (&purchase.asset, &purchase.authorization);
+                let (payer, nonce) = (authorization.from, authorization.nonce);
+                PaymentKey { network: asset.network, asset: asset.address, payer, nonce }
+            }
+            Signed::Permit(permit) => PaymentKey {
+                network: permit.network,
+                asset: PERMIT2,
+                payer: permit.from,
+                nonce: permit.message.nonce.into(),
+            },
+        }
     }
 
     /// Presents the payment once.
     pub(crate) async fn present(&self, client: &Client, url: &str) -> Said {
-        let header = BASE64_STANDARD.encode(self.purchase.payload().to_string());
+        let payload = match &self.signed {
+            Signed::Exact(purchase) => purchase.payload(),
+            Signed::Permit(permit) => permit.payload(),
+        };
+        let header = BASE64_STANDARD.encode(payload.to_string());
         let request = client.post(format!("{url}/evaluate")).header("payment-signature", header);
         let Ok(response) = request.body(self.body.clone()).send().await else { return Said::Later };
         let status = response.status();

@@ -83,6 +83,23 @@ async fn a_payment_survives_every_kill_on_sqlite() {
     small_matrix(matrix::courses(&[Via::Chain], &[Backend::Sqlite], &FLOWS, &When::KILLS)).await;
 }
 
+/// What is charged is decided in the step that ends the work, and settled once by whichever process comes next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_survives_kills_around_its_charge_and_its_settlement() {
+    for name in [
+        "handler: during",
+        "ledger fulfil Produce: before",
+        "ledger fulfil Produce: after",
+        "node eth_sendRawTransactionSync: before",
+        "node eth_sendRawTransactionSync: after",
+        "response: ready",
+    ] {
+        let stop = Point { name: name.into(), occurrence: 2 };
+        let found = case::run(Via::Chain, Flow::UpTo, None, &[stop], Next::Restarted).await;
+        assert_eq!((found.kills, found.wrong), (1, Wrong::default()), "{name}: {found:?}");
+    }
+}
+
 #[cfg(feature = "test-postgres")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payment_survives_every_kill_on_postgres() {

@@ -33,6 +33,7 @@ use super::{
 };
 use support::{
     authorization::{random_address, random_nonce},
+    permit::approve,
     shop::Customer,
     token::Token,
 };
@@ -178,7 +179,11 @@ impl Scene {
 
     fn customer(&self) -> Customer {
         let signer = PrivateKeySigner::random();
-        self.devnet.mint(signer.address(), Usdc::from_atomic(3 * PRICE)).expect("the devnet mints");
+        let price = if self.setup.flow == Flow::UpTo { 2 * PRICE } else { PRICE };
+        self.devnet.mint(signer.address(), Usdc::from_atomic(3 * price)).expect("the devnet mints");
+        if self.setup.flow == Flow::UpTo {
+            approve(&self.devnet, signer.address(), U256::from(3 * price));
+        }
         Customer { from: signer.address(), signer }
     }
 

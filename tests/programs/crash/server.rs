@@ -29,7 +29,7 @@ use tower_x402::{
     facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
     ledger::Ledger,
     protocol::PaymentFlow,
-    server::{DeferredPolicy, PaymentStatus, RequirePaymentLayer, VerifiedPayment},
+    server::{ActualPrice, DeferredPolicy, PaymentStatus, RequirePaymentLayer, VerifiedPayment},
 };
 
 use super::{
@@ -62,6 +62,8 @@ pub(crate) enum Flow {
     Spent,
     /// `authorization`, with a response of undeclared length, which is not stored before it is settled.
     Streamed,
+    /// `authorization` by a permit for twice the price, of which the handler charges the price (scheme `upto`).
+    UpTo,
 }
 
 impl Flow {
@@ -72,6 +74,7 @@ impl Flow {
             Self::Deferred => "deferred",
             Self::Spent => "deferred, balance spent elsewhere",
             Self::Streamed => "authorization, streamed",
+            Self::UpTo => "authorization, at most a price",
         }
     }
 }
@@ -202,6 +205,7 @@ fn app(setup: &Setup, facilitator: &Arc<dyn Facilitator>, clock: Arc<Ahead>, poi
         .max_wait(Duration::from_secs(2));
     let layer = match setup.flow {
         Flow::Authorization | Flow::Streamed => layer,
+        Flow::UpTo => layer.price(Usdc::from_atomic(2 * PRICE)).upto(),
         Flow::Upfront => layer.flow(PaymentFlow::Upfront),
         Flow::Deferred | Flow::Spent => {
             let much = Usdc::from_atomic(1_000 * PRICE);
@@ -274,7 +278,10 @@ impl Handler {
             });
             return Response::new(Body::from_stream(parts));
         }
-        Response::new(parts.concat().into())
+        let mut response = Response::new(parts.concat().into());
+        // All of the price, but where it is the most that may be charged.
+        response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(PRICE)));
+        response
     }
 }
 

@@ -122,7 +122,7 @@ fn payment_in(stage: &Stage, terms: &Arc<Terms>) -> Prechecked {
     let mint = Minted::mintCall { to: payer.address(), amount: U256::from(PRICE) };
     stage.devnet.execute(Address::from_slice(&owner[12..]), token, mint.abi_encode()).unwrap();
     let authorization = stage.authorization(payer.address());
-    let payload = ExactPayload { signature: sign(&payer, &authorization, terms), authorization };
+    let payload = ExactPayload::new(sign(&payer, &authorization, terms), authorization);
     precheck(terms.clone(), payload, Window::default().skew(5), stage.clock.now()).unwrap()
 }
 

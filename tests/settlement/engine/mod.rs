@@ -13,4 +13,5 @@ mod reconcile;
 mod rpc_batching;
 mod settle;
 mod two_processes;
+mod upto;
 mod verify;

@@ -425,7 +425,7 @@ async fn only_steps_that_may_be_lost_do_not_wait_for_the_disk() {
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
         ledger.settle(&paid.key, &settle).await.unwrap();
         upfront += u32::from(ledger.fulfil(&paid, &start).now_or_never().is_none());
-        let produce = FulfilmentStep::Produce { body: None, at: 0, response: None };
+        let produce = FulfilmentStep::Produce { charged: None, body: None, at: 0, response: None };
         shown += u32::from(ledger.fulfil(&new, &produce).now_or_never().is_none());
     }
     assert!(again > 0, "attempts are counted, once there was one");
@@ -448,7 +448,8 @@ async fn a_failed_write_stops_the_ledger() {
     // These steps do not wait for the disk; `Produce` does.
     let _ = admit(&ledger, &lost, 10, 1).await;
     let _ = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
-    let produced = ledger.fulfil(&lost, &FulfilmentStep::Produce { body: None, at: 0, response: None }).await;
+    let produced =
+        ledger.fulfil(&lost, &FulfilmentStep::Produce { charged: None, body: None, at: 0, response: None }).await;
     assert!(matches!(produced, Err(LedgerError::Backend(_))), "{produced:?}");
     assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))));
     assert!(matches!(admit(&ledger, &fine, 10, 1).await, Err(LedgerError::Backend(_))));
@@ -685,7 +686,8 @@ async fn steps_of_settlement_wait_for_the_disk() {
 async fn steps_of_fulfilment_wait_for_the_disk() {
     let start = FulfilmentStep::Start { until: 0 };
     let release = FulfilmentStep::Release { body: None };
-    let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: Some(Arc::new(answer())) };
+    let produce =
+        FulfilmentStep::Produce { charged: None, body: None, at: CLOCK_START, response: Some(Arc::new(answer())) };
     let due = FulfilmentStep::Admit { funds: None, due: true };
     let defer =
         FulfilmentStep::Defer { limit: CreditLimit { total: U256::from(10), per_payer: U256::from(10), history: 0 } };

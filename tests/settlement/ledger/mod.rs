@@ -195,7 +195,7 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
         Ok(FulfilmentStep::Admit { funds, due: true }),
         Ok(FulfilmentStep::Start { until: 0 }),
         Ok(FulfilmentStep::Release { body: None }),
-        Ok(FulfilmentStep::Produce { body: None, at: 1, response: None }),
+        Ok(FulfilmentStep::Produce { charged: None, body: None, at: 1, response: None }),
         Ok(FulfilmentStep::Defer { limit: CreditLimit { total: U256::MAX, per_payer: U256::MAX, history: 0 } }),
         Ok(FulfilmentStep::Deliver),
         Err(SettlementStep::Submit { transaction: hash(1) }),

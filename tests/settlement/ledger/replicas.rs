@@ -213,7 +213,7 @@ async fn the_next_process_takes_over_from_a_dead_one_within_seconds_and_fences_i
 
     // It was only held up.
     drop(stalled);
-    let done = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None };
+    let done = FulfilmentStep::Produce { charged: None, body: None, at: CLOCK_START, response: None };
     assert!(matches!(first.fulfil(&working, &done).await, Err(LedgerError::LeaseLost)));
     assert!(matches!(first.submit(submission(1, 1, 3, &[sent.key])).await, Err(LedgerError::NotDue(_))));
     assert!(matches!(first.submit(submission(1, 0, 3, &[])).await, Err(LedgerError::NonceTaken { .. })));
@@ -437,7 +437,7 @@ async fn a_step_whose_answer_is_lost_is_taken_once() {
     assert!(cutter.has_cut());
     assert_eq!(ledger.get(&lease.key).await.unwrap().unwrap().attempts, 1);
     cutter.cut_at(b"UPDATE 1\0");
-    let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None };
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: CLOCK_START, response: None };
     ledger.fulfil(&lease, &produce).await.unwrap();
     assert!(cutter.has_cut());
     cutter.cut_at(b"INSERT 0 1\0");

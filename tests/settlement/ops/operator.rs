@@ -59,7 +59,7 @@ async fn settled_but_undeliverable_payment_is_owed() {
     let stage = stage().await;
     let now = stage.clock.now();
     let (start, release) = (FulfilmentStep::Start { until: 0 }, FulfilmentStep::Release { body: None });
-    let produce = FulfilmentStep::Produce { body: None, at: now, response: None };
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: now, response: None };
     let owed = BTreeSet::from([
         paid_after(&stage, now - 1, vec![]).await,
         paid_after(&stage, now - 1, vec![start.clone()]).await,

@@ -36,7 +36,7 @@ async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item =
         valid_before: U256::from(now + 600),
         nonce: B256::ZERO,
     };
-    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let payload = ExactPayload::new(PaymentSignature::from(vec![1; 65]), authorization);
     let payment = precheck(Arc::new(Terms::new(offer)), payload, Window::default(), now).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     let reserved = ledger.reserve(&Record::new(&payment, request, now, now - 1)).await.unwrap();
@@ -58,7 +58,7 @@ async fn produced(ledger: &dyn Ledger, payer: u8, is_kept: bool) -> Lease {
         varied_by: Vec::new(),
         stored_at: now,
     });
-    let produce = FulfilmentStep::Produce { body: None, at: now, response: response.map(Arc::new) };
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: now, response: response.map(Arc::new) };
     entered(ledger, payer, [FulfilmentStep::Admit { funds: None, due: false }, START, produce]).await
 }
 

@@ -249,7 +249,7 @@ async fn settled_on(network: Network, ledger: &dyn Ledger) {
         valid_before: U256::from(60),
         nonce: B256::ZERO,
     };
-    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let payload = ExactPayload::new(PaymentSignature::from(vec![1; 65]), authorization);
     let payment = precheck(Arc::new(terms), payload, Window::default(), 30).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     ledger.reserve(&Record::new(&payment, request, 30, 60)).await.unwrap();

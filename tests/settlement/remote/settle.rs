@@ -91,7 +91,7 @@ fn checked(purchase: &Purchase) -> Prechecked {
         valid_before: signed.validBefore,
         nonce: signed.nonce,
     };
-    let payload = ExactPayload { signature: PaymentSignature::from(purchase.by_key().0.to_vec()), authorization };
+    let payload = ExactPayload::new(PaymentSignature::from(purchase.by_key().0.to_vec()), authorization);
     precheck(Arc::new(Terms::new(offer)), payload, Window::default().skew(60), unix_now()).unwrap()
 }
 

@@ -329,6 +329,7 @@ impl Inner {
             payee: Escrow::ERC3009_COLLECTOR,
             value: U256::from(deposit.amount),
             nonce,
+            by_permit: false,
         };
         let rpc = self.node.rpc();
         let found = authorization_use::find_newest(rpc, &expected, 0, now.block).await.map_err(unavailable)?;

@@ -1,0 +1,467 @@
+//! A seller that is paid at most its price (scheme `upto`): what is charged, once, and what is not.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, U256, hex};
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::{SolCall as _, sol};
+use axum::body::Body;
+use futures_util::future::join_all;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+use support::{
+    authorization::unix_now,
+    chain::Chain as _,
+    devnet::DevnetChain,
+    permit::{Permit, approve},
+    shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
+};
+use tokio::sync::Notify;
+use tower_x402::{
+    Usdc,
+    facilitator::{Facilitator as _, RemoteFacilitator},
+    ledger::{MemoryLedger, Record, Settlement},
+    payment::PaymentKey,
+    server::{ActualPrice, BuildError, RequirePaymentLayerBuilder},
+    service::FacilitatorService,
+    upto::PERMIT2,
+};
+
+sol! {
+    function transfer(address to, uint256 value);
+}
+
+/// A seller on a devnet, whose handler is told by the body what the work costs.
+struct Stage {
+    chain: DevnetChain,
+    shop: Shop,
+    app: App,
+    payer: PrivateKeySigner,
+    /// Told when a handler has begun that waits, and what it waits for.
+    begun: Arc<Notify>,
+    go_on: Arc<Notify>,
+}
+
+impl Stage {
+    async fn open() -> Self {
+        let chain = DevnetChain::start(None).await;
+        let shop = Shop::open(&chain).await;
+        let layer = shop.layer().upto();
+        Self::with(chain, shop, layer, 10 * PRICE)
+    }
+
+    fn with(chain: DevnetChain, shop: Shop, layer: RequirePaymentLayerBuilder, money: u64) -> Self {
+        let signals: (Arc<Notify>, Arc<Notify>) = Default::default();
+        let (begun, go_on) = signals.clone();
+        let app = shop.app_with(layer, move |_, body| {
+            let (begun, go_on) = signals.clone();
+            async move {
+                let text = std::str::from_utf8(&body).expect("text").to_owned();
+                let mut response = Response::new(Body::from(body));
+                for word in text.split(", ") {
+                    match word.split_once(' ') {
+                        Some(("costs", units)) => {
+                            response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(units.parse()?)));
+                        }
+                        _ if word == "held" => {
+                            begun.notify_one();
+                            go_on.notified().await;
+                        }
+                        _ if word == "fails" => *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR,
+                        _ => {}
+                    }
+                }
+                Ok(response)
+            }
+        });
+        let payer = PrivateKeySigner::random();
+        chain.devnet.mint(payer.address(), Usdc::from_atomic(money)).unwrap();
+        approve(&chain.devnet, payer.address(), U256::MAX >> 1);
+        Self { chain, shop, app, payer, begun, go_on }
+    }
+
+    async fn permit(&self, body: &'static str) -> Permit {
+        Permit::pay(&self.payer, &self.app, evaluate(body)).await
+    }
+
+    async fn record(&self, permit: &Permit) -> Option<Record> {
+        let nonce = permit.message.nonce.into();
+        let key = PaymentKey { network: permit.network, asset: PERMIT2, payer: permit.from, nonce };
+        self.shop.facilitator.ledger().get(&key).await.unwrap()
+    }
+
+    async fn received(&self) -> u64 {
+        self.chain.balance(self.shop.pay_to).await
+    }
+
+    /// The payer's money goes elsewhere, but for this much.
+    async fn leave(&self, units: u64) {
+        let value = U256::from(self.chain.balance(self.payer.address()).await - units);
+        let data = transferCall { to: Address::repeat_byte(0xee), value }.abi_encode();
+        self.chain.devnet.execute(self.payer.address(), self.shop.asset.address, data).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn permit_is_charged_what_the_work_cost() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("costs 250").await;
+    let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "costs 250"), "{answer:?}");
+    let settlement = answer.settlement().unwrap();
+    assert_eq!((settlement["success"].clone(), settlement["amount"].clone()), (json!(true), json!("250")));
+    let transfers = stage.chain.token_transfers(stage.shop.pay_to).await;
+    assert_eq!(
+        transfers.iter().map(|it| (it.transaction, it.units)).collect::<Vec<_>>(),
+        [(answer.transaction(), 250)]
+    );
+    // Presented again, it gets the same answer, and charges nothing.
+    let again = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((again.status, again.settlement()), (StatusCode::OK, Some(settlement)));
+    assert_eq!((stage.shop.handled(), stage.received().await), (1, 250));
+}
+
+#[tokio::test]
+async fn handler_that_names_no_price_charges_all_of_it_and_one_that_names_more_charges_nothing() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("a").await;
+    assert_eq!(send(&stage.app, permit.on(evaluate("a"))).await.settlement().unwrap()["amount"], PRICE.to_string());
+    let permit = stage.permit("costs 1001").await;
+    assert_eq!(send(&stage.app, permit.on(evaluate("costs 1001"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let permit = stage.permit("fails").await;
+    let failed = send(&stage.app, permit.on(evaluate("fails"))).await;
+    assert_eq!((failed.status, failed.settlement()), (StatusCode::INTERNAL_SERVER_ERROR, None));
+    assert_eq!((stage.shop.handled(), stage.received().await), (3, PRICE));
+}
+
+/// The chain takes no charge of nothing, so the permit could still be settled: only the books say that it is used up.
+#[tokio::test]
+async fn charge_of_nothing_uses_the_permit_up() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("costs 0").await;
+    let answer = send(&stage.app, permit.on(evaluate("costs 0"))).await;
+    let settlement = answer.settlement().unwrap();
+    assert_eq!(answer.status, StatusCode::OK);
+    let said = ["success", "transaction", "amount"].map(|field| settlement[field].clone());
+    assert_eq!(said, [json!(true), json!(""), json!("0")]);
+    let record = stage.record(&permit).await.unwrap();
+    assert!(matches!(record.settlement, Settlement::Final { .. }) && record.transaction().is_none(), "{record:?}");
+    // The same header buys the same answer, and nothing else.
+    let again = send(&stage.app, permit.on(evaluate("costs 0"))).await;
+    assert_eq!((again.status, again.settlement()), (StatusCode::OK, Some(settlement)));
+    let other = send(&stage.app, permit.on(evaluate("costs 1000"))).await;
+    assert_eq!(other.status, StatusCode::CONFLICT, "{other:?}");
+    stage.shop.facilitator.reconcile_now();
+    assert!(stage.shop.facilitator.drain(Duration::from_secs(10)).await);
+    assert_eq!((stage.shop.handled(), stage.received().await), (1, 0));
+}
+
+#[tokio::test]
+async fn copies_of_one_permit_are_worked_on_once_however_they_spell_it() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("costs 7").await;
+    let spelled = |change: &dyn Fn(&mut Value)| {
+        let mut payload = permit.payload();
+        change(&mut payload["payload"]["permit2Authorization"]);
+        payload
+    };
+    let nonce = permit.message.nonce;
+    let spellings = [
+        spelled(&|_| {}),
+        spelled(&|permit| permit["nonce"] = format!("0x{nonce:x}").into()),
+        spelled(&|permit| permit["nonce"] = format!("{nonce:0>78}").into()),
+        spelled(&|permit| permit["from"] = permit["from"].as_str().unwrap().to_lowercase().into()),
+    ];
+    let copies = spellings.iter().cycle().take(20).map(|payload| send(&stage.app, paid(evaluate("costs 7"), payload)));
+    for answer in join_all(copies).await {
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "costs 7"), "{answer:?}");
+    }
+    // The other form of the signature is valid for Permit2, and is no other payment.
+    let mut twin = permit.clone();
+    let order = U256::from_str_radix("fffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141", 16).unwrap();
+    let mut bytes = twin.signature.to_vec();
+    let s = order - U256::from_be_slice(&bytes[32..64]);
+    bytes[32..64].copy_from_slice(&s.to_be_bytes::<32>());
+    bytes[64] = 55 - bytes[64];
+    twin.signature = bytes.into();
+    let answer = send(&stage.app, twin.on(evaluate("costs 7"))).await;
+    assert!(answer.status.is_client_error(), "{answer:?}");
+    assert_eq!((stage.shop.handled(), stage.received().await), (1, 7));
+}
+
+#[tokio::test]
+async fn permit_binds_the_request_that_it_was_first_used_for() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("costs 7").await;
+    assert_eq!(send(&stage.app, permit.on(evaluate("costs 7"))).await.status, StatusCode::OK);
+    let other = http::Request::post("/evaluate?k=2").body(Body::from("costs 7")).unwrap();
+    assert_eq!(send(&stage.app, permit.on(other)).await.status, StatusCode::CONFLICT);
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn payer_that_approved_nothing_is_told_so_before_the_work() {
+    let stage = Stage::open().await;
+    approve(&stage.chain.devnet, stage.payer.address(), U256::from(PRICE - 1));
+    let permit = stage.permit("a").await;
+    let answer = send(&stage.app, permit.on(evaluate("a"))).await;
+    assert_eq!(
+        (answer.status, answer.reason().as_str()),
+        (StatusCode::PRECONDITION_FAILED, "permit2_allowance_required")
+    );
+    approve(&stage.chain.devnet, stage.payer.address(), U256::from(PRICE));
+    assert_eq!(send(&stage.app, permit.on(evaluate("a"))).await.status, StatusCode::OK);
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_permit_is_named() {
+    let stage = Stage::open().await;
+    let good = stage.permit("a").await;
+    let other = Address::repeat_byte(9);
+    let signed = |change: fn(&mut support::permit::PermitWitnessTransferFrom)| good.clone().with(change).payload();
+    let with_payload = |change: &dyn Fn(&mut Value)| {
+        let mut payload = good.payload();
+        change(&mut payload["payload"]);
+        payload
+    };
+    let mut forged = good.clone();
+    forged.signer = PrivateKeySigner::random();
+    forged.resign();
+    let mut short = good.clone();
+    short.signature = short.signature.slice(..64);
+    for (payload, reason) in [
+        (signed(|it| it.spender = Address::repeat_byte(9)), "invalid_permit2_spender"),
+        (signed(|it| it.witness.to = Address::repeat_byte(9)), "invalid_permit2_recipient_mismatch"),
+        (signed(|it| it.witness.facilitator = Address::repeat_byte(9)), "upto_facilitator_mismatch"),
+        (signed(|it| it.permitted.token = Address::repeat_byte(9)), "permit2_token_mismatch"),
+        (signed(|it| it.permitted.amount += U256::ONE), "permit2_amount_mismatch"),
+        (signed(|it| it.permitted.amount -= U256::ONE), "permit2_amount_mismatch"),
+        (signed(|it| it.deadline = U256::from(unix_now() + 5)), "permit2_deadline_expired"),
+        (signed(|it| it.deadline = U256::from(unix_now() + 100_000)), "permit2_deadline_expired"),
+        (signed(|it| it.witness.validAfter = U256::from(unix_now() + 60)), "permit2_not_yet_valid"),
+        (forged.payload(), "invalid_permit2_signature"),
+        (short.payload(), "invalid_permit2_signature"),
+        (with_payload(&|it| it["permit2Authorization"]["nonce"] = json!(7)), "invalid_payload"),
+        (with_payload(&|it| it["permit2Authorization"]["from"] = json!(other)), "invalid_permit2_signature"),
+    ] {
+        let answer = send(&stage.app, paid(evaluate("a"), &payload)).await;
+        assert!(answer.status.is_client_error(), "{reason} {answer:?}");
+        assert_eq!(answer.reason(), reason, "{payload}");
+    }
+    // Nothing of that was wrong.
+    assert_eq!((stage.shop.handled(), stage.received().await), (0, 0));
+    assert_eq!(send(&stage.app, good.on(evaluate("a"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn used_and_invalidated_permits_are_refused_before_the_work() {
+    let stage = Stage::open().await;
+    let invalidated = stage.permit("a").await;
+    invalidated.invalidate(&stage.chain.devnet);
+    let answer = send(&stage.app, invalidated.on(evaluate("a"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "permit2_invalid_nonce"));
+    assert_eq!(stage.shop.handled(), 0);
+}
+
+/// Nothing is locked while the work lasts. What is left has to cover what is charged, and not the price.
+#[tokio::test]
+async fn balance_that_covers_the_charge_and_not_the_price_is_charged() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("held, costs 250").await;
+    let (answer, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        stage.leave(300).await;
+        stage.go_on.notify_one();
+    });
+    assert_eq!((answer.status, answer.settlement().unwrap()["amount"].clone()), (StatusCode::OK, json!("250")));
+    assert_eq!(stage.received().await, 250);
+}
+
+#[tokio::test]
+async fn permit_that_is_invalidated_during_the_work_is_not_settled_and_its_answer_not_given() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("held, costs 250").await;
+    let (answer, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        permit.invalidate(&stage.chain.devnet);
+        stage.go_on.notify_one();
+    });
+    assert!(!answer.status.is_success(), "{answer:?}");
+    assert_eq!(stage.received().await, 0);
+}
+
+/// By whatever scheme it pays, a payer with money for one request gets one.
+#[tokio::test]
+async fn balance_covers_what_is_in_flight_by_either_scheme() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let layer = shop.layer().upto();
+    let stage = Stage::with(chain, shop, layer, PRICE);
+    let permit = stage.permit("held").await;
+    let customer = Customer { from: stage.payer.address(), signer: stage.payer.clone() };
+    let exact = customer.pay(&stage.app, evaluate("a")).await;
+    let (first, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held"))), async {
+        stage.begun.notified().await;
+        let second = send(&stage.app, exact.on(evaluate("a"))).await;
+        assert_eq!((second.status, second.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "insufficient_funds"));
+        stage.go_on.notify_one();
+    });
+    assert_eq!(first.status, StatusCode::OK, "{first:?}");
+    assert_eq!((stage.shop.handled(), stage.received().await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn offer_of_a_maximum_names_the_account_and_is_not_made_in_v1() {
+    let stage = Stage::open().await;
+    let unpaid = send(&stage.app, evaluate("a")).await;
+    let offered = demand(&unpaid)["accepts"].clone();
+    assert_eq!(offered.as_array().map(Vec::len), Some(2));
+    assert_eq!(offered[1]["extra"]["facilitatorAddress"], stage.shop.facilitator.settlement_address().to_string());
+    assert_eq!(unpaid.json()["accepts"].as_array().map(Vec::len), Some(1));
+    let supported = stage.shop.facilitator.supported().await.unwrap();
+    let kinds: Vec<_> = supported.kinds.iter().map(|kind| kind.scheme.as_str()).collect();
+    assert_eq!(kinds, ["exact", "upto"]);
+}
+
+/// A facilitator that settles through another one, which is ours.
+#[tokio::test]
+async fn permit_is_charged_once_through_a_facilitators_service() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    for confirms in [false, true] {
+        let mut remote = RemoteFacilitator::builder(&url).ledger(Arc::new(MemoryLedger::new()));
+        if confirms {
+            remote = remote.confirm(chain.asset().network, chain.rpc_url());
+        }
+        let remote = remote.build().await.unwrap();
+        assert_eq!(remote.permit_account(chain.asset().network), Some(shop.facilitator.settlement_address()));
+        let layer = tower_x402::server::RequirePaymentLayer::builder()
+            .price("$0.001")
+            .pay_to(chain.asset().network, shop.pay_to)
+            .facilitator(remote)
+            .upto();
+        let before = chain.balance(shop.pay_to).await;
+        let app = shop.app_with(layer, |_, body| async move {
+            let units = std::str::from_utf8(&body)?.strip_prefix("costs ").unwrap_or("1000").parse()?;
+            let mut response = Response::new(Body::from(body));
+            response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(units)));
+            Ok(response)
+        });
+        let payer = PrivateKeySigner::random();
+        chain.mint(payer.address(), 10 * PRICE).await;
+        let unapproved = Permit::pay(&payer, &app, evaluate("a")).await;
+        let refused = send(&app, unapproved.on(evaluate("a"))).await;
+        assert_eq!(refused.reason(), "permit2_allowance_required", "{refused:?}");
+        approve(&chain.devnet, payer.address(), U256::MAX >> 1);
+        for (body, amount) in [("costs 250", "250"), ("costs 0", "0"), ("all", "1000")] {
+            let permit = Permit::pay(&payer, &app, evaluate(body)).await;
+            let answer = send(&app, permit.on(evaluate(body))).await;
+            assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+            assert_eq!(answer.settlement().unwrap()["amount"], amount);
+            let again = send(&app, permit.on(evaluate(body))).await;
+            assert_eq!(again.settlement(), answer.settlement(), "{again:?}");
+        }
+        assert_eq!(chain.balance(shop.pay_to).await - before, 1_250);
+    }
+}
+
+/// What a caller asks for a second time, with another amount, is another settlement of a permit that has been settled.
+#[tokio::test]
+async fn service_settles_a_permit_for_one_amount_only() {
+    let stage = Stage::open().await;
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let ask = async |permit: &Permit, path: &str, amount: &str| {
+        let mut required = permit.offer.clone();
+        required["amount"] = amount.into();
+        let body = json!({ "x402Version": 2, "paymentPayload": permit.payload(), "paymentRequirements": required });
+        let request = http::Request::post(path).body(Body::from(body.to_string())).unwrap();
+        send(&service, request).await.json()
+    };
+    let permit = stage.permit("a").await;
+    assert_eq!(ask(&permit, "/verify", "1000").await["isValid"], true);
+    let verified = ask(&permit, "/verify", "999").await;
+    assert_eq!(
+        (verified["isValid"].clone(), verified["invalidReason"].is_string()),
+        (json!(false), true),
+        "{verified}"
+    );
+    let exceeds = ask(&permit, "/settle", "1001").await;
+    assert_eq!(exceeds["errorReason"], "invalid_upto_evm_payload_settlement_exceeds_amount");
+    let settled = ask(&permit, "/settle", "100").await;
+    assert_eq!((settled["success"].clone(), settled["amount"].clone()), (json!(true), json!("100")), "{settled}");
+    assert_eq!(ask(&permit, "/settle", "100").await, settled);
+    let more = ask(&permit, "/settle", "900").await;
+    assert_eq!((more["success"].clone(), more["errorReason"].clone()), (json!(false), json!("permit2_invalid_nonce")));
+    // Of a permit that is charged nothing it is the same.
+    let free = stage.permit("a").await;
+    let settled = ask(&free, "/settle", "0").await;
+    assert_eq!(
+        (settled["success"].clone(), settled["transaction"].clone(), settled["amount"].clone()),
+        (json!(true), json!(""), json!("0")),
+        "{settled}"
+    );
+    assert_eq!(ask(&free, "/settle", "0").await, settled);
+    assert_eq!(ask(&free, "/settle", "900").await["success"], false);
+    assert_eq!(stage.received().await, 100);
+    let supported = send(&service, http::Request::get("/supported").body(Body::empty()).unwrap()).await.json();
+    let kinds = supported["kinds"].as_array().unwrap();
+    let of_upto: Vec<_> = kinds.iter().filter(|kind| kind["scheme"] == "upto").collect();
+    assert_eq!(of_upto.len(), 1, "{supported}");
+    assert_eq!(of_upto[0]["extra"]["facilitatorAddress"], stage.shop.facilitator.settlement_address().to_string());
+}
+
+/// The account that the permit names sends the transaction, although another one is free.
+#[tokio::test]
+async fn account_that_a_permit_names_settles_it() {
+    let chain = DevnetChain::start(None).await;
+    let second = PrivateKeySigner::random();
+    chain.fund(second.address(), U256::from(10).pow(U256::from(18))).await;
+    let url = chain.rpc_url();
+    let shop = Shop::open_with(&chain, |builder| builder.rpc_url(url).signer(second)).await;
+    let layer = shop.layer().upto();
+    let stage = Stage::with(chain, shop, layer, 100 * PRICE);
+    let bought = (0..6).map(async |_| {
+        let permit = stage.permit("costs 5").await;
+        send(&stage.app, permit.on(evaluate("costs 5"))).await
+    });
+    for answer in join_all(bought).await {
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        let receipt = stage.chain.receipt(answer.transaction()).await;
+        assert_eq!(receipt.from, stage.shop.facilitator.settlement_address());
+    }
+    assert_eq!(stage.received().await, 30);
+}
+
+#[tokio::test]
+async fn layer_that_nobody_settles_permits_for_is_not_built() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let layer = tower_x402::server::RequirePaymentLayer::builder()
+        .price("$0.001")
+        .pay_to(chain.asset().network, shop.pay_to)
+        .facilitator(support::scripted::Scripted::new())
+        .upto();
+    assert!(matches!(layer.build(), Err(BuildError::NoPermits(_))));
+}
+
+/// The calldata is what the specification's contract takes: its selector, and the words in order.
+#[tokio::test]
+async fn settlement_calls_the_proxy_as_its_documents_say() {
+    use alloy_consensus::Transaction as _;
+    use alloy_provider::Provider as _;
+
+    let stage = Stage::open().await;
+    let permit = stage.permit("costs 250").await;
+    let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    let sent = stage.chain.provider().get_transaction_by_hash(answer.transaction()).await.unwrap().unwrap();
+    assert_eq!(sent.to(), Some(support::permit::PROXY));
+    let input = sent.input();
+    assert_eq!((input.len(), hex::encode(&input[..4])), (452, "ff11e7b4".to_owned()));
+    assert_eq!(U256::from_be_slice(&input[4 + 32..4 + 64]), U256::from(PRICE));
+    assert_eq!(U256::from_be_slice(&input[4 + 4 * 32..4 + 5 * 32]), U256::from(250));
+}

@@ -1,0 +1,170 @@
+//! Permits (scheme `upto`): settled for what was charged, by whichever process, and looked up where that is not known.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use tower_x402::{
+    Clock as _,
+    devnet::Orphans,
+    facilitator::{Facilitator as _, OnchainFacilitator},
+    ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
+    payment::{Prechecked, SettlementOutcome, Terms},
+    protocol::{ExactOffer, Reason},
+};
+
+use support::{
+    engine_stage::*,
+    permit::{approve, invalidate, settle},
+};
+
+/// A facilitator whose terms are to be charged at most the price.
+async fn permit_stage() -> Stage {
+    let mut stage = stage().await;
+    let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
+    stage.terms = Arc::new(Terms::new(offer.up_to(settlement_key().address())));
+    stage
+}
+
+fn payer(stage: &Stage) -> PrivateKeySigner {
+    let key = stage.payer(1);
+    approve(&stage.devnet, key.address(), U256::from(PRICE));
+    key
+}
+
+fn received(stage: &Stage) -> u64 {
+    stage.devnet.balance_of(PAYEE).unwrap().atomic()
+}
+
+/// Enters a payment into the ledger that was charged this much, by a process that is gone.
+async fn charged(stage: &Stage, payment: &Prechecked, amount: u64) {
+    let funds = stage.verify(payment).await.unwrap().funds;
+    let now = stage.clock.now();
+    let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+    let record = Record::new(payment, request, now, now - 1);
+    let Reservation::New(lease) = stage.ledger.reserve(&record).await.unwrap() else { panic!("known") };
+    let charged = Some(U256::from(amount));
+    let response = Some(Arc::new(tower_x402::ledger::StoredResponse {
+        status: http::StatusCode::OK,
+        headers: http::HeaderMap::new(),
+        body: bytes::Bytes::from_static(b"answer"),
+        trailers: None,
+        varied_by: Vec::new(),
+        stored_at: now,
+    }));
+    for step in [
+        FulfilmentStep::Admit { funds, due: false },
+        FulfilmentStep::Start { until: 0 },
+        FulfilmentStep::Produce { charged, body: None, at: now, response },
+    ] {
+        stage.ledger.fulfil(&lease, &step).await.unwrap();
+    }
+}
+
+async fn restarted(stage: &Stage) -> OnchainFacilitator {
+    OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone())
+        .build()
+        .await
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn permit_that_a_dead_process_charged_is_settled_for_that_amount_and_becomes_final() {
+    let stage = permit_stage().await;
+    let payment = stage.payment(&payer(&stage));
+    charged(&stage, &payment, 250).await;
+    stage.facilitator.reconcile_now();
+    until(async || matches!(stage.record(&payment).await.settlement, Settlement::Final { .. })).await;
+    assert_eq!(received(&stage), 250);
+}
+
+#[tokio::test(start_paused = true)]
+async fn permit_that_was_charged_nothing_is_never_sent() {
+    let stage = permit_stage().await;
+    let payment = stage.payment(&payer(&stage));
+    charged(&stage, &payment, 0).await;
+    let restarted = restarted(&stage).await;
+    restarted.reconcile_now();
+    assert!(restarted.drain(Duration::from_secs(60)).await);
+    assert_eq!((received(&stage), stage.calls("eth_sendRawTransaction")), (0, 0));
+    assert_eq!(stage.calls("eth_sendRawTransactionSync"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_settlement_of_a_permit_is_sent_again_after_a_restart() {
+    let stage = permit_stage().await;
+    let payment = stage.payment(&payer(&stage));
+    let payment = payment.charging(U256::from(250));
+    let verified = stage.admit(&payment).await;
+    let SettlementOutcome::Settled { .. } = stage.facilitator.settle(&payment, &verified).await.unwrap() else {
+        panic!("it is settled");
+    };
+    stage.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(received(&stage), 0);
+    let restarted = restarted(&stage).await;
+    until(async || received(&stage) == 250).await;
+    let outcome = restarted.reconcile(&stage.record(&payment).await).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Settled { .. }), "{outcome:?}");
+}
+
+/// Only the calldata of a transaction says which of two permits it used.
+#[tokio::test(start_paused = true)]
+async fn settlement_by_another_process_is_found_and_is_not_that_of_another_permit() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let [first, second, third] = [0, 1, 2].map(|_| stage.payment(&key).charging(U256::from(250)));
+    for payment in [&first, &second, &third] {
+        stage.admit(payment).await;
+    }
+    let by = settle(&stage.devnet, &second, 250);
+    settle(&stage.devnet, &third, 249);
+    let outcome = stage.reconcile(&second).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Settled { transaction, .. } if transaction == by), "{outcome:?}");
+    let outcome = stage.reconcile(&first).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "it is unused: {outcome:?}");
+    let outcome = stage.reconcile(&third).await.unwrap();
+    let SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, .. } = outcome else { panic!("{outcome:?}") };
+}
+
+#[tokio::test(start_paused = true)]
+async fn permit_that_was_invalidated_or_has_expired_is_dead() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let [invalidated, expired] = [0, 1].map(|_| stage.payment(&key));
+    for payment in [&invalidated, &expired] {
+        stage.admit(payment).await;
+    }
+    invalidate(&stage.devnet, key.address(), invalidated.authorization().nonce.into());
+    stage.devnet.mine();
+    let outcome = stage.reconcile(&invalidated).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
+    // At its deadline it is good, and a second later it is not.
+    stage.clock.advance(VALID);
+    stage.devnet.mine();
+    let outcome = stage.reconcile(&expired).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}");
+    stage.clock.advance(1);
+    stage.devnet.mine();
+    let outcome = stage.reconcile(&expired).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
+}
+
+/// What is charged is simulated, and not what was signed for.
+#[tokio::test]
+async fn what_is_charged_is_what_is_verified() {
+    let stage = permit_stage().await;
+    let key = payer(&stage);
+    let payment = stage.payment(&key);
+    approve(&stage.devnet, key.address(), U256::from(250));
+    assert_eq!(stage.rejection(&payment).await.reason.as_str(), "permit2_allowance_required");
+    stage.verify(&payment.clone().charging(U256::from(250))).await.unwrap();
+    approve(&stage.devnet, key.address(), U256::from(PRICE));
+    stage.verify(&payment).await.unwrap();
+}

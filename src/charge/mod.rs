@@ -65,6 +65,8 @@ pub(crate) struct Seller {
     pub(crate) unverified: AdmissionQueue,
     /// Permits for copies of a payment, which wait for what becomes of the first. They hold no other permit meanwhile (invariant I12).
     pub(crate) copies: Semaphore,
+    /// Permits for requests that wait for another one of their channel, which nobody but its payer can send.
+    pub(crate) in_line: Semaphore,
     /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
     pub(crate) unproven: AdmissionQueue,
     /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
@@ -85,6 +87,7 @@ impl Seller {
             permits: Arc::new(Semaphore::new(concurrent)),
             unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
             copies: Semaphore::new(concurrent),
+            in_line: Semaphore::new(concurrent),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             replays: AdmissionQueue::new(rules.limits.copies(), UNPROVEN_WAIT),

@@ -172,12 +172,14 @@ impl Challenge {
     /// Gives the payment an id, if the server supports the extension `payment-identifier`.
     ///
     /// The id is a secret, so it is independent of the authorization's nonce, which the chain publishes.
-    pub(super) fn add_payment_id(&mut self, secret: B256) {
+    pub(super) fn add_payment_id(&mut self, secret: B256) -> bool {
         if let Self::V2(ChallengeV2 { extensions: Some(extensions), .. }) = self
             && let Some(with_id) = PaymentId::of_random(secret).add_to(extensions)
         {
             *extensions = with_id;
+            return true;
         }
+        false
     }
 
     /// Returns the URL where the server reports the status of a payment. Returns `None` if it is not on the origin of `paid`.

@@ -34,12 +34,8 @@ pub(crate) enum CallOutcome {
 struct Asked {
     call: Call,
     progress: watch::Sender<Progress>,
-}
-
-impl Asked {
-    fn was_signed(&self) -> bool {
-        matches!(*self.progress.borrow(), Progress::Sending(Some(_)))
-    }
+    /// A node may have taken its transaction, before another one took the nonce: whoever has seen it can make the call.
+    may_be_seen: bool,
 }
 
 impl Load for Asked {
@@ -49,6 +45,10 @@ impl Load for Asked {
 
     fn signed(&mut self, transaction: B256) {
         self.progress.send_replace(Progress::Sending(Some(transaction)));
+    }
+
+    fn lost_nonce(&mut self, _: bool) {
+        self.may_be_seen = true;
     }
 }
 
@@ -109,7 +109,7 @@ impl Submitter {
         let (sender, progress) = watch::channel(Progress::Sending(None));
         under_way.insert(what, progress.clone());
         let entry = UnderWay { submitter: self.clone(), what };
-        let mut asked = Asked { call, progress: sender };
+        let mut asked = Asked { call, progress: sender, may_be_seen: false };
         tokio::spawn(async move {
             let ended = match entry.submitter.make_call(place, &mut asked).await {
                 Ok(Some(receipt)) => Progress::Included(receipt),
@@ -155,8 +155,7 @@ impl Submitter {
             }
             place = self.enter(urgency).await;
         };
-        // What an earlier attempt signed may have been seen in a pool, and whoever has seen it can make the call.
-        if attempts > 1 && asked.was_signed() { Ok(None) } else { Err(error) }
+        if asked.may_be_seen { Ok(None) } else { Err(error) }
     }
 
     fn calls(&self) -> MutexGuard<'_, HashMap<B256, watch::Receiver<Progress>>> {

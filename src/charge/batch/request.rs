@@ -3,7 +3,10 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, keccak256};
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tracing::{Span, field::display};
 
 use super::{
@@ -31,8 +34,6 @@ use crate::{
 
 /// How often a channel that another process holds is looked at.
 const POLL: Duration = Duration::from_millis(100);
-/// For how long a response that is not kept may be streaming in another process, in seconds.
-const STREAMS_FOR: u64 = 60;
 
 /// A request that is paid with a voucher.
 pub(crate) struct BatchRequest {
@@ -111,7 +112,7 @@ impl BatchRequest {
             if line.is_none()
                 && let Some(waiting) = self.join(&key)?
             {
-                self.wait(deadline, waiting).await?;
+                self.wait(deadline, &seller.in_line, waiting).await?;
             }
         }
         // Who waits holds no permit meanwhile (invariant I12).
@@ -124,13 +125,11 @@ impl BatchRequest {
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
                 drop((line, permit.take()));
-                let streaming = self.join(&PaymentKey { nonce: charged.request, ..self.key() })?;
-                let was_here = streaming.is_some();
-                if let Some(streaming) = streaming {
-                    self.wait(deadline, streaming).await?;
+                if let Some(streaming) = self.join(&PaymentKey { nonce: charged.request, ..self.key() })? {
+                    self.wait(deadline, &seller.copies, streaming).await?;
                 }
                 let _permit = self.permit(true).await?;
-                return Box::pin(self.replay(presented, record, charged, was_here)).await;
+                return Box::pin(self.replay(presented, record, charged)).await;
             }
             // Let in because it may have been answered under an earlier offer (invariant I6).
             if let Some(refusal) = self.payment.refusal.take() {
@@ -323,10 +322,10 @@ impl BatchRequest {
         waiting.map_err(|TooManyCopies| self.busy())
     }
 
-    /// Waits for a copy, until the deadline at most.
-    async fn wait(&self, deadline: Instant, copy: WaitingCopy) -> Result<(), Refusal> {
-        let _copy = self.seller.copies.try_acquire().map_err(|_| self.busy())?;
-        self.until(deadline, copy.ended()).await
+    /// Waits for another request, until the deadline at most, if there is room.
+    async fn wait(&self, deadline: Instant, room: &Semaphore, other: WaitingCopy) -> Result<(), Refusal> {
+        let _place = room.try_acquire().map_err(|_| self.busy())?;
+        self.until(deadline, other.ended()).await
     }
 
     async fn until(&self, deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Refusal> {
@@ -404,20 +403,14 @@ impl BatchRequest {
         self.channels.is_fresh(record) && self.is_covered(record)
     }
 
-    /// Returns the response that the request got before. If it streamed, `was_here` says that its end was waited for in this process.
+    /// Returns the response that the request got before.
     async fn replay(
         &self,
         presented: &mut impl Presented,
         record: &ChannelRecord,
         charged: Charged,
-        was_here: bool,
     ) -> Result<Next, Refusal> {
         let stored = self.channels.response(record, charged.request).await?;
-        let since = age(self.seller.now(), charged.at);
-        if stored.is_none() && !was_here && since < STREAMS_FOR {
-            // It may stream in another process.
-            return Err(self.busy());
-        }
         let receipt = receipt(Some(charged.charged), record, charged.total, None);
         if let Some(names) = stored.as_ref().and_then(|stored| presented.misfit(stored)) {
             return Err(Refusal::new(Why::OtherHeaders(names)).with_receipt(Some(receipt)));
@@ -430,7 +423,8 @@ impl BatchRequest {
                 counted.answer_to(charged.request).map_or(u32::MAX, |answer| answer.replays)
             }
         };
-        match stored.filter(|_| self.seller.rules.limits.may_replay(self.has_secret, replays, since)) {
+        let age = age(self.seller.now(), charged.at);
+        match stored.filter(|_| self.seller.rules.limits.may_replay(self.has_secret, replays, age)) {
             Some(stored) => Ok(Next::Replay(stored, receipt)),
             None => Err(Refusal::new(Why::Used).with_receipt(Some(receipt))),
         }

@@ -279,8 +279,12 @@ impl ExactRequest {
     /// wait for this one, which holds nothing meanwhile.
     async fn wait_for_another(&mut self, deadline: Instant, in_progress: Option<InProgress>) -> Result<(), Refusal> {
         self.permit = None;
+        let had_place = self.place.take().is_some();
         wait_until(deadline, tokio::time::sleep(POLL)).await?;
         drop(in_progress);
+        if had_place {
+            self.place = Some(self.seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
+        }
         Ok(())
     }
 

@@ -60,8 +60,8 @@ pub(super) enum RefundReport {
 }
 
 impl Report {
-    /// Reads the report on a request of this price, paid from this channel. One that is named may have been charged before.
-    pub(super) fn read(headers: &HeaderMap, entry: &ChannelEntry, (price, is_named): (Usdc, bool)) -> Self {
+    /// Reads the report on a request that may cost `most`, paid from this channel. If it has an id, it may have been charged before.
+    pub(super) fn read(headers: &HeaderMap, entry: &ChannelEntry, (most, has_id): (Usdc, bool)) -> Self {
         let (response, transaction) = match read(headers, entry) {
             SettlementReport::None => return Self::None,
             SettlementReport::Paid { response, transaction } => (response, transaction),
@@ -74,19 +74,19 @@ impl Report {
         };
         let above_price = |value: &Value| {
             let reported = value.to_string().chars().take(MAX_TEXT).collect();
-            Self::Contradiction(ChannelFinding::ChargedAbovePrice { reported, price })
+            Self::Contradiction(ChannelFinding::ChargedAbovePrice { reported, price: most })
         };
         let zero = Value::from("0");
         let charged = extra.charged_amount.as_ref().unwrap_or(&zero);
         let Some(amount) = units(charged).and_then(|units| Usdc::try_from(units).ok()) else {
             return above_price(charged);
         };
-        // The price may have been another one when the purchase was signed for first.
-        let most = if is_named { price.max(entry.doubt) } else { price };
         let sum = extra.channel_state.and_then(|state| state.charged_cumulative_amount);
         let (before, after) = (U256::from(entry.charged.atomic()), U256::from(plus(entry.charged, amount).atomic()));
         match sum.map(|sum| units(&sum)) {
-            Some(Some(sum)) if is_named && sum <= before => Self::Repeated { amount, transaction },
+            Some(Some(sum)) if has_id && sum <= before && sum != after && amount <= entry.charged => {
+                Self::Repeated { amount, transaction }
+            }
             _ if amount > most => above_price(charged),
             None => Self::Charged { amount, transaction },
             Some(Some(sum)) if sum == after => Self::Charged { amount, transaction },

@@ -127,6 +127,9 @@ impl Books {
         no_deposit: Option<&Refusal>,
     ) -> Result<Choice, Refusal> {
         self.check_disputes(terms)?;
+        if let Some(only) = terms.only {
+            return self.choose_only(only, terms, (now, believe_refusals));
+        }
         let payee = terms.config.receiver;
         let (mut ready, mut pending, mut empty, mut new, mut busy) = (None, None, None, None, None);
         let (mut is_any_in_use, mut is_any_unclear) = (false, false);
@@ -141,9 +144,6 @@ impl Books {
                 ids.push(escrow.channel_id(&config));
             }
             let id = ids[lane as usize];
-            if terms.only.is_some_and(|only| only != id) {
-                continue;
-            }
             if self.leased.contains_key(&id) {
                 is_any_in_use = true;
                 continue;
@@ -191,6 +191,28 @@ impl Books {
             None if is_any_in_use => Ok(Choice::Wait),
             None => Err(refusal),
         }
+    }
+
+    /// Leases the channel in which a purchase was signed for, whatever it holds: the seller is asked for the answer first.
+    fn choose_only(
+        &mut self,
+        only: ChannelId,
+        terms: &Terms,
+        (now, believe_refusals): (u64, bool),
+    ) -> Result<Choice, Refusal> {
+        let is_offered = |entry: &&ChannelEntry| {
+            let config = ChannelConfig { salt: terms.config.salt, ..entry.config };
+            (entry.network, config) == (terms.network, terms.config)
+        };
+        let Some(entry) = self.entries.get(&only).filter(is_offered) else {
+            return Err(Refusal::PurchaseOfChannel { channel: only });
+        };
+        let mut entry = Box::new(entry.clone());
+        if !self.lease(only, entry.config.receiver) {
+            return Ok(Choice::Wait);
+        }
+        entry.expire(now, believe_refusals);
+        Ok(Choice::Lane(only, entry, Usdc::ZERO))
     }
 
     /// Makes room for a deposit into a leased channel, as large as the limits allow. Returns its size.

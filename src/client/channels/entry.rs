@@ -18,8 +18,9 @@ const EXPIRY_MARGIN: u64 = 60;
 const MIN_WINDOW: u64 = 10;
 /// How many deposits are kept apart. Older ones are added up.
 const MAX_DEPOSITS: usize = 16;
-/// How many named purchases are remembered: of as many requests of a channel, sellers of this crate remember the answer.
-const MAX_PURCHASES: usize = 4;
+/// How many named purchases are remembered: more than the four requests of a channel of which sellers of this crate remember the answer,
+/// since some of them are not charged.
+const MAX_PURCHASES: usize = 8;
 
 /// A payment channel, as the journal holds it.
 ///
@@ -147,6 +148,11 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
+    /// Returns `true` if a request may have been charged.
+    pub(super) fn is_about_charge(self) -> bool {
+        self.charge > Usdc::ZERO
+    }
+
     /// Returns `true` if the pending deposit may have arrived.
     pub(super) const fn is_about_deposit(self) -> bool {
         self.deposit
@@ -246,6 +252,11 @@ impl ChannelEntry {
         plus(self.charged, amount)
     }
 
+    /// Returns the most that a voucher was signed for.
+    pub(super) fn last_signed(&self) -> Option<Usdc> {
+        self.signed.and_then(|last| u64::try_from(last.signed_max_claimable).ok()).map(Usdc::from_atomic)
+    }
+
     pub(super) fn means(&self, amount: Usdc, now: u64) -> Means {
         let needed = less(self.ceiling(amount), self.escrow);
         match &self.pending {
@@ -256,11 +267,6 @@ impl ChannelEntry {
             Some(pending) if pending.can_be_sent(now) => Means::PendingDeposit,
             Some(_) => Means::Nothing,
         }
-    }
-
-    /// Returns `true` if a voucher for a request of this price counts on the pending deposit.
-    pub(super) fn needs_deposit(&self, amount: Usdc) -> bool {
-        self.ceiling(amount) > self.escrow
     }
 
     /// Returns `true` while the pending deposit may still be executed: until then no other one is signed in its place.
@@ -322,7 +328,9 @@ impl ChannelEntry {
 
     /// Notes that a voucher is signed for this named purchase. The oldest one is forgotten.
     pub(super) fn add_purchase(&mut self, key: B256) {
-        self.forget_purchase(key);
+        if self.has_purchase(key) {
+            return;
+        }
         self.purchases.push_back(key);
         if self.purchases.len() > MAX_PURCHASES {
             self.purchases.pop_front();

@@ -74,6 +74,10 @@ pub(in crate::client) struct VoucherPayment {
     purchase: Option<B256>,
     /// It was signed for before, in this channel, and only there does the seller know it.
     is_repeated: bool,
+    /// The seller was sent a voucher.
+    was_asked: bool,
+    /// The seller takes payment identifiers, and this one has one.
+    has_id: bool,
     /// What was unclear before this payment was sent.
     doubt: Doubt,
     /// The voucher counts on the pending deposit, which is sent along or presumed to have arrived.
@@ -82,6 +86,8 @@ pub(in crate::client) struct VoucherPayment {
     in_doubt: bool,
     /// The present voucher was charged, by the seller's word: it has the answer, and needs no channel for it.
     is_charged: bool,
+    /// The work failed, and the voucher was charged with nothing.
+    is_unused: bool,
     is_corrected: bool,
     is_switched: bool,
     /// The channel that is left for another one, which is not signed for yet, and the deposit that may be made there.
@@ -166,7 +172,7 @@ impl VoucherPayment {
             }),
         };
         let mut challenge = challenge.clone();
-        challenge.add_payment_id(match asked.purchase {
+        let has_id = challenge.add_payment_id(match asked.purchase {
             // The seller finds its answer by this, also after a restart.
             Some((key, _)) => budget.journal().purchase_id(key, payer.nonces()).await?,
             None => payer.nonces().next()?,
@@ -183,10 +189,13 @@ impl VoucherPayment {
             deposit_expires: None,
             purchase,
             is_repeated: only.is_some(),
+            was_asked: false,
+            has_id,
             doubt: Doubt::default(),
             needs_deposit: false,
             in_doubt: false,
             is_charged: false,
+            is_unused: false,
             is_corrected: false,
             is_switched: false,
             left: None,
@@ -205,15 +214,21 @@ impl VoucherPayment {
         let Some(mut lease) = self.lease.take() else { return Err(Refusal::DepositPending.into()) };
         let now = self.payer.now();
         let (id, entry, price) = (lease.id(), &mut lease.entry, self.terms.price);
-        let means = entry.means(price, now);
+        let is_first = !std::mem::replace(&mut self.was_asked, true);
+        let (means, max) = match (entry.means(price, now), entry.last_signed()) {
+            // The answer to a purchase that was signed for before may cost nothing. If the seller does not know the purchase, it refuses the
+            // last voucher, and another one is signed.
+            (means, Some(last)) if self.is_repeated && is_first && means != Means::Voucher => (Means::Voucher, last),
+            (means, _) => (means, entry.ceiling(price)),
+        };
         let reservation = match means {
             Means::NewDeposit { needed } => Some(self.sign_deposit((id, entry), (needed, deposit), now).await?),
             Means::Nothing => return Err(Refusal::DepositPending.into()),
             Means::Voucher | Means::PendingDeposit => None,
         };
         let deposit = entry.pending.clone().filter(|_| means != Means::Voucher);
-        self.needs_deposit = entry.needs_deposit(price);
-        let (voucher, digest) = sign_voucher(&self.payer, (id, entry), entry.ceiling(price)).await?;
+        self.needs_deposit = max > entry.escrow;
+        let (voucher, digest) = sign_voucher(&self.payer, (id, entry), max).await?;
         self.doubt = entry.sign(price, &voucher, deposit.is_some());
         entry.used_at = now;
         if let Some(key) = self.purchase {
@@ -293,6 +308,7 @@ impl VoucherPayment {
             }
             signed => {
                 busy.entry.leave(self.terms.price);
+                self.forget_purchase(&mut busy.entry);
                 busy.leave_busy(self.payer.now()).await;
                 signed?;
                 self.cost = plus(self.cost, self.terms.price);
@@ -347,9 +363,15 @@ impl VoucherPayment {
     ) -> NextStep {
         let Some(lease) = &self.lease else { return NextStep::Conclude };
         let retry = NextStep::Retry { after: retry_after };
-        match Report::read(headers, &lease.entry, (self.terms.price, self.purchase.is_some())) {
+        // The price may have been another one when the purchase was signed for first.
+        let most = if self.is_repeated { self.terms.price.max(lease.entry.doubt) } else { self.terms.price };
+        match Report::read(headers, &lease.entry, (most, self.has_id)) {
             Report::Charged { amount, transaction } => {
                 self.charged(amount, transaction);
+                if amount == Usdc::ZERO && !status.is_success() {
+                    // The work failed: what comes next under its name is bought anew.
+                    self.is_unused = true;
+                }
                 NextStep::Conclude
             }
             // By its word, the seller charged nothing for this voucher. The next answer tells.
@@ -445,12 +467,16 @@ impl VoucherPayment {
             && let Some(lease) = &mut self.lease
         {
             lease.entry.refused(self.doubt);
-            if let Some(key) = self.purchase.filter(|_| !self.is_repeated) {
-                lease.entry.forget_purchase(key);
-            }
         }
         self.receipt.outcome = if self.in_doubt { PaymentOutcome::Unknown } else { PaymentOutcome::Failed };
         self.receipt.reason = Some(reason);
+    }
+
+    /// Notes that this channel did not pay for the purchase, unless an earlier voucher of it may have.
+    fn forget_purchase(&self, entry: &mut ChannelEntry) {
+        if let Some(key) = self.purchase.filter(|_| !self.is_repeated) {
+            entry.forget_purchase(key);
+        }
     }
 
     fn find(&mut self, finding: ChannelFinding) {
@@ -503,6 +529,7 @@ impl VoucherPayment {
 
     /// Compares the books with those of the seller, once per payment.
     fn correct(&mut self, headers: &HeaderMap, was_in_doubt: bool) -> NextStep {
+        let is_unclear_before = self.doubt.is_about_charge();
         let Some(lease) = &mut self.lease else { return NextStep::Conclude };
         let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known);
         let theirs = Challenge::read(headers, None).ok().flatten();
@@ -512,6 +539,7 @@ impl VoucherPayment {
         let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
         let correction = lease.entry.correct(state, voucher);
         let grown = less(lease.entry.charged, before);
+        let is_unexplained = is_unclear_before || !was_known || grown > self.terms.price;
         if let Correction::Charged(finding) = &correction {
             tracing::warn!(channel = %id, %finding, "a seller charged a request that it had refused");
             if !was_known {
@@ -521,8 +549,11 @@ impl VoucherPayment {
             self.find(finding.clone());
         }
         match correction {
-            // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice.
-            Correction::Adopted | Correction::Charged(_) if was_in_doubt && grown > Usdc::ZERO => {
+            // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice. If an earlier request may
+            // have been charged in its place, a seller that takes ids gives the answer again, or works for it.
+            Correction::Adopted | Correction::Charged(_)
+                if was_in_doubt && grown > Usdc::ZERO && !(self.has_id && is_unexplained) =>
+            {
                 self.is_charged = true;
                 self.receipt.outcome = PaymentOutcome::Accepted;
                 self.receipt.amount = grown;
@@ -555,8 +586,12 @@ impl VoucherPayment {
         }
         if is_left {
             lease.entry.leave(self.terms.price);
+            self.forget_purchase(&mut lease.entry);
             lease.leave_busy(self.payer.now()).await;
             return self.receipt.clone();
+        }
+        if self.is_unused || self.receipt.outcome == PaymentOutcome::Failed {
+            self.forget_purchase(&mut lease.entry);
         }
         self.paused_at = Some((lease.entry.charged, lease.entry.signed));
         // It need not be durable: without it the next voucher, or the seller's correction, tells the same.

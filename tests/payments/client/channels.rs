@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 use tower_x402::{
     ManualClock, Network, Usdc,
     client::{
-        Budget, ChannelEntry, ChannelFinding, ChannelPolicy, OfferRefusal, Payer, PaymentError, PaymentMiddleware,
-        PaymentOutcome, Receipt, ReceiptExt as _, Refusal, RetryPolicy, refund_channels,
+        Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, OfferRefusal, Payer, PaymentError,
+        PaymentMiddleware, PaymentOutcome, Purchase, Receipt, ReceiptExt as _, Refusal, RetryPolicy, refund_channels,
     },
     protocol::{PaymentPayload, decode_header},
     vouchers::{ChannelPayload, Escrow, Voucher},
 };
 
+use super::middleware::refusal;
 use support::{authorization::unix_now, script::*};
 
 const PRICE: u64 = 1_000;
@@ -230,6 +231,58 @@ impl Buyer {
 }
 
 const ACCEPTED: PaymentOutcome = PaymentOutcome::Accepted;
+
+/// A refusal after which the same voucher is sent again does not say that it is not charged then.
+#[tokio::test]
+async fn named_purchase_that_was_refused_at_first_is_paid_by_nothing_else() {
+    for replies in [
+        vec![refused("channel_busy", json!({})), cut()],
+        vec![cut(), refused("channel_busy", json!({}))],
+        vec![refused("rpc_read_failed", json!({})), charged(1_000)],
+    ] {
+        let attempts = replies.len() as u32;
+        let path = TempPath::new("refused");
+        let open = || {
+            let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
+            let policy = ChannelPolicy::new().lanes(1);
+            let payer =
+                Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).budget(budget).vouchers(policy).build();
+            let retry = RetryPolicy::default().first_pause(Duration::from_millis(5)).max_attempts(attempts);
+            PaymentMiddleware::new(payer).retry(retry).client(reqwest::Client::builder().no_proxy()).unwrap()
+        };
+        let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+        let order = || Purchase::named("order 17");
+        let _ = open().post(server.url()).body("x").with_extension(order()).send().await;
+        assert_eq!(server.payments().len(), attempts as usize);
+
+        let server = Server::paid(required(&[offer(PRICE)]), vec![settled()]).await;
+        let error = open().post(server.url()).body("x").with_extension(order()).send().await.unwrap_err();
+        assert!(matches!(refusal(&error), Refusal::PurchaseOfChannel { .. }), "{error:?}");
+        assert!(server.payments().is_empty());
+    }
+}
+
+/// What was refused to its end is bought like anything else.
+#[tokio::test]
+async fn named_purchase_that_was_refused_may_be_paid_by_another_scheme() {
+    let path = TempPath::new("refused-all");
+    let open = || {
+        let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
+        let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).budget(budget);
+        PaymentMiddleware::new(payer.vouchers(ChannelPolicy::new()).build())
+            .client(reqwest::Client::builder().no_proxy())
+            .unwrap()
+    };
+    let replies = vec![refused("withdraw_delay_out_of_range", json!({}))];
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let buy = async |server: &Server| {
+        let request = open().post(server.url()).body("x").with_extension(Purchase::named("order 17"));
+        request.send().await.unwrap().status()
+    };
+    assert_eq!(buy(&server).await, 402);
+    let server = Server::paid(required(&[offer(PRICE)]), vec![settled()]).await;
+    assert_eq!(buy(&server).await, 200);
+}
 
 #[tokio::test]
 async fn vouchers_are_cumulative_and_start_from_what_was_charged() {

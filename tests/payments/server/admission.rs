@@ -589,19 +589,18 @@ async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
         purchase.payload()
     }];
     let streams = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("stream")).await.payload()];
-    let mut streaming = Vec::new();
+    let (mut streaming, mut copies) = (Vec::new(), Vec::new());
     for payment in &streams {
         let first = try_send(&app, paid(evaluate("stream"), payment)).await.unwrap();
         assert_eq!(first.status(), StatusCode::OK);
         streaming.push(first);
         for _ in 0..ROOM_OF_ONE {
             let (app, request) = (app.clone(), paid(evaluate("stream"), payment));
-            tokio::spawn(async move { send(&app, request).await });
+            copies.push(tokio::spawn(async move { send(&app, request).await }));
         }
     }
-    for _ in 0..8 {
-        tokio::task::yield_now().await;
-    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(copies.iter().all(|copy| !copy.is_finished()), "they wait for the streams");
     for payment in &stored {
         let asked = send(&app, paid(evaluate("first"), payment));
         let answer = tokio::time::timeout(Duration::from_secs(3), asked).await.expect("it waits for no stream");

@@ -16,7 +16,7 @@ use std::{
 use alloy_primitives::hex;
 use axum::body::Body;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version,
     header::{HOST, ORIGIN},
 };
 use http_body_util::{BodyExt as _, Limited};
@@ -369,6 +369,7 @@ impl Inner {
         let response = asked.send().await.map_err(|error| problem(&error, &url))?;
         let receipt = response.receipt().cloned();
         let mut response = Response::<reqwest::Body>::from(response).map(Body::new);
+        *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
         if let Some(receipt) = receipt {
             let host = url.host_str().unwrap_or_default();

@@ -12,7 +12,7 @@ use std::{
 use axum::body::Body;
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri,
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version,
     header::{FORWARDED, HOST},
 };
 use http_body_util::BodyDataStream;
@@ -28,6 +28,8 @@ use crate::{error::Error, headers, problem::Problem, serve::Peer, values::HttpUr
 
 /// Where an upstream says what a request really cost, in dollars: `$0.0004`.
 const ACTUAL_PRICE: HeaderName = HeaderName::from_static("x402-actual-price");
+/// Where services of the official packages say the same. The layer takes it from answers that are paid for.
+const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -95,7 +97,9 @@ impl Inner {
         headers::remove_hop_by_hop(&mut headers);
         headers::remove_what_is_ours(&mut headers);
         headers::remove_of_connection(&mut headers);
-        if let Some(payment) = parts.extensions.get::<VerifiedPayment>() {
+        let payment = parts.extensions.get::<VerifiedPayment>();
+        let is_paid = payment.is_some();
+        if let Some(payment) = payment {
             headers::add_payment(&mut headers, payment);
         }
         let mut outgoing = self.client.request(parts.method, url).headers(headers);
@@ -117,7 +121,12 @@ impl Inner {
             let detail = "the service behind this address changed the protocol without being asked";
             return Err(Problem::new(StatusCode::BAD_GATEWAY, "upstream_switched_protocols", detail));
         }
+        // The version is one of the connection. An upstream that speaks HTTP/1.0 does not make us close ours.
+        *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
+        if !is_paid {
+            response.headers_mut().remove(OVERRIDES);
+        }
         if let Some(said) = response.headers_mut().remove(ACTUAL_PRICE) {
             response.extensions_mut().insert(ActualPrice(read_price(&said)?));
         }

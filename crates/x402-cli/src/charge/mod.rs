@@ -220,6 +220,7 @@ impl Command {
         let common = Common {
             pay_to,
             public_url: settings.public_url.clone(),
+            behind_proxy: settings.behind_proxy,
             timeout: settings.timeout,
             max_body: settings.max_body,
         };

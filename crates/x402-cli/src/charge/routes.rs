@@ -128,6 +128,7 @@ impl fmt::Display for Price {
 pub(crate) struct Common {
     pub(crate) pay_to: Address,
     pub(crate) public_url: Option<HttpUrl>,
+    pub(crate) behind_proxy: bool,
     pub(crate) timeout: Duration,
     pub(crate) max_body: usize,
 }
@@ -254,7 +255,8 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
         .pay_to_in(settlement.asset.clone(), common.pay_to)
         .handler_deadline(common.timeout)
         .max_timeout(SHORTEST_VALIDITY.max(common.timeout + TIME_TO_SETTLE))
-        .max_request_body(common.max_body);
+        .max_request_body(common.max_body)
+        .trust_forwarded_proto(common.behind_proxy);
     if let Some(url) = &common.public_url {
         builder = builder.public_origin(url.as_str());
     }

@@ -4,6 +4,7 @@
 mod charging;
 mod end_to_end;
 mod messages;
+mod operating;
 mod paying;
 mod restart;
 mod stage;

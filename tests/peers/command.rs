@@ -1,0 +1,83 @@
+//! The command `x402` charges for a service in Python, and the clients of other projects pay it.
+
+use alloy_signer_local::PrivateKeySigner;
+use serde_json::{Value, json};
+use support::{eventually::eventually, programs::x402, repository};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command},
+    time::timeout,
+};
+
+use super::{
+    programs::Buyer,
+    stage::{PATIENCE, PRICE, TASK},
+};
+
+/// A process of the command that serves, and what it printed when it was ready.
+async fn serving(command: &mut Command) -> (Child, Value) {
+    let mut child = command.arg("--json").spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().expect("it says that it is ready");
+    (child, serde_json::from_str(&line).unwrap())
+}
+
+/// The evaluator as it stands in the guide.
+async fn evaluator(directory: &TempDir) -> (Child, String) {
+    let guide = repository().join("crates/x402-cli/docs/guide/charge-anything.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let program = guide.split("```python\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let path = directory.path().join("evaluator.py");
+    std::fs::write(&path, program).unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let mut python = Command::new("python3");
+    let child = python.arg(path).arg(address.port().to_string()).kill_on_drop(true).spawn().unwrap();
+    eventually("the evaluator listens", async || TcpStream::connect(address).await.is_ok()).await;
+    (child, format!("http://{address}"))
+}
+
+#[tokio::test]
+async fn clients_of_others_pay_a_service_in_python_and_the_books_balance() {
+    let directory = TempDir::new().unwrap();
+    let (_devnet, chain) = serving(x402().args(["devnet", "--listen", "127.0.0.1:0"])).await;
+    let text = |name: &str| chain[name].as_str().unwrap();
+    let (_evaluator, upstream) = evaluator(&directory).await;
+    let ledger = format!("sqlite:{}", directory.path().join("payments.sqlite").display());
+    let mut charge = x402();
+    charge
+        .args(["charge", "--upstream", &upstream, "--price", "$0.001", "--listen", "127.0.0.1:0", "--ledger", &ledger])
+        .args(["--pay-to", text("payee")])
+        .env("X402_RPC_URL", text("rpc_url"))
+        .env("SETTLEMENT_PRIVATE_KEY", text("settlement_private_key"));
+    let (mut charge, ready) = serving(&mut charge).await;
+    let url = format!("http://{}/evaluate", ready["listening"].as_str().unwrap());
+    let account: PrivateKeySigner = text("payer_private_key").parse().unwrap();
+    let mut bought = 0;
+    for buyer in [Buyer::Fetch, Buyer::FetchV1, Buyer::Httpx, Buyer::Requests] {
+        let purchase = buyer.buy(&url, &account).await.unwrap_or_else(|error| panic!("{buyer:?}: {error}"));
+        assert_eq!(
+            (&purchase["status"], &purchase["body"]),
+            (&json!(200), &json!(r#"{"score": 1}"#)),
+            "{buyer:?}: {purchase}"
+        );
+        assert_eq!(purchase["payment"]["success"], true, "{purchase}");
+        bought += 1;
+    }
+    let mut pay = x402();
+    pay.args(["pay", &url, "-d", TASK]).env("PAYER_PRIVATE_KEY", text("payer_private_key"));
+    let paid = timeout(PATIENCE, pay.output()).await.unwrap().unwrap();
+    assert_eq!(String::from_utf8_lossy(&paid.stdout), r#"{"score": 1}"#);
+    bought += 1;
+
+    let id = charge.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, charge.wait()).await.unwrap().unwrap().success());
+    let report =
+        timeout(PATIENCE, x402().args(["books", "--ledger", &ledger, "report"]).output()).await.unwrap().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    let books = &report["payments"][0];
+    assert_eq!(books["paid"], json!({ "payments": bought, "units": (bought * PRICE).to_string() }), "{report}");
+    assert_eq!(books["owed"]["payments"], 0, "{report}");
+}

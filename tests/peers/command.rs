@@ -12,9 +12,12 @@ use tokio::{
 };
 
 use super::{
-    programs::Buyer,
+    programs::{Buyer, script},
     stage::{PATIENCE, PRICE, TASK},
 };
+
+/// The program of the package x402-conformance.
+const CONFORMANCE: &str = ".venv/bin/x402conf";
 
 /// A process of the command that serves, and what it printed when it was ready.
 async fn serving(command: &mut Command) -> (Child, Value) {
@@ -80,4 +83,20 @@ async fn clients_of_others_pay_a_service_in_python_and_the_books_balance() {
     let books = &report["payments"][0];
     assert_eq!(books["paid"], json!({ "payments": bought, "units": (bought * PRICE).to_string() }), "{report}");
     assert_eq!(books["owed"]["payments"], 0, "{report}");
+}
+
+/// The live rules of the package: an unpaid answer of a seller, and what a facilitator says that it supports.
+#[tokio::test]
+async fn the_rules_of_x402_conformance_hold_for_seller_and_facilitator() {
+    let mut charge = x402();
+    charge.args(["charge", "--upstream", "http://127.0.0.1:9", "--price", "$0.001", "--listen", "127.0.0.1:0"]);
+    let (_charge, seller) = serving(&mut charge).await;
+    let (_facilitator, facilitator) = serving(x402().args(["facilitator", "--listen", "127.0.0.1:0"])).await;
+    for (mode, ready, path) in [("resource", &seller, "/evaluate"), ("live", &facilitator, "")] {
+        let url = format!("http://{}{path}", ready["listening"].as_str().unwrap());
+        let mut check = script([CONFORMANCE, mode]);
+        let checked = timeout(PATIENCE, check.args([&url, "--fail-on-error"]).output()).await.unwrap().unwrap();
+        let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+        assert!(checked.status.success() && said.contains("\"pass\": true"), "{mode}: {said}");
+    }
 }

@@ -28,7 +28,7 @@ impl Role {
 /// Where a key may be, besides the variables.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct KeyFlags {
-    /// Read the payer's key from this file (32 bytes in hex), which only its owner may read
+    /// Read the payer's key from this file (32 bytes in hex), which not everybody may read
     #[arg(long, value_name = "FILE", conflicts_with = "keystore")]
     pub(crate) key_file: Option<PathBuf>,
     /// Read the payer's key from this encrypted keystore file (version 3), with the password in PAYER_KEYSTORE_PASSWORD or
@@ -106,15 +106,15 @@ async fn from_keystore(role: Role, path: PathBuf) -> Result<PrivateKeySigner, Er
     Err(Error::Key { role: role.name, source })
 }
 
-/// Reads a file that only its owner may read.
+/// Reads a file that not everybody may read. A group may: so do systemd and Kubernetes hand out secrets.
 fn read_secret(path: &PathBuf) -> Result<String, Error> {
     let unreadable = |source| Error::Read { path: path.clone(), source };
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
         let mode = fs::metadata(path).map_err(unreadable)?.permissions().mode();
-        if mode & 0o077 != 0 {
-            let problem = "can be read by other users: chmod 600 it";
+        if mode & 0o027 != 0 {
+            let problem = "can be read by everybody, or changed by others: chmod 600 it";
             return Err(Error::setting(path.display().to_string(), problem));
         }
     }

@@ -11,7 +11,10 @@ use serde::Deserialize;
 use toml::Spanned;
 use tower_x402::{Network, Usdc};
 
-use super::routes::{Pattern, Price, Route};
+use super::{
+    Flow,
+    routes::{Pattern, Price, Route},
+};
 use crate::{
     error::Error,
     values::{HttpUrl, LedgerAt, as_text},
@@ -42,6 +45,7 @@ pay_to = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
 # A proxy before this one says truthfully who the client is (X-Forwarded-For).
 # behind_proxy = false
 # timeout_seconds = 60                    # for the head of an answer, and each pause in its body
+# flow = "authorization"                  # a transfer is settled after the work; upfront: before it
 # max_body = 1048576                      # bytes
 # admin = "127.0.0.1:4022"                # /healthz, /readyz, /metrics, /payments, /channels, /report: this machine only
 
@@ -92,6 +96,7 @@ pub(crate) struct File {
     #[serde(default)]
     pub(crate) behind_proxy: bool,
     pub(crate) timeout_seconds: Option<u64>,
+    pub(crate) flow: Option<Flow>,
     pub(crate) max_body: Option<usize>,
     #[serde(default, deserialize_with = "as_text")]
     pub(crate) admin: Option<std::net::SocketAddr>,

@@ -13,7 +13,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
 };
-use tower_x402::Usdc;
+use tower_x402::{Network, Usdc, protocol::PaymentFlow};
 use tracing::{info, warn};
 
 pub(crate) use self::config::File;
@@ -24,7 +24,7 @@ use self::{
 };
 use crate::{
     chain::{ChainFlags, Settlement},
-    devnet::Local,
+    devnet::{self, Local},
     error::{Error, Sentence},
     output, serve,
     signals::{Signals, hangups},
@@ -65,7 +65,7 @@ ENVIRONMENT
                           --facilitator-url is given. It needs a little ETH and no USDC, and does not hold the income
   CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers. With it, vouchers are taken. Keep it: another key makes
                           other channels
-                          For both there are …_PRIVATE_KEY_FILE (a file that only its owner may read), and …_KEYSTORE with
+                          For both there are …_PRIVATE_KEY_FILE (a file that not everybody may read), and …_KEYSTORE with
                           …_KEYSTORE_PASSWORD or …_KEYSTORE_PASSWORD_FILE
   FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …
   PGPASSWORD              the password for --ledger postgres://…, if the URL has none
@@ -116,6 +116,10 @@ pub(crate) struct Command {
     /// How many seconds the service may take for the head of an answer, and for each pause in its body [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=240))]
     timeout: Option<u64>,
+    /// When a transfer is settled: after the work, if it succeeded, or before it (upfront). Vouchers are charged after the work [default:
+    /// authorization]
+    #[arg(long, value_enum)]
+    flow: Option<Flow>,
     /// The largest request body, in bytes [default: 1048576]
     #[arg(long, value_name = "BYTES")]
     max_body: Option<usize>,
@@ -125,6 +129,14 @@ pub(crate) struct Command {
     /// Print one JSON line when ready, and nothing else on standard output
     #[arg(long)]
     json: bool,
+}
+
+/// When a transfer is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Flow {
+    Authorization,
+    Upfront,
 }
 
 /// Flags and file together.
@@ -138,6 +150,7 @@ struct Settings {
     public_url: Option<HttpUrl>,
     behind_proxy: bool,
     timeout: Duration,
+    flow: PaymentFlow,
     max_body: usize,
     admin: Option<SocketAddr>,
     routes: Vec<Route>,
@@ -178,6 +191,10 @@ impl Command {
             public_url: self.public_url.clone().or(file.public_url),
             behind_proxy: self.behind_proxy || file.behind_proxy,
             timeout: Duration::from_secs(seconds),
+            flow: match self.flow.or(file.flow) {
+                Some(Flow::Upfront) => PaymentFlow::Upfront,
+                Some(Flow::Authorization) | None => PaymentFlow::Authorization,
+            },
             max_body: self.max_body.or(file.max_body).unwrap_or(DEFAULT_MAX_BODY),
             admin: self.admin.or(file.admin),
             routes,
@@ -222,6 +239,7 @@ impl Command {
             public_url: settings.public_url.clone(),
             behind_proxy: settings.behind_proxy,
             timeout: settings.timeout,
+            flow: settings.flow,
             max_body: settings.max_body,
         };
         let forwarder = Forwarder::new(&settings.upstream, settings.timeout, settings.behind_proxy)?;
@@ -272,6 +290,11 @@ impl Command {
             output::warn(format_args!(
                 "NO REAL MONEY: this runs on a chain in the process, which ends with it. For real money give --rpc-url or --facilitator-url.\n\
                  To pay on this chain ({rpc_url}):\n  export {name}={key}\n  x402 pay http://{listening}/"
+            ));
+        }
+        if settlement.local.is_none() && settlement.asset.network == Network::BASE && devnet::is_public(pay_to) {
+            output::warn(format_args!(
+                "Everybody knows the key of {pay_to}, which a devnet has: what is paid to it is lost."
             ));
         }
         if self.json {

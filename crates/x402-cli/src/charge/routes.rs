@@ -21,6 +21,7 @@ use tower::{Layer as _, ServiceExt as _};
 use tower_service::Service;
 use tower_x402::{
     Usdc,
+    protocol::PaymentFlow,
     server::{RequirePayment, RequirePaymentLayer, drain},
 };
 
@@ -130,6 +131,7 @@ pub(crate) struct Common {
     pub(crate) public_url: Option<HttpUrl>,
     pub(crate) behind_proxy: bool,
     pub(crate) timeout: Duration,
+    pub(crate) flow: PaymentFlow,
     pub(crate) max_body: usize,
 }
 
@@ -253,6 +255,7 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
 fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<RequirePaymentLayer, Error> {
     let mut builder = RequirePaymentLayer::builder()
         .pay_to_in(settlement.asset.clone(), common.pay_to)
+        .flow(common.flow)
         .handler_deadline(common.timeout)
         .max_timeout(SHORTEST_VALIDITY.max(common.timeout + TIME_TO_SETTLE))
         .max_request_body(common.max_body)

@@ -138,7 +138,9 @@ impl Settlement {
     pub(crate) async fn by_facilitator(url: &HttpUrl, chain: &ChainFlags, books: Books) -> Result<Self, Error> {
         let asset = chain.asset()?;
         let mut remote = RemoteFacilitator::builder(url.as_str()).ledger(books.payments.clone());
-        if let Ok(token) = std::env::var(TOKEN) {
+        if let Ok(token) = std::env::var(TOKEN)
+            && !token.trim().is_empty()
+        {
             remote = remote.bearer_token(token.trim());
         }
         if let Some(node) = &chain.rpc_url {
@@ -147,7 +149,13 @@ impl Settlement {
         let facilitator = Arc::new(remote.build().await.map_err(Error::Remote)?);
         let channels = match (keys::find(Role::CHANNELS, &KeyFlags::default()).await?, &chain.rpc_url) {
             (Some(claimer), Some(_)) => Some(chain.channels(claimer, books.channels.clone()).await?),
-            _ => None,
+            (Some(_), None) => {
+                return Err(Error::setting(
+                    "CHANNELS_PRIVATE_KEY",
+                    "vouchers need a node: give --rpc-url, too, or unset it",
+                ));
+            }
+            (None, _) => None,
         };
         Ok(Self { facilitator, own: None, channels, asset, books, local: None })
     }

@@ -1,6 +1,9 @@
 //! `x402 channels`: payment channels, of a seller and of a payer.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use alloy_provider::{Provider, ProviderBuilder, network::EthereumWallet};
 use serde_json::json;
@@ -53,7 +56,7 @@ enum What {
         #[arg(long, env = "X402_LEDGER", hide_env_values = true, required_unless_present = "journal")]
         ledger: Option<LedgerAt>,
         /// The payer's journal
-        #[arg(long, value_name = "FILE", conflicts_with = "ledger")]
+        #[arg(long, value_name = "FILE")]
         journal: Option<PathBuf>,
         /// Print JSON lines
         #[arg(long)]
@@ -90,8 +93,9 @@ enum What {
 impl Command {
     pub(crate) async fn run(self) -> Result<(), Error> {
         match self.what {
+            What::List { journal: Some(journal), json, .. } => list_bought(&journal, json),
             What::List { which, ledger: Some(ledger), json, .. } => list_sold(&ledger, which, json).await,
-            What::List { journal, json, .. } => list_bought(journal, json),
+            What::List { .. } => Err(Error::setting("--ledger", "give a seller's ledger, or a payer's --journal")),
             What::Claim { ledger, chain } => claim(&ledger, &chain).await,
             What::Refund { idle, purse } => refund(Duration::from_secs(idle), &purse).await,
             What::Withdraw { channel, finish, purse } => withdraw(&channel, finish, &purse).await,
@@ -119,9 +123,8 @@ async fn list_sold(ledger: &LedgerAt, which: ChannelFilter, json: bool) -> Resul
     Ok(())
 }
 
-fn list_bought(journal: Option<PathBuf>, json: bool) -> Result<(), Error> {
-    let Some(path) = journal else { return Err(Error::setting("--journal", "give the payer's journal, or --ledger")) };
-    let journal = tower_x402::client::Journal::open(path).map_err(Error::Journal)?;
+fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
+    let journal = tower_x402::client::Journal::open(journal).map_err(Error::Journal)?;
     for channel in journal.channels() {
         match json {
             true => output::line(json!({

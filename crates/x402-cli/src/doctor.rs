@@ -29,8 +29,8 @@ use crate::{
 
 /// Beyond this, authorizations are misjudged, in seconds.
 const SKEW: u64 = 30;
-/// A settlement key with less is about to stop: a thousand transfers at a tenth of a gwei, in wei.
-const LOW_TANK: u64 = 8_600_000_000_000_000;
+/// A settlement key with less is about to stop: a thousand transfers at a hundredth of a gwei, in wei.
+const LOW_TANK: u64 = 860_000_000_000_000;
 /// A payment header of a channel with its deposit, and some room.
 const LONG_HEADER: usize = 6 * 1024;
 
@@ -54,7 +54,7 @@ pub(crate) struct Command {
     #[command(flatten)]
     chain: ChainFlags,
     /// The ledger
-    #[arg(long)]
+    #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
     ledger: Option<LedgerAt>,
     /// The address of a route that costs something, as clients ask for it
     #[arg(long, value_name = "URL")]

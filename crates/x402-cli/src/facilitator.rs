@@ -62,7 +62,7 @@ pub(crate) struct Command {
     #[arg(long, value_name = "N")]
     catalogue: Option<usize>,
     /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
-    #[arg(long, default_value = "memory")]
+    #[arg(long, env = "X402_LEDGER", hide_env_values = true, default_value = "memory")]
     ledger: LedgerAt,
     /// Print one JSON line when ready, and nothing else on standard output
     #[arg(long)]

@@ -10,6 +10,11 @@ use tower_x402::{protocol::header_name, server::VerifiedPayment};
 
 /// What a name begins with that only the proxy may say.
 const OURS: &str = "x402-";
+/// Payments, in each version of x402.
+const PAYMENTS: [&str; 2] = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
+/// What frameworks read in place of the method or the path.
+const OVERRIDES: [&str; 5] =
+    ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
 /// Headers of one connection, besides those that `Connection` names (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
@@ -37,16 +42,26 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes from a client's request what an upstream must not take from it: payments, which are bearer data, and everything whose name
-/// only this proxy may use.
+/// Removes payments, which are bearer data, and everything whose name only a proxy of this command may use.
 pub(crate) fn remove_what_is_ours(headers: &mut HeaderMap) {
-    // Some upstreams read an underscore as a hyphen (CGI, WSGI).
-    let is_ours = |name: &HeaderName| name.as_str().replace('_', "-").starts_with(OURS);
-    let names: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name)).cloned().collect();
-    for name in &names {
-        headers.remove(name);
-    }
-    for name in [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT] {
+    remove(headers, |name| name.starts_with(OURS) || PAYMENTS.contains(&name));
+}
+
+/// Removes what some frameworks take for the method or the path. The price is that of the request line.
+pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
+    remove(headers, |name| OVERRIDES.contains(&name));
+}
+
+/// Removes what a client says of itself, or of proxies before it.
+pub(crate) fn remove_forwarded(headers: &mut HeaderMap) {
+    remove(headers, |name| name.starts_with("x-forwarded-") || ["forwarded", "x-real-ip"].contains(&name));
+}
+
+/// Some upstreams read an underscore as a hyphen (CGI, WSGI).
+fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
+    let is_removed = |name: &&HeaderName| is_removed(&name.as_str().replace('_', "-"));
+    let names: Vec<HeaderName> = headers.keys().filter(is_removed).cloned().collect();
+    for name in names {
         headers.remove(name);
     }
 }
@@ -107,11 +122,20 @@ mod tests {
     #[test]
     fn nobody_forges_a_payer() {
         let mut headers = HeaderMap::new();
-        for name in ["x402-payer", "x402_payer", "x402-anything-new", "payment-signature", "x-payment", "x-request-id"]
-        {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static("forged"));
+        let forged = [
+            "x402-payer",
+            "x402_payer",
+            "x402-anything-new",
+            "payment-signature",
+            "x-payment",
+            "x-original-url",
+            "x_rewrite_url",
+        ];
+        for name in forged.into_iter().chain(["x-request-id"]) {
+            headers.append(name, HeaderValue::from_static("forged"));
         }
         remove_what_is_ours(&mut headers);
+        remove_overrides(&mut headers);
         assert_eq!(names(&headers), ["x-request-id"]);
     }
 }

@@ -170,9 +170,13 @@ impl Command {
             None => None,
         };
         let mut shown = Vec::new();
-        loop {
-            let piece = response.chunk().await.map_err(|error| broke_off(&error))?;
-            let Some(piece) = piece else { break };
+        let broken = loop {
+            let piece = match response.chunk().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break None,
+                // What was paid is said all the same.
+                Err(error) => break Some(error),
+            };
             match (&mut file, &self.output) {
                 (Some(file), Some(path)) => {
                     let written = file.write_all(&piece).await;
@@ -184,15 +188,14 @@ impl Command {
                 }
                 _ => output::bytes(&piece),
             }
-        }
+        };
         if let (Some(file), Some(path)) = (&mut file, &self.output) {
             file.flush().await.map_err(|source| Error::Write { path: path.clone(), source })?;
         }
         if self.json {
             let mut facts = purse::facts(receipt.as_ref());
             facts["status"] = status.as_u16().into();
-            let body = if file.is_some() { Value::Null } else { String::from_utf8_lossy(&shown).into() };
-            facts["body"] = body;
+            facts["body"] = if file.is_some() { Value::Null } else { String::from_utf8_lossy(&shown).into() };
             output::line(facts);
         } else if let Some(receipt) = &receipt {
             let transaction = receipt.transaction.map(|transaction| format!(" in {transaction}")).unwrap_or_default();
@@ -202,9 +205,10 @@ impl Command {
             let (outcome, amount, pay_to) = (receipt.outcome, receipt.amount, receipt.pay_to);
             output::remark(format_args!("x402: {outcome}: {amount}{by} to {pay_to}{transaction}{reason}"));
         }
-        match status.as_u16() {
-            ..400 => Ok(()),
-            _ => Err(Error::Failed { what: format!("the answer is {status}"), advice: advice_for(status) }),
+        match (broken, status.as_u16()) {
+            (Some(error), _) => Err(broke_off(&error)),
+            (None, ..400) => Ok(()),
+            (None, _) => Err(Error::Failed { what: format!("the answer is {status}"), advice: advice_for(status) }),
         }
     }
 

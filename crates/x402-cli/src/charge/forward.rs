@@ -11,10 +11,7 @@ use std::{
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version,
-    header::{FORWARDED, HOST},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header::HOST};
 use http_body_util::BodyDataStream;
 use tokio::time::timeout;
 use tower_service::Service;
@@ -96,6 +93,7 @@ impl Inner {
         self.name_the_client(&mut headers, parts.extensions.get());
         headers::remove_hop_by_hop(&mut headers);
         headers::remove_what_is_ours(&mut headers);
+        headers::remove_overrides(&mut headers);
         headers::remove_of_connection(&mut headers);
         let payment = parts.extensions.get::<VerifiedPayment>();
         let is_paid = payment.is_some();
@@ -142,7 +140,6 @@ impl Inner {
 
     /// Tells the upstream which client asks, and for which host.
     fn name_the_client(&self, headers: &mut HeaderMap, peer: Option<&Peer>) {
-        let told = [FORWARDED, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO];
         let host = headers.get(HOST).cloned();
         let address = peer.and_then(|Peer(peer)| HeaderValue::from_str(&peer.ip().to_string()).ok());
         if self.behind_proxy {
@@ -151,9 +148,7 @@ impl Inner {
             }
             return;
         }
-        for name in told {
-            headers.remove(name);
-        }
+        headers::remove_forwarded(headers);
         for (name, value) in [
             (FORWARDED_FOR, address),
             (FORWARDED_HOST, host),

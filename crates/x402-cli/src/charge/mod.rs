@@ -105,7 +105,7 @@ pub(crate) struct Command {
     #[arg(long, value_name = "URL")]
     facilitator_url: Option<HttpUrl>,
     /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several processes may share [default: memory]
-    #[arg(long)]
+    #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
     ledger: Option<LedgerAt>,
     /// The public address of this service, without a path [default: the Host of each request]
     #[arg(long, value_name = "URL")]

@@ -158,6 +158,7 @@ impl Command {
                     what: Sentence(&error).to_string(),
                     advice: "See x402 books find; if the node did not answer, try again.",
                 })?;
+                books.close().await;
                 print(&ExportEntry::of(&reconciled.0), false);
                 Ok(())
             }

@@ -154,8 +154,10 @@ fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
 async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open().await?;
-    let channels = chain.channels(key, books.channels).await?;
-    let report = channels.claim_all().await.map_err(|error| Error::Failed {
+    let channels = chain.channels(key, books.channels.clone()).await?;
+    let claimed = channels.claim_all().await;
+    books.close().await;
+    let report = claimed.map_err(|error| Error::Failed {
         what: format!("nothing was claimed: {}", Sentence(&error)),
         advice: "What was charged stays in the ledger. x402 doctor says what is wrong with the node and the key.",
     })?;

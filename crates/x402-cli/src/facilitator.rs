@@ -148,6 +148,7 @@ impl Command {
             () = finished => {}
             () = signals.next() => warn!("stopped at once"),
         }
+        settlement.books.close().await;
         Ok(())
     }
 }

@@ -55,12 +55,20 @@ pub(crate) enum LedgerAt {
 pub(crate) struct Books {
     pub(crate) payments: Arc<dyn Ledger>,
     pub(crate) channels: Arc<dyn ChannelLedger>,
+    /// The same ledger, if it is a file.
+    file: Option<Arc<SqliteLedger>>,
 }
 
 impl Books {
-    fn of(ledger: impl Ledger + ChannelLedger) -> Self {
-        let ledger = Arc::new(ledger);
-        Self { payments: ledger.clone(), channels: ledger }
+    fn of(ledger: Arc<impl Ledger + ChannelLedger>) -> Self {
+        Self { payments: ledger.clone(), channels: ledger, file: None }
+    }
+
+    /// Writes what is not on disk yet. A process that ends without it loses nothing, and the next one asks the chain again.
+    pub(crate) async fn close(&self) {
+        if let Some(file) = &self.file {
+            file.close().await;
+        }
     }
 }
 
@@ -68,9 +76,12 @@ impl LedgerAt {
     pub(crate) async fn open(&self) -> Result<Books, Error> {
         let failed = |source| Error::Ledger { at: self.to_string(), source };
         Ok(match self {
-            Self::Memory => Books::of(MemoryLedger::new()),
-            Self::Sqlite(path) => Books::of(SqliteLedger::open(path).await.map_err(failed)?),
-            Self::Postgres(url) => Books::of(PostgresLedger::connect(url).await.map_err(failed)?),
+            Self::Memory => Books::of(Arc::new(MemoryLedger::new())),
+            Self::Sqlite(path) => {
+                let file = Arc::new(SqliteLedger::open(path).await.map_err(failed)?);
+                Books { file: Some(file.clone()), ..Books::of(file) }
+            }
+            Self::Postgres(url) => Books::of(Arc::new(PostgresLedger::connect(url).await.map_err(failed)?)),
         })
     }
 

@@ -268,6 +268,7 @@ impl Command {
             () = finish(serving, &settlement) => info!("stopped"),
             () = signals.next() => warn!("stopped at once"),
         }
+        settlement.books.close().await;
         Ok(())
     }
 

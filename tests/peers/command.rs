@@ -1,5 +1,7 @@
 //! The command `x402` charges for a service in Python, and the clients of other projects pay it.
 
+use std::path::PathBuf;
+
 use alloy_signer_local::PrivateKeySigner;
 use serde_json::{Value, json};
 use support::{eventually::eventually, programs::x402, repository};
@@ -27,13 +29,18 @@ async fn serving(command: &mut Command) -> (Child, Value) {
     (child, serde_json::from_str(&line).unwrap())
 }
 
-/// The evaluator as it stands in the guide.
-async fn evaluator(directory: &TempDir) -> (Child, String) {
-    let guide = repository().join("crates/x402-cli/docs/guide/charge-anything.md");
-    let guide = std::fs::read_to_string(guide).unwrap();
-    let program = guide.split("```python\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    let path = directory.path().join("evaluator.py");
+/// Returns the program in Python of a guide, as it stands there.
+fn program(guide: &str, directory: &TempDir) -> PathBuf {
+    let text = std::fs::read_to_string(repository().join("crates/x402-cli/docs/guide").join(guide)).unwrap();
+    let program = text.split("```python\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let path = directory.path().join(guide).with_extension("py");
     std::fs::write(&path, program).unwrap();
+    path
+}
+
+/// The evaluator of the guide.
+async fn evaluator(directory: &TempDir) -> (Child, String) {
+    let path = program("charge-anything.md", directory);
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut python = Command::new("python3");
     let child = python.arg(path).arg(address.port().to_string()).kill_on_drop(true).spawn().unwrap();
@@ -72,6 +79,15 @@ async fn clients_of_others_pay_a_service_in_python_and_the_books_balance() {
     pay.args(["pay", &url, "-d", TASK]).env("PAYER_PRIVATE_KEY", text("payer_private_key"));
     let paid = timeout(PATIENCE, pay.output()).await.unwrap().unwrap();
     assert_eq!(String::from_utf8_lossy(&paid.stdout), r#"{"score": 1}"#);
+    bought += 1;
+    let mut proxy = x402();
+    let to = url.trim_end_matches("evaluate");
+    proxy.args(["proxy", "--to", to, "--listen", "127.0.0.1:0", "--budget", "$0.003"]);
+    let (_proxy, ready) = serving(proxy.env("PAYER_PRIVATE_KEY", text("payer_private_key"))).await;
+    let mut asking = Command::new("python3");
+    asking.arg(program("pay-from-anything.md", &directory)).arg(ready["url"].as_str().unwrap());
+    let asked = timeout(PATIENCE, asking.output()).await.unwrap().unwrap();
+    assert_eq!(String::from_utf8_lossy(&asked.stdout), "{\"score\": 1}\npaid 1000 left $0.002\n");
     bought += 1;
 
     let id = charge.id().unwrap().to_string();

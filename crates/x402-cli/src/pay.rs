@@ -260,17 +260,20 @@ impl Command {
         // A stranger's key will do: what is signed is not sent, and the price does not depend on it.
         let budget = tower_x402::client::Budget::builder().per_payment(self.budget).total(self.budget).build();
         let payer = self.purse.payer(PrivateKeySigner::random(), budget)?;
-        let (would_pay, reason) = match payer.pay(&request.method, &self.url, &headers, Some(&body)).await {
-            Ok(Some(_unsent)) => (true, None),
-            Ok(None) => (false, Some("the answer is a 402, but not one of x402".to_owned())),
-            Err(error) => (false, Some(Sentence(&error).to_string())),
+        let refused = match payer.pay(&request.method, &self.url, &headers, Some(&body)).await {
+            Ok(Some(_unsent)) => None,
+            Ok(None) => Some((
+                "the answer is a 402, but not one of x402".to_owned(),
+                "Ask whoever runs the service how to pay.",
+            )),
+            Err(error) => Some((Sentence(&error).to_string(), purse::advice(&error))),
         };
         if self.json {
             output::line(json!({
                 "status": status.as_u16(),
                 "offers": offers.iter().map(offer_facts).collect::<Vec<_>>(),
-                "would_pay": would_pay,
-                "reason": reason,
+                "would_pay": refused.is_none(),
+                "reason": refused.as_ref().map(|(reason, _)| reason),
             }));
         } else {
             for offer in &offers {
@@ -280,17 +283,14 @@ impl Command {
                 output::line(format_args!("{} to {pay_to} on {network} ({scheme})", price_of(offer).escape_debug()));
             }
         }
-        match reason {
+        match refused {
+            Some((reason, advice)) => Err(Error::Failed { what: format!("it would not be paid: {reason}"), advice }),
             None => {
                 if !self.json {
                     output::line(format_args!("It would be paid, within {}", self.budget));
                 }
                 Ok(())
             }
-            Some(reason) => Err(Error::Failed {
-                what: format!("it would not be paid: {reason}"),
-                advice: "Raise --budget, or see --help.",
-            }),
         }
     }
 }

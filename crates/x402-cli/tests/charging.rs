@@ -16,6 +16,10 @@ path = "/stream"
 free = true
 
 [[route]]
+path = "/upload"
+free = true
+
+[[route]]
 path = "/cheap"
 max_price = "$0.001"
 
@@ -112,6 +116,34 @@ async fn answers_come_as_they_are_made() {
     assert_eq!(crate::stage::read(&file), "data: 0\n\ndata: 1\n\n");
     charge.stop().await;
     assert_eq!(stage.income().await, PRICE);
+}
+
+#[tokio::test]
+async fn bodies_reach_the_service_as_they_are_sent() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file(FILE).await;
+    let mut stream = TcpStream::connect(charge.text("listening")).await.unwrap();
+    let head = "POST /upload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(format!("{head}5\r\nfirst\r\n").as_bytes()).await.unwrap();
+    // Only now is the rest sent.
+    timeout(PATIENCE, stage.upstream.state.arrived.acquire()).await.unwrap().unwrap().forget();
+    stream.write_all(b"6\r\nsecond\r\n0\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("11"), "{answer}");
+    charge.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_has_a_bound_too() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file(&format!("max_body = 1000\n{FILE}")).await;
+    let mut request =
+        String::from("POST /upload HTTP/1.1\nHost: localhost\nConnection: close\nTransfer-Encoding: chunked\n\n");
+    request += &format!("3e8\n{0}\n3e8\n{0}\n0\n\n", "x".repeat(1_000));
+    let answer = raw(&charge, &request).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    charge.stop().await;
 }
 
 #[tokio::test]

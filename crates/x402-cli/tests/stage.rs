@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
@@ -193,7 +193,7 @@ pub(crate) struct Shared {
     pub(crate) seen: Mutex<Vec<(String, HeaderMap)>>,
     /// Requests to /gated wait for a permit each.
     pub(crate) gate: Semaphore,
-    /// Has a permit for each request to /gated that arrived.
+    /// Has a permit for each request to /gated that arrived, and for the first piece of each body to /upload.
     pub(crate) arrived: Semaphore,
 }
 
@@ -208,6 +208,7 @@ impl Upstream {
             .route("/odd", post(async || [("x402-actual-price", "a lot")]))
             .route("/stream", get(events))
             .route("/gated", any(gated))
+            .route("/upload", post(upload))
             .with_state(state.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
@@ -239,6 +240,19 @@ async fn gated(State(state): State<Arc<Shared>>, request: Request) -> Response {
     state.arrived.add_permits(1);
     state.gate.acquire().await.unwrap().forget();
     "done".into_response()
+}
+
+/// Notes when the first piece of the body is there, and returns the length of all.
+async fn upload(State(state): State<Arc<Shared>>, request: Request) -> String {
+    let mut pieces = request.into_body().into_data_stream();
+    let mut length = 0;
+    while let Some(piece) = pieces.next().await {
+        if length == 0 {
+            state.arrived.add_permits(1);
+        }
+        length += piece.unwrap().len();
+    }
+    length.to_string()
 }
 
 /// Two events, the second of which waits for the gate.

@@ -21,6 +21,7 @@ use tower_x402::{
 };
 use url::Url;
 
+use super::bounded::TooLong;
 use crate::{error::Error, headers, problem::Problem, serve::Peer, values::HttpUrl};
 
 /// Where an upstream says what a request really cost, in dollars: `$0.0004`.
@@ -107,6 +108,10 @@ impl Inner {
         let answer = match timeout(self.timeout, outgoing.send()).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) if error.is_timeout() => return Err(too_slow()),
+            Ok(Err(error)) if TooLong::is_cause_of(&error) => {
+                let detail = "the body is larger than it may be; nothing was charged";
+                return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
+            }
             Ok(Err(error)) => {
                 tracing::warn!(error = %error.without_url(), "the upstream does not answer");
                 let detail = "the service behind this address does not answer; nothing was charged";

@@ -1,6 +1,7 @@
 //! `x402 charge`: a reverse proxy that charges for an HTTP service in any language.
 
 mod admin;
+mod bounded;
 mod config;
 mod forward;
 mod routes;

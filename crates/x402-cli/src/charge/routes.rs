@@ -16,7 +16,6 @@ use http::{
     Method, Request, Response, StatusCode,
     header::{CONTENT_LENGTH, UPGRADE},
 };
-use http_body_util::Limited;
 use tower::{Layer as _, ServiceExt as _};
 use tower_service::Service;
 use tower_x402::{
@@ -25,7 +24,7 @@ use tower_x402::{
     server::{RequirePayment, RequirePaymentLayer, drain},
 };
 
-use super::forward::Forwarder;
+use super::{bounded::Bounded, forward::Forwarder};
 use crate::{chain::Settlement, error::Error, paths, problem::Problem, values::HttpUrl};
 
 /// How much longer than the work an authorization must be valid.
@@ -205,7 +204,9 @@ impl Routes {
             let detail = format!("the body is larger than {} bytes", self.max_body);
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
         }
-        let request = request.map(|body| Body::new(Limited::new(body, self.max_body)));
+        let (parts, body) = request.into_parts();
+        let body = Body::new(Bounded::new(&parts.headers, body, self.max_body));
+        let request = Request::from_parts(parts, body);
         let Ok(response) = match gate {
             Gate::Free(upstream) => upstream.oneshot(request).await,
             Gate::Paid(paid) => paid.oneshot(request).await.map(|response| response.map(Body::new)),

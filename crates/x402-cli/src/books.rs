@@ -1,4 +1,4 @@
-//! `x402 books`: what a ledger knows of payments.
+//! `x402 books`: lists, finds, exports and reconciles the payments in a ledger.
 
 use alloy_primitives::{Address, B256};
 use serde_json::json;
@@ -16,7 +16,7 @@ use crate::{
     values::LedgerAt,
 };
 
-/// How many payments a search prints at most.
+/// The most payments that a search prints.
 const MAX_FOUND: usize = 1_000;
 
 /// Lists, finds, sums up and exports the payments in a ledger.
@@ -27,7 +27,7 @@ const MAX_FOUND: usize = 1_000;
 #[command(after_help = "\
 EXAMPLES
   x402 books --ledger sqlite:payments.sqlite list
-  x402 books --ledger sqlite:payments.sqlite owed                      who paid and got nothing: pay them back
+  x402 books --ledger sqlite:payments.sqlite owed                      settled and never delivered: pay them back
   x402 books --ledger sqlite:payments.sqlite export --format csv > payments.csv
   x402 books --ledger sqlite:payments.sqlite find 0x70997970
   x402 books --ledger postgres://x402@db/x402 reconcile 0x(payer):0x(nonce) --rpc-url https://…")]
@@ -58,7 +58,7 @@ enum Question {
         #[arg(long)]
         json: bool,
     },
-    /// List who paid and got nothing: pay them back
+    /// List payments that settled and were never delivered: pay them back
     Owed {
         /// Print JSON lines instead
         #[arg(long)]

@@ -101,7 +101,7 @@ async fn open_channels(
     Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).build().map_err(Error::Channels)
 }
 
-/// What a seller settles with.
+/// The facilitator, the channels and the ledger of a seller.
 pub(crate) struct Settlement {
     pub(crate) facilitator: Arc<dyn Facilitator>,
     /// The facilitator, if it is in this process.

@@ -24,7 +24,7 @@ use crate::{
     values::LedgerAt,
 };
 
-/// How long the transaction of a withdrawal is waited for.
+/// The time that the transaction of a withdrawal has to get into a block.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Lists payment channels, claims what was charged on them, and gets back what was not.

@@ -21,9 +21,9 @@ const PAYEE_KEY: &str = "0x59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f46
 const SETTLEMENT_KEY: &str = "0x5de4111afa1a4b94908f83103eb1f1706367c2e68ca870fc3fb9a804cdab365a";
 const CHANNELS_KEY: &str = "0x7c852118294e51e653712a81e05800f419141751be58f605c371e15141b007a6";
 const KEYS: [&str; 4] = [PAYER_KEY, PAYEE_KEY, SETTLEMENT_KEY, CHANNELS_KEY];
-/// What the keys that send transactions get: a hundred ether, in wei.
+/// The ether of the keys that send transactions: a hundred, in wei.
 const GAS_TANK: u128 = 100_000_000_000_000_000_000;
-/// What the payer gets: $1000.
+/// The payer's USDC: $1000.
 const PURSE: Usdc = Usdc::from_atomic(1_000_000_000);
 
 /// Starts a chain in this process, for trying things out: with USDC at its address on Base Sepolia, the contract that settles many
@@ -86,7 +86,7 @@ pub(crate) struct Local {
     port: DevnetPort,
 }
 
-/// What a program needs to know of the chain.
+/// The facts of the chain, for programs.
 #[derive(Serialize)]
 pub(crate) struct Facts {
     rpc_url: String,

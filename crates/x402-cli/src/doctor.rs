@@ -1,4 +1,4 @@
-//! `x402 doctor`: what is wrong with a seller's surroundings, and what to do.
+//! `x402 doctor`: checks everything that a seller needs, and says what to do.
 
 use std::{
     path::PathBuf,
@@ -64,7 +64,7 @@ pub(crate) struct Command {
     json: bool,
 }
 
-/// What was found out.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Ok,

@@ -1,4 +1,4 @@
-//! What can go wrong before a command has begun its work: what happened, and one sentence on what to do.
+//! Errors of commands: what happened, and one sentence on what to do.
 
 use std::{error::Error as StdError, fmt, io, path::PathBuf};
 

@@ -21,7 +21,7 @@ use crate::{
     values::LedgerAt,
 };
 
-/// How long a stopping facilitator waits for requests and settlements.
+/// The time that a stopping facilitator gives requests and settlements.
 const LAST_REQUESTS: Duration = Duration::from_secs(60);
 /// For how long a paid resource stays in the catalogue.
 const LISTED_FOR: Duration = Duration::from_secs(30 * 86_400);
@@ -49,7 +49,7 @@ pub(crate) struct Command {
     /// Serve this payee only; repeatable [default: all]
     #[arg(long, value_name = "ADDR")]
     payee: Vec<Address>,
-    /// How many requests each caller may make per minute
+    /// The most requests of each caller per minute
     #[arg(long, value_name = "N", default_value_t = 600)]
     rate: u32,
     /// The most gas for one request [default: 400000, or 16777216 if callers need a key]

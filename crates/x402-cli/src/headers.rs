@@ -1,4 +1,4 @@
-//! Which headers a proxy passes on, and which it adds.
+//! The headers that a proxy passes on, removes and adds.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -8,11 +8,11 @@ use http::{
 };
 use tower_x402::{protocol::header_name, server::VerifiedPayment};
 
-/// What a name begins with that only the proxy may say.
+/// The prefix of names that only the proxy may set.
 const OURS: &str = "x402-";
 /// Payments, in each version of x402.
 const PAYMENTS: [&str; 2] = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
-/// What frameworks read in place of the method or the path.
+/// Headers that frameworks read in place of the method or the path.
 const OVERRIDES: [&str; 5] =
     ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
 /// Headers of one connection, besides those that `Connection` names (RFC 9110, section 7.6.1).
@@ -47,12 +47,12 @@ pub(crate) fn remove_what_is_ours(headers: &mut HeaderMap) {
     remove(headers, |name| name.starts_with(OURS) || PAYMENTS.contains(&name));
 }
 
-/// Removes what some frameworks take for the method or the path. The price is that of the request line.
+/// Removes the headers that some frameworks take for the method or the path. The price is that of the request line.
 pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
     remove(headers, |name| OVERRIDES.contains(&name));
 }
 
-/// Removes what a client says of itself, or of proxies before it.
+/// Removes the headers in which a client names itself, or proxies before it.
 pub(crate) fn remove_forwarded(headers: &mut HeaderMap) {
     remove(headers, |name| name.starts_with("x-forwarded-") || ["forwarded", "x-real-ip"].contains(&name));
 }
@@ -66,7 +66,7 @@ fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
     }
 }
 
-/// Removes what the next connection says anew.
+/// Removes the headers that the next connection sets anew.
 pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
     headers.remove(HOST);
     headers.remove(EXPECT);

@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use crate::error::Error;
 
-/// What a key is for. Its variables begin with the same word.
+/// The purpose of a key, with which the names of its variables begin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Role {
     /// For people.
@@ -25,7 +25,7 @@ impl Role {
     }
 }
 
-/// Where a key may be, besides the variables.
+/// The places of a key, besides the variables.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct KeyFlags {
     /// Read the payer's key from this file (32 bytes in hex), which not everybody may read

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{error::Error, values::HttpUrl};
 
-/// How long an answer may take.
+/// The timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A node.
@@ -17,7 +17,7 @@ pub(crate) struct Node {
     url: String,
 }
 
-/// Why there is no answer.
+/// An error of a node.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NodeError {
     /// It cannot be reached, or takes too long, or answers with something else than JSON-RPC.

@@ -1,4 +1,4 @@
-//! What is printed: facts on standard output, everything else on standard error.
+//! Prints facts on standard output, and everything else on standard error.
 
 use std::io::{self, IsTerminal as _, Write as _};
 

@@ -56,7 +56,7 @@ EXAMPLES
   x402 pay https://judge.example/evaluate -d @answer.json --dry-run
   x402 pay https://api.example/report -o report.pdf --journal ~/.x402.jsonl --purchase 'report of monday'")]
 pub(crate) struct Command {
-    /// What to ask for
+    /// The URL to request
     url: Url,
     /// The method [default: GET, or POST with -d]
     #[arg(short = 'X', long = "request", value_name = "METHOD")]

@@ -45,19 +45,19 @@ use crate::{
     values::{HttpUrl, loopback, some_amount},
 };
 
-/// Where a program may say its token, if it is not in the path.
+/// The header for the token, if it is not in the path.
 const TOKEN: &str = "x402-proxy-token";
-/// Where a program may name its purchase.
+/// The header in which a program names its purchase.
 const PURCHASE: &str = "x402-purchase";
 const TOKEN_VARIABLE: &str = "X402_PROXY_TOKEN";
 /// The largest body of a request, in bytes: it is sent again with the payment.
 const MAX_BODY: usize = 8 << 20;
-/// How long the requests in progress may take when the proxy stops.
+/// The time that a stopping proxy gives the requests in progress.
 const LAST_REQUESTS: Duration = Duration::from_secs(90);
 
 /// Serves an address of this machine that any program, in any language, calls as if it were the paid service. The proxy pays.
 ///
-/// It pays within --budget, calls nothing but the services in --to, and listens on this machine only. Who calls it needs a token, which is
+/// It pays within --budget, calls nothing but the services in --to, and listens on this machine only. Callers need a token, which is
 /// a part of the address that it prints: without one, every program and web page on this machine could spend the money.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -240,7 +240,7 @@ impl Command {
     }
 }
 
-/// Who has it may spend the budget.
+/// The secret that callers need to spend the budget.
 struct Token(String);
 
 impl fmt::Debug for Token {

@@ -1,4 +1,4 @@
-//! What `pay`, `proxy` and `wallet` have in common: a key, tokens, limits and a journal.
+//! The key, tokens, limits and journal of a payer, for `pay`, `proxy` and `wallet`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{chain::ChainFlags, error::Error, keys::KeyFlags};
 /// For how many payments to a payee no channel is opened, if it can be paid by transfer, too: the deposit costs it about as much gas.
 const EXACT_FIRST: u64 = 3;
 
-/// What a payer pays with.
+/// The flags of a payer.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PurseFlags {
     #[command(flatten)]
@@ -28,10 +28,10 @@ pub(crate) struct PurseFlags {
     /// voucher after a few transfers
     #[arg(long, value_name = "FILE", env = "X402_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
-    /// How often a payment is sent while its outcome is unclear; the pauses double, from 0.2 to 30 seconds
+    /// The most times that a payment is sent while its outcome is unclear; the pauses double, from 0.2 to 30 seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub(crate) attempts: u32,
-    /// How many seconds to wait for the head of each answer, and for each pause in its body
+    /// The seconds to wait for the head of each answer, and for each pause in its body
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
 }

@@ -19,13 +19,13 @@ use tower_service::Service;
 
 use crate::error::Error;
 
-/// How many connections may be open at once. Further ones wait to be accepted.
+/// The most connections that are open at once. Further ones wait to be accepted.
 const CONNECTIONS: u32 = 4_096;
-/// How long a client may take for the head of a request.
+/// The timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest head of a request, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
-/// How long nothing is accepted after the system refused to.
+/// The pause after the system refused a connection.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The address that a request came from, in the request's extensions.

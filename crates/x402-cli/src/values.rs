@@ -41,7 +41,7 @@ impl fmt::Debug for HttpUrl {
     }
 }
 
-/// Where a ledger is.
+/// The place of a ledger.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum LedgerAt {
     Memory,
@@ -64,7 +64,7 @@ impl Books {
         Self { payments: ledger.clone(), channels: ledger, file: None }
     }
 
-    /// Writes what is not on disk yet. A process that ends without it loses nothing, and the next one asks the chain again.
+    /// Writes to the disk what is not there yet. A process that ends without it loses nothing, and the next one asks the chain again.
     pub(crate) async fn close(&self) {
         if let Some(file) = &self.file {
             file.close().await;

@@ -1,4 +1,4 @@
-//! What the operator asks a running seller, on this machine only.
+//! Answers the operator's questions to a running seller, on this machine only.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::{
     serve::is_loopback,
 };
 
-/// How often the metrics exporter drains its histograms.
+/// The interval at which the metrics exporter drains its histograms.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// The most lines of an answer, in bytes. The command `x402 books` lists everything.
 const MOST: usize = 4 << 20;
@@ -56,7 +56,7 @@ struct Shop {
     metrics: PrometheusHandle,
 }
 
-/// Returns what the operator may ask.
+/// Returns the routes for the operator.
 pub(super) fn router(settlement: &Settlement, metrics: PrometheusHandle) -> Router {
     let operator = Operator::new(settlement.books.payments.clone()).channel_ledger(settlement.books.channels.clone());
     let shop =

@@ -31,18 +31,18 @@ impl TooLong {
     }
 }
 
-/// A body that fails once it is longer than a bound. What nobody read of it is read in the background, within the bounds of [`drain`]: a client
-/// that is still sending would not see its answer.
+/// A body that fails once it is longer than a bound. The unread rest is read in the background, within the bounds of [`drain`]: otherwise a
+/// client that is still sending would not see its answer.
 #[derive(Debug)]
 pub(super) struct Bounded {
     body: Body,
-    /// How many bytes may come yet.
+    /// The number of bytes that may still come.
     left: usize,
     expect: Option<HeaderValue>,
 }
 
 impl Bounded {
-    /// `headers` are those of the request: who waits to be asked for its body is not asked in the background.
+    /// `headers` are those of the request. A client that waits to be asked for its body is not asked in the background.
     pub(super) fn new(headers: &HeaderMap, body: Body, most: usize) -> Self {
         Self { body, left: most, expect: headers.get(EXPECT).cloned() }
     }

@@ -24,14 +24,14 @@ use url::Url;
 use super::bounded::TooLong;
 use crate::{error::Error, headers, problem::Problem, serve::Peer, values::HttpUrl};
 
-/// Where an upstream says what a request really cost, in dollars: `$0.0004`.
+/// The header in which an upstream says what a request really cost, in dollars: `$0.0004`.
 const ACTUAL_PRICE: HeaderName = HeaderName::from_static("x402-actual-price");
-/// Where services of the official packages say the same. The layer takes it from answers that are paid for.
+/// The same header of the official packages. The layer removes it from answers that are paid for.
 const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// How long a connection to the upstream may take.
+/// The timeout for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The upstream as a service. Clones share its connections.
@@ -171,7 +171,7 @@ fn too_slow() -> Problem {
     Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream_too_slow", detail)
 }
 
-/// Reads what the upstream says a request cost. An answer with a price that cannot be read is not charged for, and not passed on.
+/// Reads the price that the upstream gives. An answer with a price that cannot be read is not charged for, and not passed on.
 fn read_price(said: &HeaderValue) -> Result<Usdc, Problem> {
     said.to_str().ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
         tracing::error!("the upstream's X402-Actual-Price is not an amount such as $0.0004; nothing was charged");

@@ -32,9 +32,9 @@ use crate::{
     values::{HttpUrl, LedgerAt, loopback, some_amount},
 };
 
-/// How long a stopping seller waits for settlements whose clients are gone: long enough to replace a stuck transaction twice.
+/// The time that a stopping seller gives settlements whose clients are gone: enough to replace a stuck transaction twice.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(45);
-/// How long the requests in progress may take besides the work.
+/// The time that the requests in progress have besides the work.
 const LAST_ANSWERS: Duration = Duration::from_secs(30);
 const DEFAULT_TIMEOUT: u64 = 60;
 const DEFAULT_MAX_BODY: usize = 1 << 20;

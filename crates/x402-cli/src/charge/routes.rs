@@ -1,4 +1,4 @@
-//! Which requests cost what: the routes, and the layer that charges for each.
+//! The routes with their prices, and the layer that charges for each.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ use tower_x402::{
 use super::{bounded::Bounded, forward::Forwarder};
 use crate::{chain::Settlement, error::Error, paths, problem::Problem, values::HttpUrl};
 
-/// How much longer than the work an authorization must be valid.
+/// The time for a settlement, which an authorization must be valid for besides the work.
 const TIME_TO_SETTLE: Duration = Duration::from_secs(60);
 /// The shortest time that an authorization is asked to be valid for.
 const SHORTEST_VALIDITY: Duration = Duration::from_secs(120);
@@ -44,7 +44,7 @@ pub(crate) struct Route {
     pub(crate) description: Option<String>,
 }
 
-/// Which paths a route is for.
+/// The paths of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     /// This path, with a slash at its end or without.
@@ -53,7 +53,7 @@ pub(crate) enum Pattern {
     Below(String),
 }
 
-/// What a request costs.
+/// The price of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Price {
     Free,
@@ -63,7 +63,7 @@ pub(crate) enum Price {
         base: Usdc,
         per_kilobyte: Usdc,
     },
-    /// What the upstream says, up to this.
+    /// The price that the upstream gives, up to this.
     UpTo(Usdc),
 }
 
@@ -123,7 +123,7 @@ impl fmt::Display for Price {
     }
 }
 
-/// What all routes have in common.
+/// The settings of all routes.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) pay_to: Address,

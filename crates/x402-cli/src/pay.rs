@@ -5,7 +5,7 @@ use std::{fs, io::Read as _, path::PathBuf};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header::CONTENT_TYPE};
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::{fs::File, io::AsyncWriteExt as _};
 use tower_x402::{
     Usdc,
     client::{PaymentError, Purchase, ReceiptExt as _},
@@ -90,6 +90,32 @@ pub(crate) struct Command {
     purse: PurseFlags,
 }
 
+/// The place of a body.
+enum Sink {
+    File(File),
+    Memory(Vec<u8>),
+    Output,
+}
+
+impl Sink {
+    async fn copy(&mut self, response: &mut reqwest::Response) -> Result<(), Error> {
+        while let Some(piece) = response.chunk().await.map_err(|error| broke_off(&error))? {
+            match self {
+                Self::File(file) => file.write_all(&piece).await.map_err(|error| unwritten(&error))?,
+                Self::Memory(bytes) => {
+                    let room = MAX_SHOWN.saturating_sub(bytes.len());
+                    bytes.extend_from_slice(&piece[..piece.len().min(room)]);
+                }
+                Self::Output => output::bytes(&piece),
+            }
+        }
+        match self {
+            Self::File(file) => file.flush().await.map_err(|error| unwritten(&error)),
+            Self::Memory(_) | Self::Output => Ok(()),
+        }
+    }
+}
+
 /// A request, ready to be sent.
 struct Request {
     method: Method,
@@ -138,6 +164,15 @@ impl Command {
         let key = keys::require(Role::PAYER, &self.purse.key).await?;
         let budget = purse::budget_of_run(self.purse.open_journal()?, self.budget).build();
         let client = self.purse.client(self.purse.payer(key, budget)?)?;
+        // Before anything is paid for that could not be written.
+        let sink = match &self.output {
+            Some(path) => {
+                let created = File::create(path).await;
+                Sink::File(created.map_err(|source| Error::Write { path: path.clone(), source })?)
+            }
+            None if self.json => Sink::Memory(Vec::new()),
+            None => Sink::Output,
+        };
         let mut asked = client.request(request.method, self.url.clone()).headers(request.headers);
         if let Some(body) = request.body {
             asked = asked.body(body);
@@ -146,13 +181,13 @@ impl Command {
             asked = asked.with_extension(Purchase::named(name));
         }
         match asked.send().await {
-            Ok(response) => self.show(response).await,
+            Ok(response) => self.show(response, sink).await,
             Err(error) => Err(self.failed(error)),
         }
     }
 
-    /// Prints an answer, and what was paid for it.
-    async fn show(&self, mut response: reqwest::Response) -> Result<(), Error> {
+    /// Prints an answer, and what was paid for it, also if the answer breaks off or cannot be written.
+    async fn show(&self, mut response: reqwest::Response, mut sink: Sink) -> Result<(), Error> {
         let receipt = response.receipt().cloned();
         let status = response.status();
         if self.include {
@@ -162,40 +197,14 @@ impl Command {
             }
             output::line("");
         }
-        let mut file = match &self.output {
-            Some(path) => {
-                let created = tokio::fs::File::create(path).await;
-                Some(created.map_err(|source| Error::Write { path: path.clone(), source })?)
-            }
-            None => None,
-        };
-        let mut shown = Vec::new();
-        let broken = loop {
-            let piece = match response.chunk().await {
-                Ok(Some(piece)) => piece,
-                Ok(None) => break None,
-                // What was paid is said all the same.
-                Err(error) => break Some(error),
-            };
-            match (&mut file, &self.output) {
-                (Some(file), Some(path)) => {
-                    let written = file.write_all(&piece).await;
-                    written.map_err(|source| Error::Write { path: path.clone(), source })?;
-                }
-                _ if self.json => {
-                    let room = MAX_SHOWN.saturating_sub(shown.len());
-                    shown.extend_from_slice(&piece[..piece.len().min(room)]);
-                }
-                _ => output::bytes(&piece),
-            }
-        };
-        if let (Some(file), Some(path)) = (&mut file, &self.output) {
-            file.flush().await.map_err(|source| Error::Write { path: path.clone(), source })?;
-        }
+        let copied = sink.copy(&mut response).await;
         if self.json {
             let mut facts = purse::facts(receipt.as_ref());
             facts["status"] = status.as_u16().into();
-            facts["body"] = if file.is_some() { Value::Null } else { String::from_utf8_lossy(&shown).into() };
+            facts["body"] = match &sink {
+                Sink::Memory(bytes) => String::from_utf8_lossy(bytes).into(),
+                Sink::File(_) | Sink::Output => Value::Null,
+            };
             output::line(facts);
         } else if let Some(receipt) = &receipt {
             let transaction = receipt.transaction.map(|transaction| format!(" in {transaction}")).unwrap_or_default();
@@ -205,10 +214,10 @@ impl Command {
             let (outcome, amount, pay_to) = (receipt.outcome, receipt.amount, receipt.pay_to);
             output::remark(format_args!("x402: {outcome}: {amount}{by} to {pay_to}{transaction}{reason}"));
         }
-        match (broken, status.as_u16()) {
-            (Some(error), _) => Err(broke_off(&error)),
-            (None, ..400) => Ok(()),
-            (None, _) => Err(Error::Failed { what: format!("the answer is {status}"), advice: advice_for(status) }),
+        copied?;
+        match status.as_u16() {
+            ..400 => Ok(()),
+            _ => Err(Error::Failed { what: format!("the answer is {status}"), advice: advice_for(status) }),
         }
     }
 
@@ -317,6 +326,13 @@ fn broke_off(error: &reqwest::Error) -> Error {
     Error::Failed {
         what: format!("the answer broke off: {}", Sentence(error)),
         advice: "With --journal and --purchase, the same command asks for it again and pays once.",
+    }
+}
+
+fn unwritten(error: &std::io::Error) -> Error {
+    Error::Failed {
+        what: format!("the answer cannot be written: {error}"),
+        advice: "Make room on the disk. With --journal and --purchase, the same command asks for it again and pays once.",
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{net::TcpListener, process::Stdio};
 
-use crate::stage::{Stage, run, x402};
+use axum::{Json, Router, body::Bytes, routing::post};
+use serde_json::{Value, json};
+
+use crate::stage::{PRICE, Stage, facts, run, x402};
 
 /// Runs a command that cannot begin, and checks what it says.
 async fn says(command: &mut tokio::process::Command, expected: &[&str]) {
@@ -117,4 +120,78 @@ async fn the_doctor_finds_nothing_wrong_and_then_an_empty_tank() {
     assert_eq!(output.status.code(), Some(1));
     assert!(said.contains("has no ETH for gas") && said.contains("Send it a little ETH"), "{said}");
     charge.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_is_named_and_what_was_paid_too() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let output = run(stage.pay(&format!("{}/echo", charge.url())).args(["-o", "/dev/full"])).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), &facts(&output)["outcome"]), (Some(1), &json!("settled")));
+    assert!(said.contains("cannot be written") && said.contains("Make room on the disk"), "{said}");
+    let output = run(stage.pay(&format!("{}/echo", charge.url())).args(["-o", "/nowhere/answer"])).await;
+    assert_eq!(output.status.code(), Some(2), "before anything is paid");
+    charge.stop().await;
+    assert_eq!(stage.income().await, PRICE);
+}
+
+/// Answers as the devnet does, but for a fault.
+async fn faulty_node(stage: &Stage, fault: fn(&str, &mut Value)) -> String {
+    let (node, client) =
+        (stage.devnet.text("rpc_url").to_owned(), reqwest::Client::builder().no_proxy().build().unwrap());
+    let answer = async move |body: Bytes| {
+        let asked: Value = serde_json::from_slice(&body).unwrap();
+        let sent = client.post(&node).header("content-type", "application/json").body(body).send().await.unwrap();
+        let mut answer: Value = serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap();
+        match (asked.as_array(), answer.as_array_mut()) {
+            (Some(asked), Some(answers)) => {
+                let pairs = asked.iter().zip(answers);
+                pairs.for_each(|(asked, answer)| fault(asked["method"].as_str().unwrap(), answer));
+            }
+            _ => fault(asked["method"].as_str().unwrap(), &mut answer),
+        }
+        Json(answer)
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().route("/", post(answer))).await });
+    url
+}
+
+#[tokio::test]
+async fn a_node_without_receipts_is_refused() {
+    let stage = Stage::new().await;
+    let node = faulty_node(&stage, |method, answer| {
+        if method == "eth_getTransactionReceipt" {
+            *answer = json!({ "jsonrpc": "2.0", "id": answer["id"], "error": { "code": -32601, "message": "not in your plan" } });
+        }
+    })
+    .await;
+    let mut charge = stage.charge("127.0.0.1:0");
+    says(
+        charge.args(["--price", "$0.001"]).env("X402_RPC_URL", &node),
+        &["the node refuses eth_getTransactionReceipt", "use another node"],
+    )
+    .await;
+    let output = run(x402().args(["doctor", "--rpc-url", &node])).await;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("wrong    receipts") && said.contains("Use a node that gives receipts"), "{said}");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_off_by_an_hour_is_named() {
+    let stage = Stage::new().await;
+    let node = faulty_node(&stage, |method, answer| {
+        if method == "eth_getBlockByNumber" {
+            let time = u64::from_str_radix(&answer["result"]["timestamp"].as_str().unwrap()[2..], 16).unwrap();
+            answer["result"]["timestamp"] = json!(format!("{:#x}", time + 3_600));
+        }
+    })
+    .await;
+    let output = run(x402().args(["doctor", "--rpc-url", &node])).await;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("wrong    clock") && said.contains("Set the clock"), "{said}");
 }

@@ -99,7 +99,7 @@ enum Sink {
 
 impl Sink {
     async fn copy(&mut self, response: &mut reqwest::Response) -> Result<(), Error> {
-        while let Some(piece) = response.chunk().await.map_err(|error| broke_off(&error))? {
+        while let Some(piece) = response.chunk().await.map_err(broke_off)? {
             match self {
                 Self::File(file) => file.write_all(&piece).await.map_err(|error| unwritten(&error))?,
                 Self::Memory(bytes) => {
@@ -223,17 +223,16 @@ impl Command {
 
     /// Says that no answer came, or that nothing was paid.
     fn failed(&self, error: reqwest_middleware::Error) -> Error {
-        let (what, advice, receipt) = match PaymentError::of(&error) {
-            Some(payment) => (Sentence(payment).to_string(), purse::advice(payment), payment.receipt()),
-            None => (
-                Sentence(&error).to_string(),
-                "Nothing was paid. Check the address, and whether the service runs.",
-                None,
-            ),
-        };
+        const NO_ANSWER: &str = "Nothing was paid. Check the address, and whether the service runs.";
+        let payment = PaymentError::of(&error);
+        let mut facts = purse::facts(payment.and_then(PaymentError::receipt));
+        let outcome = payment.map(|error| error.outcome().as_str());
+        let known = payment.map(|payment| (purse::sentence(payment), purse::advice(payment)));
+        let (what, advice) = known.unwrap_or_else(|| match error {
+            reqwest_middleware::Error::Reqwest(error) => (unanswered(error), NO_ANSWER),
+            error => (error.to_string(), NO_ANSWER),
+        });
         if self.json {
-            let mut facts = purse::facts(receipt);
-            let outcome = PaymentError::of(&error).map(|error| error.outcome().as_str());
             (facts["status"], facts["outcome"], facts["reason"]) = (Value::Null, outcome.into(), what.clone().into());
             output::line(facts);
         }
@@ -259,7 +258,7 @@ impl Command {
             return Ok(());
         }
         let mut body = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(|error| broke_off(&error))? {
+        while let Some(piece) = response.chunk().await.map_err(broke_off)? {
             body.extend_from_slice(&piece);
             if body.len() > MAX_REQUIRED_BODY {
                 break;
@@ -275,7 +274,7 @@ impl Command {
                 "the answer is a 402, but not one of x402".to_owned(),
                 "Ask whoever runs the service how to pay.",
             )),
-            Err(error) => Some((Sentence(&error).to_string(), purse::advice(&error))),
+            Err(error) => Some((purse::sentence(&error), purse::advice(&error))),
         };
         if self.json {
             output::line(json!({
@@ -322,9 +321,14 @@ fn offer_facts(offer: &PaymentRequirements) -> Value {
     json!({ "scheme": scheme, "network": network, "asset": asset, "amount": amount, "price": price_of(offer), "pay_to": pay_to })
 }
 
-fn broke_off(error: &reqwest::Error) -> Error {
+/// Returns an error as a sentence, without the URL, which may hold a token.
+fn unanswered(error: reqwest::Error) -> String {
+    Sentence(&error.without_url()).to_string()
+}
+
+fn broke_off(error: reqwest::Error) -> Error {
     Error::Failed {
-        what: format!("the answer broke off: {}", Sentence(error)),
+        what: format!("the answer broke off: {}", unanswered(error)),
         advice: "With --journal and --purchase, the same command asks for it again and pays once.",
     }
 }

@@ -34,7 +34,7 @@ use tracing::{info, warn};
 use url::Url;
 
 use crate::{
-    error::{Error, Sentence},
+    error::Error,
     headers,
     keys::{self, Role},
     output, paths,
@@ -399,7 +399,7 @@ fn problem(error: &reqwest_middleware::Error, url: &Url) -> Problem {
         let detail = format!("{} does not answer; nothing was paid", url.origin().ascii_serialization());
         return Problem::new(StatusCode::BAD_GATEWAY, "unreachable", detail);
     };
-    let detail = format!("{}. {}", Sentence(payment), purse::advice(payment));
+    let detail = format!("{}. {}", purse::sentence(payment), purse::advice(payment));
     warn!(host = url.host_str().unwrap_or_default(), "{detail}");
     match payment {
         PaymentError::Unanswered { .. } => Problem::new(StatusCode::GATEWAY_TIMEOUT, "unanswered", detail),

@@ -12,7 +12,11 @@ use tower_x402::{
     signers::PrivateKeySigner,
 };
 
-use crate::{chain::ChainFlags, error::Error, keys::KeyFlags};
+use crate::{
+    chain::ChainFlags,
+    error::{Error, Sentence},
+    keys::KeyFlags,
+};
 
 /// For how many payments to a payee no channel is opened, if it can be paid by transfer, too: the deposit costs it about as much gas.
 const EXACT_FIRST: u64 = 3;
@@ -89,6 +93,15 @@ pub(crate) fn budget_of_run(journal: Journal, amount: Usdc) -> BudgetBuilder {
         .into_iter()
         .fold(before.spent(), |sum, more| sum.checked_add(more).unwrap_or(Usdc::MAX));
     Budget::builder().per_payment(amount).total(sum).journal(journal)
+}
+
+/// Returns an error as a sentence, without the request's URL, which may hold a token.
+pub(crate) fn sentence(error: &PaymentError) -> String {
+    match error {
+        // The causes of both name the URL.
+        PaymentError::NotSent { .. } | PaymentError::Unanswered { .. } => error.to_string(),
+        error => Sentence(error).to_string(),
+    }
 }
 
 /// Returns one sentence on what to do after a payment error.

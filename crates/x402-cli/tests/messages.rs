@@ -80,6 +80,10 @@ async fn no_secret_is_in_a_message() {
     let secret = "http://127.0.0.1:9/v2/very-secret";
     let output = run(stage.charge("127.0.0.1:0").args(["--price", "$0.001", "--rpc-url", secret])).await;
     assert!(!String::from_utf8_lossy(&output.stderr).contains("very-secret"));
+    let key = stage.devnet.text("payer_private_key");
+    let output = run(x402().args(["pay", "http://127.0.0.1:9/?key=very-secret"]).env("PAYER_PRIVATE_KEY", key)).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("Nothing was paid") && !said.contains("very-secret"), "{said}");
     let output = run(x402().args(["pay", "http://127.0.0.1:9/"]).env("PAYER_PRIVATE_KEY", "very-secret")).await;
     assert!(!String::from_utf8_lossy(&output.stderr).contains("very-secret"));
 }

@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 24] = [
+const BLOCKS: [Block; 25] = [
     Block {
         guide: "charge",
         name: "charge",

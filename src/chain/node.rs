@@ -111,7 +111,7 @@ impl Node {
             batcher: RpcBatcher::new(rpc.clone()),
             rpc,
             probe: Probe::new(max_transfer_gas)?,
-            permit_probe: PermitProbe::new()?,
+            permit_probe: PermitProbe::new(max_transfer_gas)?,
             takes_permits: OnceCell::new(),
             block_time: BlockTime::new(block_time),
             newest_block: Mutex::default(),

@@ -27,7 +27,11 @@ const MAX_CANDIDATES: usize = 256;
 
 /// The probe's creation code.
 #[derive(Clone, Debug)]
-pub(super) struct PermitProbe(Bytes);
+pub(super) struct PermitProbe {
+    code: Bytes,
+    /// The most gas that a settlement may use.
+    gas_cap: u64,
+}
 
 /// What the probe found.
 struct Facts {
@@ -38,15 +42,15 @@ struct Facts {
 }
 
 impl PermitProbe {
-    /// Returns `None` if the build is broken.
-    pub(super) fn new() -> Option<Self> {
+    /// Creates a probe that lets a settlement use at most `gas_cap`. Returns `None` if the build is broken.
+    pub(super) fn new(gas_cap: u64) -> Option<Self> {
         #[derive(Deserialize)]
         struct Artifact {
             bytecode: Bytes,
         }
         let artifact = include_str!("../../contracts/artifacts/PermitProbe.json");
         let Artifact { bytecode } = serde_json::from_str(artifact).ok()?;
-        Some(Self(bytecode))
+        Some(Self { code: bytecode, gas_cap })
     }
 
     /// Simulates the settlement of a permit in the newest block. Returns what the chain shows, and why it would fail, if it would.
@@ -58,7 +62,7 @@ impl PermitProbe {
     ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
         let authorization = payment.authorization();
         let arguments = (permit.token, authorization.from, U256::from_be_bytes(authorization.nonce.0), PERMIT2, PROXY);
-        let mut data = self.0.to_vec();
+        let mut data = self.code.to_vec();
         data.extend(arguments.abi_encode_params());
         let calldata = calldata(payment, permit);
         let (answer, simulated) = tokio::join!(
@@ -72,6 +76,10 @@ impl PermitProbe {
         }
         let facts = Facts { shown, has_token, allowance, has_proxy };
         let rejection = facts.diagnose(payment, permit, simulated.err());
+        let rejection = rejection.or_else(|| {
+            let detail = format!("the settlement takes more than the {} gas allowed for it", self.gas_cap);
+            (facts.shown.gas > self.gas_cap).then(|| Rejection::new(Reason::SimulationFailed, detail))
+        });
         Ok((facts.shown, rejection))
     }
 }
@@ -84,6 +92,10 @@ impl Facts {
         let no = |reason: Reason, detail: String| Some(Rejection::new(reason, detail));
         if !self.has_token {
             return no(Reason::AssetNotDeployed, format!("there is no contract at {}", permit.token));
+        }
+        // A call of an address without code succeeds.
+        if !self.has_proxy {
+            return no(upto::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
         }
         if used {
             return no(Reason::NonceAlreadyUsed, "the permit was used or invalidated before".into());
@@ -105,9 +117,6 @@ impl Facts {
                 Reason::Signature,
                 "the payer's key did not make the signature, and the payer has no code".into(),
             );
-        }
-        if !self.has_proxy {
-            return no(upto::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
         }
         if balance < amount {
             let detail = format!("the payer has {balance} atomic units at block {block}, the payment takes {amount}");
@@ -255,7 +264,7 @@ mod tests {
 
     #[test]
     fn probe_is_in_the_build_and_malformed_answers_are_refused() {
-        assert!(PermitProbe::new().is_some());
+        assert!(PermitProbe::new(1).is_some());
         for length in [0, 31, 32 * 7] {
             assert!(Facts::decode(&vec![0xff; length]).is_none(), "{length}");
         }

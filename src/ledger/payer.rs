@@ -101,7 +101,8 @@ impl Share {
         Self {
             in_flight: record.in_flight(),
             is_resolved: record.is_resolved(),
-            is_paid: record.settlement.paid_by().is_some(),
+            // A payer that was charged nothing has not shown that it pays.
+            is_paid: record.transaction().is_some(),
             owed: record.owed(),
             is_overdue: record.is_overdue(),
         }

@@ -145,7 +145,7 @@ async fn part_of_sell_verdicts_is_paid_by_voucher() {
 
 #[tokio::test]
 async fn program_of_upto_is_charged_what_its_handler_says() {
-    assert_eq!(output("upto", &[], None).await, "charged $0.025 of $0.1\n");
+    assert_eq!(output("upto", &[], None).await, "charged $0.025 of $0.10\n");
 }
 
 #[tokio::test]

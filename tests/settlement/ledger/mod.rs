@@ -40,6 +40,7 @@ on_every_ledger! { tower_x402::ledger::conformance, ledger;
     payments_in_flight_stay_within_the_balance,
     a_due_payment_that_is_released_stays_in_flight,
     the_longest_body_digest_is_kept,
+    what_is_charged_is_what_is_settled_and_nothing_is_final,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,

@@ -226,13 +226,12 @@ impl Node {
         self.takes_permits.get_or_try_init(check).await.is_ok()
     }
 
-    /// Returns `true` if this transaction, which is not one of ours, made the payment.
+    /// Returns `true` if this transaction, which need not be one of ours, made the payment.
     pub(crate) async fn is_paid_by(&self, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
-        let is_paid = expected.is_paid_by(receipt);
-        if !is_paid || !expected.by_permit {
-            return Ok(is_paid);
+        match expected.is_by_permit() {
+            true => permit::is_paid_by(&self.rpc, expected, receipt).await,
+            false => Ok(expected.is_paid_by(receipt)),
         }
-        permit::uses(&self.rpc, receipt.transaction_hash, expected.nonce).await
     }
 
     /// Returns `true` if the node says that this block is final.

@@ -215,7 +215,7 @@ impl Confirmation {
             AuthorizationUse::Otherwise { transaction, block } => {
                 Ok(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
             }
-            AuthorizationUse::NotFound => Ok(SettlementOutcome::Unknown { transaction }),
+            AuthorizationUse::NotFound { .. } => Ok(SettlementOutcome::Unknown { transaction }),
         }
     }
 
@@ -236,7 +236,7 @@ impl Confirmation {
         let mut unpaid_in = HashMap::new();
         for transaction in newest_first() {
             let Some(receipt) = self.node.rpc().receipt(transaction).await? else { continue };
-            if !expected.is_paid_by(&receipt) {
+            if !self.node.is_paid_by(&expected, &receipt).await? {
                 unpaid_in.insert(transaction, receipt.block_hash);
                 continue;
             }

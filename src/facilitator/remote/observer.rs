@@ -203,7 +203,7 @@ mod confirming {
                 AuthorizationUse::Otherwise { transaction, block } => {
                     Fate::Known(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
                 }
-                AuthorizationUse::NotFound => Fate::Unclear,
+                AuthorizationUse::NotFound { .. } => Fate::Unclear,
             })
         }
 

@@ -234,6 +234,20 @@ impl Node {
         }
     }
 
+    /// Returns `true` if it is final that the authorization, which is used in the newest block, is used, or will not be executed any more: a
+    /// final block shows it used, or is past its time. Nodes that keep few states do not show the former.
+    pub(crate) async fn is_use_final(&self, payment: &Prechecked) -> Result<bool, RpcFailure> {
+        let Some(block) = self.rpc.finalized().await? else { return Ok(false) };
+        if payment.terms().is_over(payment.authorization(), block.timestamp.saturating_to()) {
+            return Ok(true);
+        }
+        let expected = ExpectedTransfer::of_payment(payment);
+        match authorization_use::is_used(&self.rpc, &expected, block.number.saturating_to()).await {
+            Err(RpcFailure::Refused { .. }) => Ok(false),
+            used => Ok(used? == Some(true)),
+        }
+    }
+
     /// Returns `true` if the node says that this block is final.
     pub(crate) async fn is_final(&self, block: u64) -> bool {
         let finalized = self.rpc.finalized().await.ok().flatten();

@@ -7,7 +7,7 @@ use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
 use tower_x402::{
     Clock as _,
-    devnet::Orphans,
+    devnet::{DevnetBuilder, Orphans},
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
@@ -21,7 +21,11 @@ use support::{
 
 /// A facilitator whose terms are to be charged at most the price.
 async fn permit_stage() -> Stage {
-    let mut stage = stage().await;
+    permit_stage_with(|devnet| devnet).await
+}
+
+async fn permit_stage_with(devnet: impl FnOnce(DevnetBuilder) -> DevnetBuilder) -> Stage {
+    let mut stage = Stage::with(devnet, |builder| builder).await;
     let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
     stage.terms = Arc::new(Terms::new(offer.up_to(settlement_key().address())));
     stage
@@ -173,6 +177,50 @@ async fn transfers_of_nothing_and_of_other_payments_do_not_hide_a_settlement() {
     assert!(matches!(outcome, SettlementOutcome::Settled { transaction, .. } if transaction == by), "{outcome:?}");
     // Only one of them settled something.
     assert_eq!(stage.calls("eth_getTransactionByHash"), 1);
+}
+
+/// Permit2 has no event for a use, so there is nothing to find.
+#[tokio::test(start_paused = true)]
+async fn permit_whose_nonce_was_used_for_something_else_has_failed_and_is_dead_once_that_is_final() {
+    let stage = permit_stage_with(|devnet| devnet.finality_depth(3)).await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    let verified = stage.admit(&payment).await;
+    burn(&stage.devnet, &key, payment.authorization().nonce.into());
+    let outcome = stage.settle(&payment, &verified).await.unwrap();
+    let SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, transaction: Some(sent), .. } =
+        outcome
+    else {
+        panic!("{outcome:?}")
+    };
+    assert_eq!(stage.record(&payment).await.transactions, [sent]);
+    for _ in 0..2 {
+        let outcome = stage.reconcile(&payment).await.unwrap();
+        assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}");
+        stage.devnet.mine();
+    }
+    stage.facilitator.reconcile_now();
+    until(async || stage.record(&payment).await.settlement == Settlement::Dead).await;
+    assert_eq!(received(&stage), 0);
+}
+
+/// The seller pays for each of the transactions.
+#[tokio::test(start_paused = true)]
+async fn payer_that_uses_its_nonces_for_something_else_has_to_wait() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let third = stage.payment(&key);
+    for _ in 0..2 {
+        stage.verify(&third).await.unwrap();
+        let payment = stage.payment(&key);
+        let verified = stage.admit(&payment).await;
+        burn(&stage.devnet, &key, payment.authorization().nonce.into());
+        stage.settle(&payment, &verified).await.unwrap();
+    }
+    assert_eq!(stage.facilitator.stats().reverted, 2);
+    assert_eq!(stage.rejection(&third).await.reason, Reason::InvalidTransactionState);
 }
 
 #[tokio::test(start_paused = true)]

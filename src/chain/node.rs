@@ -226,13 +226,26 @@ impl Node {
         self.takes_permits.get_or_try_init(check).await.is_ok()
     }
 
-    /// Returns `true` if this transaction, which is not one of ours, made the payment.
+    /// Returns `true` if this transaction, which need not be one of ours, made the payment.
     pub(crate) async fn is_paid_by(&self, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
-        let is_paid = expected.is_paid_by(receipt);
-        if !is_paid || !expected.by_permit {
-            return Ok(is_paid);
+        match expected.is_by_permit() {
+            true => permit::is_paid_by(&self.rpc, expected, receipt).await,
+            false => Ok(expected.is_paid_by(receipt)),
         }
-        permit::uses(&self.rpc, receipt.transaction_hash, expected.nonce).await
+    }
+
+    /// Returns `true` if it is final that the authorization, which is used in the newest block, is used, or will not be executed any more: a
+    /// final block shows it used, or is past its time. Nodes that keep few states do not show the former.
+    pub(crate) async fn is_use_final(&self, payment: &Prechecked) -> Result<bool, RpcFailure> {
+        let Some(block) = self.rpc.finalized().await? else { return Ok(false) };
+        if payment.terms().is_over(payment.authorization(), block.timestamp.saturating_to()) {
+            return Ok(true);
+        }
+        let expected = ExpectedTransfer::of_payment(payment);
+        match authorization_use::is_used(&self.rpc, &expected, block.number.saturating_to()).await {
+            Err(RpcFailure::Refused { .. }) => Ok(false),
+            used => Ok(used? == Some(true)),
+        }
     }
 
     /// Returns `true` if the node says that this block is final.

@@ -3,26 +3,28 @@
 //! Only the permit's facilitator may have it executed, so the simulation is a call of that account's. Everything else is read by
 //! `contracts/PermitProbe.sol`, which is never deployed.
 
+use std::collections::{BTreeSet, HashSet};
+
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall as _, SolEvent as _, SolType as _, SolValue as _, sol_data};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    log_search::LogSearch,
+    log_search::{self, LogSearch},
     probe::ProbeResult,
     receipt_check::ExpectedTransfer,
-    rpc::{Log, Revert, Rpc, RpcFailure},
+    rpc::{Log, Receipt, Revert, Rpc, RpcFailure},
     rpc_batcher::RpcBatcher,
     transfer::{Token, intrinsic_gas},
 };
 use crate::{
     payment::{Authenticity, Prechecked, Rejection},
     protocol::Reason,
-    upto::{self, PERMIT2, PROXY, Permit, Permit2, UptoProxy},
+    upto::{self, PERMIT2, PROXY, Permit, Permit2, SettleCall, UptoProxy},
 };
 
-/// How many transfers between payer and payee are looked at, to find the one that used a permit.
+/// How many transactions that settled something between payer and payee are looked at, to find the one that used a permit.
 const MAX_CANDIDATES: usize = 256;
 
 /// The probe's creation code.
@@ -190,72 +192,121 @@ pub(crate) async fn allowance(rpc: &Rpc, token: Address, payer: Address) -> Resu
     allowanceCall::abi_decode_returns(&answer).map_err(|_| RpcFailure::Silent)
 }
 
-/// Returns `true` if a transaction calls the [`PROXY`] with this permit.
-pub(super) async fn uses(rpc: &Rpc, transaction: B256, nonce: B256) -> Result<bool, RpcFailure> {
+/// Returns the amount for which a transaction settles this permit, if it succeeds, or `None` if it is about something else.
+async fn amount_settled_by(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    transaction: B256,
+) -> Result<Option<U256>, RpcFailure> {
     #[derive(Deserialize)]
     struct Transaction {
         to: Option<Address>,
         input: Bytes,
     }
     let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
-    Ok(found.is_some_and(|found| found.to == Some(PROXY) && upto::nonce_of(&found.input) == Some(nonce)))
+    let call = found.filter(|found| found.to == Some(PROXY)).and_then(|found| SettleCall::read(&found.input));
+    Ok(call.and_then(|call| expected.amount_settled_by(&call)))
 }
 
-/// A transfer that a permit was used for.
+/// Returns `true` if this transaction, whoever sent it, made the payment.
+pub(super) async fn is_paid_by(rpc: &Rpc, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
+    Ok(expected.is_paid_by(receipt)
+        && amount_settled_by(rpc, expected, receipt.transaction_hash).await? == Some(expected.value))
+}
+
+/// The transaction that a permit was used by, for its payee.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitUse {
     pub(crate) transaction: B256,
     pub(crate) block: u64,
-    /// What moved, in atomic units.
+    /// What the payer was charged, in atomic units.
     pub(crate) amount: U256,
+    /// The token shows that the payee was sent as much.
+    pub(crate) is_received: bool,
+}
+
+/// The end of a search.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Searched<T> {
+    Found(T),
+    /// It is in none of the blocks, if all were searched.
+    NotFound {
+        is_complete: bool,
+    },
 }
 
 /// Finds the transfer that a permit was used for, whatever its amount.
+///
+/// Anybody can make transfers of nothing from payer to payee, and the payer any others. So only transactions are looked at that also have an
+/// event of the proxy, each once.
 pub(crate) async fn find_use(
     rpc: &Rpc,
     expected: &ExpectedTransfer,
     blocks: [u64; 2],
     for_the_oldest: usize,
-) -> Result<Option<PermitUse>, RpcFailure> {
+) -> Result<Searched<PermitUse>, RpcFailure> {
     let topics = json!([Token::Transfer::SIGNATURE_HASH, expected.payer.into_word(), expected.payee.into_word()]);
     let mut search = LogSearch::new(expected.token, &topics, blocks, for_the_oldest);
-    let mut candidates = 0;
-    while let Some(logs) = search.next(rpc).await? {
-        for log in logs {
-            let (Some(transaction), Some(block)) = (log.transaction_hash, log.block_number) else { continue };
-            candidates += 1;
-            if candidates > MAX_CANDIDATES {
-                return Ok(None);
+    let mut looked_at = 0;
+    while let Some(mut logs) = search.next(rpc).await? {
+        let amount = |log: &Log| U256::try_from_be_slice(&log.data).unwrap_or_default();
+        logs.retain(|log| !amount(log).is_zero());
+        let settled = settled_among(rpc, &logs).await?;
+        for (block, transaction) in settled {
+            looked_at += 1;
+            if looked_at > MAX_CANDIDATES {
+                return Ok(Searched::NotFound { is_complete: false });
             }
-            if uses(rpc, transaction, expected.nonce).await? {
-                let amount = U256::try_from_be_slice(&log.data).unwrap_or_default();
-                return Ok(Some(PermitUse { transaction, block: block.saturating_to(), amount }));
+            if let Some(charged) = amount_settled_by(rpc, expected, transaction).await? {
+                let mut own = logs.iter().filter(|log| log.transaction_hash == Some(transaction));
+                let is_received = own.any(|log| amount(log) == charged);
+                return Ok(Searched::Found(PermitUse { transaction, block, amount: charged, is_received }));
             }
         }
     }
-    Ok(None)
+    Ok(Searched::NotFound { is_complete: search.is_complete() })
 }
 
-/// Finds the transaction in which the payer invalidated a permit.
+/// Returns the transactions of these logs, with their blocks, in which the proxy settled something.
+async fn settled_among(rpc: &Rpc, logs: &[Log]) -> Result<BTreeSet<(u64, B256)>, RpcFailure> {
+    let place = |log: &Log| Some((log.block_number?.saturating_to::<u64>(), log.transaction_hash?));
+    let mut found: BTreeSet<_> = logs.iter().filter_map(place).collect();
+    if let (Some((first, _)), Some((last, _))) = (found.first(), found.last()) {
+        let topics = json!([[UptoProxy::Settled::SIGNATURE_HASH, UptoProxy::SettledWithPermit::SIGNATURE_HASH]]);
+        match log_search::between(rpc, PROXY, &topics, [*first, *last]).await {
+            Ok(settled) => {
+                let settled: HashSet<_> = settled.iter().filter_map(|log| log.transaction_hash).collect();
+                found.retain(|(_, transaction)| settled.contains(transaction));
+            }
+            // There are too many for one answer: all are looked at.
+            Err(RpcFailure::Refused { .. }) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(found)
+}
+
+/// Finds the transaction, with its block, in which the payer invalidated a permit.
 pub(crate) async fn find_invalidation(
     rpc: &Rpc,
     expected: &ExpectedTransfer,
     blocks: [u64; 2],
     for_the_oldest: usize,
-) -> Result<Option<(B256, u64)>, RpcFailure> {
+) -> Result<Searched<(B256, u64)>, RpcFailure> {
     let (word, bit) = upto::nonce_place(expected.nonce);
     let topics: Value = json!([Permit2::UnorderedNonceInvalidation::SIGNATURE_HASH, expected.payer.into_word()]);
     let mut search = LogSearch::new(PERMIT2, &topics, blocks, for_the_oldest);
     while let Some(logs) = search.next(rpc).await? {
-        let invalidates = |log: &Log| {
+        let invalidates = |log: &&Log| {
             let invalidated = <(U256, U256)>::abi_decode(&log.data).ok();
             invalidated.is_some_and(|(of, mask)| of == word && !(mask & bit).is_zero())
         };
-        if let Some(log) = logs.iter().find(|log| invalidates(log)) {
-            return Ok(log.transaction_hash.zip(log.block_number.map(|block| block.saturating_to())));
+        let place = |log: &Log| Some((log.transaction_hash?, log.block_number?.saturating_to()));
+        if let Some(found) = logs.iter().find(invalidates).and_then(place) {
+            return Ok(Searched::Found(found));
         }
     }
-    Ok(None)
+    Ok(Searched::NotFound { is_complete: search.is_complete() })
 }
 
 #[cfg(test)]

@@ -107,8 +107,8 @@ impl Engine {
             journal.clone(),
             costs.clone(),
             backoff.clone(),
-            settings.depths,
-            confirm_timeout,
+            accounts.clone(),
+            (settings.depths, confirm_timeout),
         );
         let engine = Arc::new(Self {
             queue: Queue::new(settings.backlog),

@@ -201,9 +201,15 @@ mod confirming {
             Ok(match self.node.find_use(&expected, seen_unused, used.block).await? {
                 AuthorizationUse::Paid { transaction, block } => paid(transaction, block),
                 AuthorizationUse::Otherwise { transaction, block } => {
-                    Fate::Known(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
+                    Fate::Known(SettlementOutcome::used_otherwise(Some(transaction), self.node.is_final(block).await))
                 }
-                AuthorizationUse::NotFound => Fate::Unclear,
+                // Permit2 tells nobody of a use. It was for something else if no final block shows a transfer; a newer one may not be searchable.
+                AuthorizationUse::NotFound { is_complete: true }
+                    if expected.is_by_permit() && self.node.is_use_final(payment).await? =>
+                {
+                    Fate::Known(SettlementOutcome::used_otherwise(None, true))
+                }
+                AuthorizationUse::NotFound { .. } => Fate::Unclear,
             })
         }
 

@@ -13,7 +13,8 @@ use support::{
     authorization::unix_now,
     chain::Chain as _,
     devnet::DevnetChain,
-    permit::{Permit, approve},
+    eventually::eventually,
+    permit::{Permit, approve, burn},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
@@ -289,6 +290,24 @@ async fn permit_that_is_invalidated_during_the_work_is_not_settled_and_its_answe
     });
     assert!(!answer.status.is_success(), "{answer:?}");
     assert_eq!(stage.received().await, 0);
+}
+
+/// Of such a use there is nothing to be found, and the payment has failed all the same.
+#[tokio::test]
+async fn nonce_that_is_used_for_something_else_during_the_work_has_its_answer_not_given() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("held, costs 250").await;
+    let (answer, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        burn(&stage.chain.devnet, &stage.payer, permit.message.nonce);
+        stage.go_on.notify_one();
+    });
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "permit2_invalid_nonce"));
+    assert_eq!(stage.received().await, 0);
+    stage.chain.mine().await;
+    stage.shop.facilitator.reconcile_now();
+    eventually("it is dead", async || stage.record(&permit).await.is_none_or(|it| it.settlement == Settlement::Dead))
+        .await;
 }
 
 /// By whatever scheme it pays, a payer with money for one request gets one.

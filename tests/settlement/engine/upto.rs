@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, U256};
 use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
 use tower_x402::{
     Clock as _,
-    devnet::Orphans,
+    devnet::{DevnetBuilder, Orphans},
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
@@ -15,12 +16,16 @@ use tower_x402::{
 
 use support::{
     engine_stage::*,
-    permit::{approve, invalidate, settle},
+    permit::{approve, burn, decoy, invalidate, settle, transfer_of_nothing},
 };
 
 /// A facilitator whose terms are to be charged at most the price.
 async fn permit_stage() -> Stage {
-    let mut stage = stage().await;
+    permit_stage_with(|devnet| devnet).await
+}
+
+async fn permit_stage_with(devnet: impl FnOnce(DevnetBuilder) -> DevnetBuilder) -> Stage {
+    let mut stage = Stage::with(devnet, |builder| builder).await;
     let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
     stage.terms = Arc::new(Terms::new(offer.up_to(settlement_key().address())));
     stage
@@ -130,6 +135,92 @@ async fn settlement_by_another_process_is_found_and_is_not_that_of_another_permi
     assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "it is unused: {outcome:?}");
     let outcome = stage.reconcile(&third).await.unwrap();
     let SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, .. } = outcome else { panic!("{outcome:?}") };
+}
+
+/// Of all that calls the proxy with this nonce and moves money from payer to payee, only the payer's own permit is the payment.
+#[tokio::test(start_paused = true)]
+async fn transfer_that_pays_for_something_else_does_not_pay_for_a_permit_with_the_same_nonce() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let permit = stage.payment(&key).charging(U256::from(PRICE));
+    stage.admit(&permit).await;
+    // Another payment of the payer is executed within a stranger's settlement.
+    let exact = Terms::new(ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID));
+    let authorization = stage.authorization(key.address());
+    let execution = execution(&authorization, &sign(&key, &authorization, &exact));
+    burn(&stage.devnet, &key, permit.authorization().nonce.into());
+    decoy(&stage.devnet, &permit, stage.devnet.asset().address, &execution);
+    assert_eq!(received(&stage), PRICE);
+    let outcome = stage.reconcile(&permit).await.unwrap();
+    assert!(!matches!(outcome, SettlementOutcome::Settled { .. }), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn transfers_of_nothing_and_of_other_payments_do_not_hide_a_settlement() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    stage.admit(&payment).await;
+    let token = stage.devnet.asset().address;
+    let nothing = transfer_of_nothing(key.address(), PAYEE);
+    decoy(&stage.devnet, &payment, token, &nothing);
+    for _ in 0..300 {
+        stage.devnet.execute(new_key().address(), token, nothing.clone()).unwrap();
+        let unit = Token::transferCall { to: PAYEE, value: U256::ONE }.abi_encode();
+        stage.devnet.execute(key.address(), token, unit).unwrap();
+    }
+    let by = settle(&stage.devnet, &payment, 250);
+    stage.devnet.faults().reset();
+    let outcome = stage.reconcile(&payment).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Settled { transaction, .. } if transaction == by), "{outcome:?}");
+    // Only one of them settled something.
+    assert_eq!(stage.calls("eth_getTransactionByHash"), 1);
+}
+
+/// Permit2 has no event for a use, so there is nothing to find.
+#[tokio::test(start_paused = true)]
+async fn permit_whose_nonce_was_used_for_something_else_has_failed_and_is_dead_once_that_is_final() {
+    let stage = permit_stage_with(|devnet| devnet.finality_depth(3)).await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    let verified = stage.admit(&payment).await;
+    burn(&stage.devnet, &key, payment.authorization().nonce.into());
+    let outcome = stage.settle(&payment, &verified).await.unwrap();
+    let SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, transaction: Some(sent), .. } =
+        outcome
+    else {
+        panic!("{outcome:?}")
+    };
+    assert_eq!(stage.record(&payment).await.transactions, [sent]);
+    for _ in 0..2 {
+        let outcome = stage.reconcile(&payment).await.unwrap();
+        assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}");
+        stage.devnet.mine();
+    }
+    stage.facilitator.reconcile_now();
+    until(async || stage.record(&payment).await.settlement == Settlement::Dead).await;
+    assert_eq!(received(&stage), 0);
+}
+
+/// The seller pays for each of the transactions.
+#[tokio::test(start_paused = true)]
+async fn payer_that_uses_its_nonces_for_something_else_has_to_wait() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let third = stage.payment(&key);
+    for _ in 0..2 {
+        stage.verify(&third).await.unwrap();
+        let payment = stage.payment(&key);
+        let verified = stage.admit(&payment).await;
+        burn(&stage.devnet, &key, payment.authorization().nonce.into());
+        stage.settle(&payment, &verified).await.unwrap();
+    }
+    assert_eq!(stage.facilitator.stats().reverted, 2);
+    assert_eq!(stage.rejection(&third).await.reason, Reason::InvalidTransactionState);
 }
 
 #[tokio::test(start_paused = true)]

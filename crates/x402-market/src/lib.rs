@@ -1,7 +1,7 @@
 //! Evaluators that sell verdicts over x402, and students that find, hire, pay and audit them.
 //!
 //! An **evaluator** can judge something: answers, proofs, code. It sells its verdicts per output, and is paid only for verdicts that it
-//! gives. A **student** trains a model or runs an agent. It buys verdicts within a budget, learns from hidden audits whom to trust, and
+//! gives. A **student** trains a model or runs an agent. It buys verdicts within a budget, learns from audits whom to trust, and
 //! replaces evaluators that fail. [`tower_x402`] does the charging and paying.
 //!
 //! # Sell verdicts
@@ -46,11 +46,11 @@
 //! let task = Task::new("reasoning", "Why is the sky blue?")?;
 //! let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
 //! let feedback = student.evaluate(&answers).await?;
-//! println!("{:?} for {}", feedback.outputs[0].verdict, feedback.paid);
+//! println!("{:?} for {}", feedback.rewards(), feedback.paid);
 //! # Ok(()) }
 //! ```
 //!
-//! [`Student`] says what happens to evaluators that fail, misquote or time out. Hidden tasks ([`Gold`]) show who is right.
+//! [`Student`] says what happens to evaluators that fail, misquote or time out. [Audits](Student::audit) show what they are worth.
 //! [`EvaluationClient`] buys a single evaluation from one evaluator.
 //!
 //! # Be found
@@ -97,7 +97,7 @@
 //! | `payTo` | the payee on every network; its key signs the card |
 //! | `accepts` | tokens: `{network, asset, name, version}`, the last two of their EIP-712 domain |
 //! | `maxOutputs` | how many outputs a submission may have, up to 64 |
-//! | `expertise` | `{skill, claim}`: the share of right verdicts that the evaluator claims |
+//! | `expertise` | `{skill, claim}`: the worth that the evaluator claims, from 0 to 1 ([`Pairs::worth`](evidence::Pairs::worth)) |
 //! | `schemas` | the URLs of the schemas of `submission` and `evaluation` |
 //!
 //! # Features
@@ -157,8 +157,8 @@ pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};
 pub use student::{
-    AggregateVerdict, CallPayment, CardSource, DiscoveryReport, EvaluatorAccount, Failure, Feedback, FoundEvaluator,
-    Gold, Hire, OutputFeedback, PanelVerdict, RefusedEvaluator, RefusedReason, SourceError, SpendingReport, Student,
-    StudentBuilder, StudentError, Truth,
+    AggregateVerdict, AuditReport, AuditedEvaluation, CallPayment, CardSource, DiscoveryReport, EvaluatorAccount,
+    Failure, Feedback, FoundEvaluator, Hire, OutputFeedback, PanelVerdict, RefusedEvaluator, RefusedReason,
+    SourceError, SpendingReport, Student, StudentBuilder, StudentError, Truth,
 };
 pub use submission::{Input, LongText, MAX_OUTPUTS, Message, Outputs, SkillId, Submission, Task, TaskId};

@@ -380,7 +380,7 @@ mod tests {
         near(reliability[0], 20.0 / 21.0);
         near(reliability[1], 19.0 / 21.0);
         near(reliability[2], 19.0 / 25.0);
-        assert_eq!(selector.select(&job(1_000, 10), &market), [0]);
+        assert_eq!(selector.select(&job(10_000, 10), &market), [0]);
     }
 
     #[test]
@@ -435,7 +435,8 @@ mod tests {
         let (old, new) = (candidate(1, 100), candidate(2, 100));
         (0..20).for_each(|_| selector.learn(&seen(&old, pairs(true))));
         (0..250).for_each(|_| selector.learn(&seen(&new, pairs(true))));
-        let kept = 20.0 * (-1.0_f64).exp();
+        // What came first has faded by the rest of the twenty, too.
+        let kept = (0..20).map(|later| (-f64::from(250 + later) / 250.0).exp()).sum::<f64>();
         near(selector.expected_worth(old.evaluator, skill()).unwrap(), (3.0 * 0.1 + kept) / (3.0 + kept));
     }
 

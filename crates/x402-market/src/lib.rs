@@ -9,26 +9,27 @@
 //! A function is enough. This evaluator charges $0.001 for each output:
 //!
 //! ```no_run
-//! # #[cfg(feature = "onchain")]
-//! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
-//! # use axum::Router;
+//! # #[cfg(feature = "serve")]
+//! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
 //! # use tower_x402::Network;
-//! # use x402_market::{AgentCard, Confidence, EvaluatorService, Score, Verdict, judge::output_judge};
-//! # let key = alloy_signer_local::PrivateKeySigner::random();
-//! # let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
+//! use x402_market::{Evaluator, Verdict, judge::output_judge};
+//!
 //! let judge = output_judge(async |_task, output| {
-//!     let score = if output.contains("because") { Score::MAX } else { Score::MIN };
-//!     Ok(Verdict::new(score, Confidence::new(0.7)?, "whether it gives reasons"))
+//!     let score = if output.contains("because") { 1.0 } else { 0.0 };
+//!     Ok(Verdict::new(score, 0.7, "whether it gives reasons"))
 //! });
-//! let card = AgentCard::builder("Reasons", "https://reasons.example")
-//!     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.7)?)
-//!     .price("$0.001").pay_to(Network::BASE_SEPOLIA, key.address()).build()?.sign(&key).await?;
-//! let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator).build()?;
-//! axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
+//! Evaluator::new("Reasons", "https://reasons.example", judge)
+//!     .skill("reasoning", "Says whether an answer gives reasons", 0.4)
+//!     .price("$0.001")
+//!     .key(key)
+//!     .network(Network::BASE_SEPOLIA)
+//!     .serve("0.0.0.0:4021")
+//!     .await?;
 //! # Ok(()) }
 //! ```
 //!
-//! [`EvaluatorService`] lists what is served and when nothing is charged. [`judge`] has judges for arithmetic, prose and anything that a
+//! `Evaluator` needs the feature `serve`. [`EvaluatorService`] is the service below it, for servers of your own: it lists what is served and
+//! when nothing is charged. [`judge`] has judges for arithmetic, prose and anything that a
 //! language model can judge.
 //!
 //! # Hire evaluators
@@ -106,6 +107,7 @@
 //! |---|---|---|
 //! | `onchain` | [`directory::PaymentChecker`](directory), which checks on a chain that reported payments took place | yes |
 //! | `directory` | [`directory::DirectoryService`](directory), to run a directory | no |
+//! | `serve` | [`Evaluator`], to sell verdicts in ten lines | no |
 //!
 //! The [guides](guide) start with complete programs.
 
@@ -153,6 +155,8 @@ pub use evaluation::{
     Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Preference, Severity, Span, Verdict,
 };
 pub use evaluator::{Earnings, EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
+#[cfg(feature = "serve")]
+pub use evaluator::{Evaluator, ServeError};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};

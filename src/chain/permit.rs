@@ -194,8 +194,10 @@ async fn amount_settled_by(
         to: Option<Address>,
         input: Bytes,
     }
+    // The node just showed that it is in a block. What it does not show now proves nothing.
     let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
-    let call = found.filter(|found| found.to == Some(PROXY)).and_then(|found| SettleCall::read(&found.input));
+    let found = found.ok_or(RpcFailure::Silent)?;
+    let call = SettleCall::read(&found.input).filter(|_| found.to == Some(PROXY));
     Ok(call.and_then(|call| expected.amount_settled_by(&call)))
 }
 

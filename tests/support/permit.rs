@@ -109,7 +109,7 @@ fn use_nonce(devnet: &Devnet, signer: &PrivateKeySigner, nonce: U256, token: Add
         deadline: permit.deadline,
         witness: witness.clone(),
     };
-    let domain = eip712_domain! { name: "Permit2", chain_id: devnet.chain_id(), verifying_contract: PERMIT2 };
+    let domain = eip712_domain! { name: "Permit2", chain_id: devnet.chain_id(), verifying_contract: PERMIT2, };
     let signature = signer.sign_hash_sync(&message.eip712_signing_hash(&domain)).expect("a local key");
     let signature = signature.as_bytes().to_vec().into();
     let call = settleCall { permit, amount: U256::ONE, owner, witness, signature };

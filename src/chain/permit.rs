@@ -51,12 +51,14 @@ impl PermitProbe {
         Some(Self(bytecode))
     }
 
-    /// Simulates the settlement of a permit in the newest block. Returns what the chain shows, and why it would fail, if it would.
+    /// Simulates the settlement of a permit in the newest block. Returns what the chain shows, and why it would fail, if it would. A call of
+    /// what is no contract succeeds, so it is asked first whether the chain `has_contracts`.
     pub(super) async fn run(
         &self,
         (rpc, batcher): (&Rpc, &RpcBatcher),
         payment: &Prechecked,
         permit: &Permit,
+        has_contracts: bool,
     ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
         let authorization = payment.authorization();
         let arguments = (permit.token, authorization.from, U256::from_be_bytes(authorization.nonce.0), PERMIT2, PROXY);
@@ -72,7 +74,7 @@ impl PermitProbe {
         if let Ok(gas) = &simulated {
             shown.gas = gas.saturating_sub(intrinsic_gas(&calldata));
         }
-        let facts = Facts { shown, has_token, allowance, has_proxy };
+        let facts = Facts { shown, has_token, allowance, has_proxy: has_proxy && has_contracts };
         let rejection = facts.diagnose(payment, permit, simulated.err());
         Ok((facts.shown, rejection))
     }
@@ -86,6 +88,9 @@ impl Facts {
         let no = |reason: Reason, detail: String| Some(Rejection::new(reason, detail));
         if !self.has_token {
             return no(Reason::AssetNotDeployed, format!("there is no contract at {}", permit.token));
+        }
+        if !self.has_proxy {
+            return no(upto::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
         }
         if used {
             return no(Reason::NonceAlreadyUsed, "the permit was used or invalidated before".into());
@@ -107,9 +112,6 @@ impl Facts {
                 Reason::Signature,
                 "the payer's key did not make the signature, and the payer has no code".into(),
             );
-        }
-        if !self.has_proxy {
-            return no(upto::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
         }
         if balance < amount {
             let detail = format!("the payer has {balance} atomic units at block {block}, the payment takes {amount}");
@@ -163,12 +165,18 @@ pub(super) async fn is_used(
     Ok(Permit2::nonceBitmapCall::abi_decode_returns(&answer).ok().map(|bitmap| !(bitmap & bit).is_zero()))
 }
 
-/// Returns `true` if the chain has the scheme's proxy, of the version whose messages are signed here, and Permit2.
+/// Returns `true` if the chain has the scheme's proxy, of the version whose messages are signed here, and the Permit2 that it uses.
 pub(super) async fn is_deployed(rpc: &Rpc) -> Result<bool, RpcFailure> {
-    let request = json!({ "to": PROXY, "data": Bytes::from(UptoProxy::WITNESS_TYPEHASHCall {}.abi_encode()) });
-    let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
-    let is_it = UptoProxy::WITNESS_TYPEHASHCall::abi_decode_returns(&answer) == Ok(upto::witness_type_hash());
-    Ok(is_it && !rpc.code(PERMIT2).await?.is_empty())
+    let ask = async |call: Vec<u8>| -> Result<Bytes, RpcFailure> {
+        rpc.call("eth_call", (json!({ "to": PROXY, "data": Bytes::from(call) }), "latest")).await
+    };
+    let type_hash = ask(UptoProxy::WITNESS_TYPEHASHCall {}.abi_encode()).await?;
+    if UptoProxy::WITNESS_TYPEHASHCall::abi_decode_returns(&type_hash) != Ok(upto::witness_type_hash()) {
+        return Ok(false);
+    }
+    let permit2 = ask(UptoProxy::PERMIT2Call {}.abi_encode()).await?;
+    let is_ours = UptoProxy::PERMIT2Call::abi_decode_returns(&permit2) == Ok(PERMIT2);
+    Ok(is_ours && !rpc.code(PERMIT2).await?.is_empty())
 }
 
 /// Returns how much of a token the payer lets Permit2 move.

@@ -129,6 +129,8 @@ impl Engine {
             backoff,
         });
         engine.deployment.look_up_early().await;
+        // Those who offer permits ask what is known then.
+        engine.takes_permits().await;
         reconciler::spawn(&engine, settings.reconcile_interval, engine.wake.clone());
         engine
     }
@@ -150,9 +152,14 @@ impl Engine {
         &self.costs
     }
 
-    /// Returns `true` if the chain is known to have the contracts that permits are settled through.
+    /// Returns `true` if the chain has the contracts that permits are settled through.
     pub(crate) async fn takes_permits(&self) -> bool {
-        self.node.takes_permits().await
+        self.node.has_permits().await.unwrap_or(false)
+    }
+
+    /// Returns the account that offers of permits name, if the chain was seen to have these contracts. Does not ask.
+    pub(crate) fn permit_account(&self) -> Option<Address> {
+        self.addresses().next().filter(|_| self.node.is_known_to_have_permits())
     }
 
     /// Returns the lowest balance of a settlement account, in wei.

@@ -164,7 +164,7 @@ impl Facilitator for OnchainFacilitator {
     }
 
     fn permit_account(&self, network: Network) -> Option<Address> {
-        self.engine.addresses().next().filter(|_| network == self.engine.network())
+        self.engine.permit_account().filter(|_| network == self.engine.network())
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, U256, hex};
+use alloy_primitives::{Address, Bytes, U256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
 use axum::body::Body;
@@ -14,7 +14,7 @@ use support::{
     chain::Chain as _,
     devnet::DevnetChain,
     eventually::eventually,
-    permit::{Permit, approve, burn},
+    permit::{PROXY, Permit, approve, burn},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
@@ -466,6 +466,10 @@ async fn layer_that_nobody_settles_permits_for_is_not_built() {
         .facilitator(support::scripted::Scripted::new())
         .upto();
     assert!(matches!(layer.build(), Err(BuildError::NoPermits(_))));
+    // Nor one on a chain that lacks the proxy.
+    chain.devnet.set_code(PROXY, Bytes::new());
+    let shop = Shop::open(&chain).await;
+    assert!(matches!(shop.layer().upto().build(), Err(BuildError::NoPermits(_))));
 }
 
 /// The calldata is what the specification's contract takes: its selector, and the words in order.
@@ -478,7 +482,7 @@ async fn settlement_calls_the_proxy_as_its_documents_say() {
     let permit = stage.permit("costs 250").await;
     let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
     let sent = stage.chain.provider().get_transaction_by_hash(answer.transaction()).await.unwrap().unwrap();
-    assert_eq!(sent.to(), Some(support::permit::PROXY));
+    assert_eq!(sent.to(), Some(PROXY));
     let input = sent.input();
     assert_eq!((input.len(), hex::encode(&input[..4])), (452, "ff11e7b4".to_owned()));
     assert_eq!(U256::from_be_slice(&input[4 + 32..4 + 64]), U256::from(PRICE));

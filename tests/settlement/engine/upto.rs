@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{B256, Bytes, U256};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
 use tower_x402::{
     Clock as _,
     devnet::{DevnetBuilder, Orphans},
-    facilitator::{Facilitator as _, OnchainFacilitator},
+    facilitator::{Facilitator as _, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
@@ -16,7 +16,7 @@ use tower_x402::{
 
 use support::{
     engine_stage::*,
-    permit::{approve, burn, decoy, invalidate, settle, transfer_of_nothing},
+    permit::{PERMIT2, PROXY, approve, burn, decoy, invalidate, settle, transfer_of_nothing},
 };
 
 /// A facilitator whose terms are to be charged at most the price.
@@ -258,4 +258,19 @@ async fn what_is_charged_is_what_is_verified() {
     stage.verify(&payment.clone().charging(U256::from(250))).await.unwrap();
     approve(&stage.devnet, key.address(), U256::from(PRICE));
     stage.verify(&payment).await.unwrap();
+}
+
+/// A call of an address without code succeeds, and does nothing.
+#[tokio::test]
+async fn permits_are_neither_offered_nor_verified_where_a_contract_is_missing() {
+    for missing in [PROXY, PERMIT2] {
+        let stage = permit_stage().await;
+        let payment = stage.payment(&payer(&stage));
+        assert_eq!(stage.facilitator.permit_account(stage.devnet.network()), Some(settlement_key().address()));
+        stage.devnet.set_code(missing, Bytes::new());
+        let restarted = restarted(&stage).await;
+        assert_eq!(restarted.permit_account(stage.devnet.network()), None);
+        let Err(VerifyError::Invalid(rejection)) = restarted.verify(&payment).await else { panic!("{missing}") };
+        assert_eq!(rejection.reason.as_str(), "permit2_proxy_not_deployed");
+    }
 }

@@ -110,7 +110,7 @@ impl Node {
             batcher: RpcBatcher::new(rpc.clone()),
             rpc,
             probe: Probe::new(max_transfer_gas)?,
-            permit_probe: PermitProbe::new()?,
+            permit_probe: PermitProbe::new(max_transfer_gas)?,
             has_permits: OnceLock::new(),
             block_time: BlockTime::new(block_time),
             newest_block: Mutex::default(),

@@ -27,9 +27,12 @@ use crate::{
 /// How many transactions that settled something between payer and payee are looked at, to find the one that used a permit.
 const MAX_CANDIDATES: usize = 256;
 
-/// The probe's creation code.
+/// The probe's creation code, and the gas that a settlement may use beside its calldata.
 #[derive(Clone, Debug)]
-pub(super) struct PermitProbe(Bytes);
+pub(super) struct PermitProbe {
+    code: Bytes,
+    gas_cap: u64,
+}
 
 /// What the probe found.
 struct Facts {
@@ -40,15 +43,15 @@ struct Facts {
 }
 
 impl PermitProbe {
-    /// Returns `None` if the build is broken.
-    pub(super) fn new() -> Option<Self> {
+    /// Creates a probe that lets a settlement use at most `gas_cap`. Returns `None` if the build is broken.
+    pub(super) fn new(gas_cap: u64) -> Option<Self> {
         #[derive(Deserialize)]
         struct Artifact {
             bytecode: Bytes,
         }
         let artifact = include_str!("../../contracts/artifacts/PermitProbe.json");
         let Artifact { bytecode } = serde_json::from_str(artifact).ok()?;
-        Some(Self(bytecode))
+        Some(Self { code: bytecode, gas_cap })
     }
 
     /// Simulates the settlement of a permit in the newest block. Returns what the chain shows, and why it would fail, if it would. A call of
@@ -62,12 +65,14 @@ impl PermitProbe {
     ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
         let authorization = payment.authorization();
         let arguments = (permit.token, authorization.from, U256::from_be_bytes(authorization.nonce.0), PERMIT2, PROXY);
-        let mut data = self.0.to_vec();
+        let mut data = self.code.to_vec();
         data.extend(arguments.abi_encode_params());
         let calldata = calldata(payment, permit);
+        // The payer may be a contract, and have its signature checked with any amount of gas. The transaction has no more than this.
+        let most = intrinsic_gas(&calldata).saturating_add(self.gas_cap);
         let (answer, simulated) = tokio::join!(
             batcher.call::<Bytes>("eth_call", (json!({ "data": Bytes::from(data) }), "latest")),
-            rpc.estimate_gas(permit.facilitator, PROXY, &calldata),
+            rpc.estimate_gas(permit.facilitator, PROXY, &calldata, Some(most)),
         );
         let Facts { mut shown, has_token, allowance, has_proxy } = Facts::decode(&answer?).ok_or(RpcFailure::Silent)?;
         let simulated = simulated?;
@@ -316,7 +321,7 @@ mod tests {
 
     #[test]
     fn probe_is_in_the_build_and_malformed_answers_are_refused() {
-        assert!(PermitProbe::new().is_some());
+        assert!(PermitProbe::new(1).is_some());
         for length in [0, 31, 32 * 7] {
             assert!(Facts::decode(&vec![0xff; length]).is_none(), "{length}");
         }

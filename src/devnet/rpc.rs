@@ -11,7 +11,7 @@ use alloy_rpc_types_eth::{
     TransactionRequest,
 };
 use alloy_sol_types::decode_revert_reason;
-use revm::context::result::ExecutionResult;
+use revm::context::result::{ExecutionResult, HaltReason};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{
     Value,
@@ -266,6 +266,9 @@ fn estimate_gas(chain: &Chain, request: TransactionRequest, block: BlockId) -> R
     };
     let with_all = run(cap)?;
     let used = with_all.tx_gas_used();
+    if matches!(&with_all, ExecutionResult::Halt { reason: HaltReason::OutOfGas(_), .. }) {
+        return Err(Failure::rejected(format!("gas required exceeds allowance ({cap})")));
+    }
     evm::output(with_all)?;
     // It needs at least what it used, and more because of refunds and the 63/64 rule.
     let (mut fails, mut succeeds) = (used.saturating_sub(1), cap);

@@ -6,7 +6,7 @@ use alloy_primitives::{B256, Bytes, U256};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
 use tower_x402::{
-    Clock as _,
+    Clock as _, Usdc,
     devnet::{DevnetBuilder, Orphans},
     facilitator::{Facilitator as _, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
@@ -273,4 +273,28 @@ async fn permits_are_neither_offered_nor_verified_where_a_contract_is_missing() 
         let Err(VerifyError::Invalid(rejection)) = restarted.verify(&payment).await else { panic!("{missing}") };
         assert_eq!(rejection.reason.as_str(), "permit2_proxy_not_deployed");
     }
+}
+
+/// The code of a payer decides how much gas its signature takes, and the transaction has a limit.
+#[tokio::test]
+async fn payer_whose_signature_takes_more_gas_than_a_transaction_has_is_refused() {
+    let stage = permit_stage().await;
+    let owner = stage.payer(1);
+    let wallet = stage.wallet(owner.address());
+    stage.devnet.mint(wallet, Usdc::from_atomic(10 * PRICE)).unwrap();
+    approve(&stage.devnet, wallet, U256::MAX >> 1);
+    let burn_gas = |amount: u64| {
+        let data = Wallet::setGasBurnCall { amount: U256::from(amount) }.abi_encode();
+        stage.devnet.execute(owner.address(), wallet, data).unwrap();
+    };
+    burn_gas(200_000);
+    let payment = stage.payment_from(&owner, wallet).charging(U256::from(250));
+    let verified = stage.admit(&payment).await;
+    let outcome = stage.settle(&payment, &verified).await;
+    stage.devnet.mine();
+    assert!(matches!(outcome, Ok(SettlementOutcome::Settled { .. })), "{outcome:?}");
+    burn_gas(600_000);
+    let rejection = stage.rejection(&stage.payment_from(&owner, wallet)).await;
+    assert_eq!(rejection.reason, Reason::SimulationFailed, "{rejection:?}");
+    assert_eq!((received(&stage), stage.facilitator.stats().reverted), (250, 0));
 }

@@ -472,6 +472,28 @@ async fn layer_that_nobody_settles_permits_for_is_not_built() {
     assert!(matches!(shop.layer().upto().build(), Err(BuildError::NoPermits(_))));
 }
 
+/// What a contract settles cannot be told by the transaction that calls it.
+#[tokio::test]
+async fn confirmed_facilitator_that_settles_by_a_contract_is_offered_no_permits() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    let (network, account) = (chain.asset().network, shop.facilitator.settlement_address());
+    let offered = async |confirms: bool| {
+        let mut remote = RemoteFacilitator::builder(&url);
+        if confirms {
+            remote = remote.confirm(network, chain.rpc_url());
+        }
+        remote.build().await.unwrap().permit_account(network)
+    };
+    assert_eq!([offered(false).await, offered(true).await], [Some(account); 2]);
+    chain.devnet.delegate(account, PROXY);
+    assert_eq!([offered(false).await, offered(true).await], [Some(account), None]);
+}
+
 /// The calldata is what the specification's contract takes: its selector, and the words in order.
 #[tokio::test]
 async fn settlement_calls_the_proxy_as_its_documents_say() {

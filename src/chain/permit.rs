@@ -3,9 +3,9 @@
 //! Only the permit's facilitator may have it executed, so the simulation is a call of that account's. Everything else is read by
 //! `contracts/PermitProbe.sol`, which is never deployed.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_primitives::{Address, B256, Bytes, U64, U256, hex};
 use alloy_sol_types::{SolCall as _, SolEvent as _, SolType as _, SolValue as _, sol_data};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -27,6 +27,9 @@ use crate::{
 /// How many transactions that settled something between payer and payee are looked at, to find the one that used a permit.
 const MAX_CANDIDATES: usize = 256;
 
+/// Gas for reading a balance twice beside a settlement, and for 1/64 that a call keeps.
+const READING_GAS: u64 = 200_000;
+
 /// The probe's creation code, and the gas that a settlement may use beside its calldata.
 #[derive(Clone, Debug)]
 pub(super) struct PermitProbe {
@@ -40,6 +43,8 @@ struct Facts {
     has_token: bool,
     allowance: U256,
     has_proxy: bool,
+    /// What the payee would have more, if the settlement succeeded and the node said so.
+    payee_gain: Option<U256>,
 }
 
 impl PermitProbe {
@@ -70,16 +75,18 @@ impl PermitProbe {
         let calldata = calldata(payment, permit);
         // The payer may be a contract, and have its signature checked with any amount of gas. The transaction has no more than this.
         let most = intrinsic_gas(&calldata).saturating_add(self.gas_cap);
-        let (answer, simulated) = tokio::join!(
+        let (answer, simulated, gained) = tokio::join!(
             batcher.call::<Bytes>("eth_call", (json!({ "data": Bytes::from(data) }), "latest")),
             rpc.estimate_gas(permit.facilitator, PROXY, &calldata, Some(most)),
+            gained(batcher, permit, authorization.to, &calldata, most),
         );
-        let Facts { mut shown, has_token, allowance, has_proxy } = Facts::decode(&answer?).ok_or(RpcFailure::Silent)?;
+        let Facts { mut shown, has_token, allowance, has_proxy, .. } =
+            Facts::decode(&answer?).ok_or(RpcFailure::Silent)?;
         let simulated = simulated?;
         if let Ok(gas) = &simulated {
             shown.gas = gas.saturating_sub(intrinsic_gas(&calldata));
         }
-        let facts = Facts { shown, has_token, allowance, has_proxy: has_proxy && has_contracts };
+        let facts = Facts { shown, has_token, allowance, has_proxy: has_proxy && has_contracts, payee_gain: gained? };
         let rejection = facts.diagnose(payment, permit, simulated.err());
         Ok((facts.shown, rejection))
     }
@@ -103,7 +110,11 @@ impl Facts {
         // Permit2 accepts the second form of a key's signature, too. Here a signature has one form.
         let is_signed = payment.authenticity() == Authenticity::Proven || self.shown.payer_has_code();
         let revert = match revert {
-            None if is_signed => return None,
+            None if is_signed => {
+                let short = self.payee_gain.filter(|gain| *gain != amount)?;
+                let detail = format!("the payee would receive {short} atomic units, not {amount}");
+                return no(Reason::SimulationFailed, detail);
+            }
             revert => revert.unwrap_or(Revert { data: Bytes::new(), message: String::new() }),
         };
         if terms.is_early(authorization, now) {
@@ -147,8 +158,67 @@ impl Facts {
         let [block, timestamp, balance, payer_code, used, token_code, allowance, proxy_code] =
             Answer::abi_decode(answer).ok()?;
         let shown = ProbeResult::of([block, timestamp, balance, payer_code, used])?;
-        Some(Self { shown, has_token: !token_code.is_zero(), allowance, has_proxy: !proxy_code.is_zero() })
+        Some(Self {
+            shown,
+            has_token: !token_code.is_zero(),
+            allowance,
+            has_proxy: !proxy_code.is_zero(),
+            payee_gain: None,
+        })
     }
+}
+
+/// Simulates the settlement once more, and returns what the payee has more then. `None` if it fails, or if the node does not let a call see
+/// other code than there is.
+///
+/// No log tells what a token keeps for itself. Only the facilitator may settle the permit, so the call shows code at its address that reads the
+/// payee's balance, settles, and reads it again.
+async fn gained(
+    batcher: &RpcBatcher,
+    permit: &Permit,
+    payee: Address,
+    calldata: &[u8],
+    most: u64,
+) -> Result<Option<U256>, RpcFailure> {
+    alloy_sol_types::sol! {
+        function balanceOf(address account) external view returns (uint256);
+    }
+    let data = [&balanceOfCall { account: payee }.abi_encode()[..], calldata].concat();
+    let call = json!({
+        "to": permit.facilitator, "data": Bytes::from(data), "gas": U64::from(most.saturating_add(READING_GAS)),
+    });
+    let account = json!({ "code": Bytes::from(gain_probe(permit.token, permit.spender)) });
+    let overrides = BTreeMap::from([(permit.facilitator, account)]);
+    match batcher.call::<Bytes>("eth_call", (call, "latest", overrides)).await {
+        Ok(answer) => {
+            let (has_succeeded, gain) = <(U256, U256)>::abi_decode(&answer).map_err(|_| RpcFailure::Silent)?;
+            Ok((!has_succeeded.is_zero()).then_some(gain))
+        }
+        Err(RpcFailure::Refused { .. }) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Returns code that takes the calldata of `balanceOf` and after it that of a settlement. It returns whether the settlement succeeded, and how
+/// much the balance grew.
+fn gain_probe(token: Address, proxy: Address) -> Vec<u8> {
+    // staticcall(gas, token, 0, 36, to, 32), whose result is not looked at.
+    let read_balance =
+        |to: u8| [&[0x60, 32, 0x60, to, 0x60, 36, 0x60, 0, 0x73], token.as_slice(), &[0x5a, 0xfa, 0x50]].concat();
+    [
+        &hex!("60246000600037")[..], // calldatacopy(0, 0, 36)
+        &read_balance(0x40),
+        &hex!("60243603"),             // the length of the settlement's calldata
+        &hex!("806024608037"),         // calldatacopy(0x80, 36, length)
+        &hex!("60006000826080600073"), // call(gas, proxy, 0, 0x80, length, 0, 0)
+        proxy.as_slice(),
+        &hex!("5af1"),
+        &read_balance(0x60),
+        &hex!("600052"),               // its success is the first word
+        &hex!("60405160605103602052"), // what the balance grew by is the second
+        &hex!("60406000f3"),
+    ]
+    .concat()
 }
 
 /// Returns the call of the [`PROXY`] that settles a payment.

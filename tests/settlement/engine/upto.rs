@@ -12,12 +12,17 @@ use tower_x402::{
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
+    upto::approval,
 };
 
 use support::{
     engine_stage::*,
     permit::{PERMIT2, PROXY, approve, burn, decoy, invalidate, settle, transfer_of_nothing},
 };
+
+alloy_sol_types::sol! {
+    function mint(address to, uint256 value);
+}
 
 /// A facilitator whose terms are to be charged at most the price.
 async fn permit_stage() -> Stage {
@@ -297,4 +302,26 @@ async fn payer_whose_signature_takes_more_gas_than_a_transaction_has_is_refused(
     let rejection = stage.rejection(&stage.payment_from(&owner, wallet)).await;
     assert_eq!(rejection.reason, Reason::SimulationFailed, "{rejection:?}");
     assert_eq!((received(&stage), stage.facilitator.stats().reverted), (250, 0));
+}
+
+/// Its logs show the whole amount.
+#[tokio::test]
+async fn token_that_keeps_a_part_of_what_is_sent_is_refused() {
+    let mut stage = permit_stage().await;
+    let artifact: serde_json::Value =
+        serde_json::from_str(include_str!("../../../contracts/artifacts/FeeToken.json")).unwrap();
+    let address = stage.devnet.deploy(artifact["bytecode"].as_str().unwrap().parse::<Bytes>().unwrap()).unwrap();
+    let mut asset = stage.devnet.asset();
+    asset.address = address;
+    let offer = ExactOffer::new(asset, U256::from(PRICE), PAYEE, VALID);
+    stage.terms = Arc::new(Terms::new(offer.up_to(settlement_key().address())));
+    let key = new_key();
+    let mint = mintCall { to: key.address(), value: U256::from(10 * PRICE) }.abi_encode();
+    stage.devnet.execute(key.address(), address, mint).unwrap();
+    stage.devnet.execute(key.address(), address, approval(U256::from(PRICE))).unwrap();
+    let rejection = stage.rejection(&stage.payment(&key)).await;
+    assert_eq!(rejection.reason, Reason::SimulationFailed);
+    assert!(rejection.detail.contains("receive 990 atomic units, not 1000"), "{rejection:?}");
+    // Of a charge so small that it keeps nothing, the payee has all.
+    stage.verify(&stage.payment(&key).charging(U256::from(99))).await.unwrap();
 }

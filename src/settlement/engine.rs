@@ -206,6 +206,11 @@ impl Engine {
         self.accounts.check_known_balances()
     }
 
+    /// Fails if this account, which alone may send a payment, could not pay for gas a moment ago. Does not ask the node.
+    pub(crate) fn check_sender(&self, account: Address) -> Result<(), FacilitatorError> {
+        self.accounts.check_known_balance(account)
+    }
+
     /// Fails if settling this amount is expected to cost more than it brings in, and losses are refused.
     pub(crate) async fn check_loss(&self, amount: U256) -> Result<(), FacilitatorError> {
         if !self.costs.refuses_losses() {
@@ -338,15 +343,7 @@ impl Engine {
         if fit.is_empty() {
             return;
         }
-        let place = match self.place_for(&fit, place).await {
-            Ok(place) => place,
-            Err(error) => {
-                for queued in fit {
-                    queued.give_up(&self.journal, error.clone()).await;
-                }
-                return;
-            }
-        };
+        let Some((fit, place)) = self.enter_for(fit, place).await else { return };
         let mut transfers = Transfers::new(fit, self.gas);
         let Attempt { result, watched } = self.submitter.make(place, &mut transfers).await;
         let payments = transfers.payments;
@@ -365,14 +362,21 @@ impl Engine {
         drop(watched);
     }
 
-    /// Returns a place of the account that has to send these payments. A permit names it, and is settled alone.
-    async fn place_for(&self, payments: &[QueuedPayment], place: Place) -> Result<Place, FacilitatorError> {
+    /// Returns the payments with a place of the account that has to send them. A permit names it, and is settled alone; the account may be busy
+    /// for long, so the permit is verified again then. Returns `None` if the settlement has ended.
+    async fn enter_for(&self, mut payments: Vec<QueuedPayment>, place: Place) -> Option<(Vec<QueuedPayment>, Place)> {
         let Some(permit) = payments.first().and_then(|queued| queued.payment.terms().permit()) else {
-            return Ok(place);
+            return Some((payments, place));
         };
-        self.submitter.exchange(place, permit.facilitator).await.ok_or_else(|| {
-            FacilitatorError::Misconfigured(format!("the key of {}, for which a permit was signed", permit.facilitator))
-        })
+        let queued = payments.pop()?;
+        match self.submitter.exchange(place, permit.facilitator, queued.deadline).await {
+            Ok(place) if self.is_fresh(&queued) => Some((vec![queued], place)),
+            Ok(place) => Some((vec![self.verify_again(queued).await?], place)),
+            Err(error) => {
+                queued.give_up(&self.journal, error).await;
+                None
+            }
+        }
     }
 
     fn is_fresh(&self, queued: &QueuedPayment) -> bool {

@@ -8,7 +8,7 @@ use alloy_sol_types::SolCall as _;
 use tower_x402::{
     Clock as _, Usdc,
     devnet::{DevnetBuilder, Orphans},
-    facilitator::{Facilitator as _, OnchainFacilitator, VerifyError},
+    facilitator::{Facilitator as _, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
@@ -302,6 +302,59 @@ async fn payer_whose_signature_takes_more_gas_than_a_transaction_has_is_refused(
     let rejection = stage.rejection(&stage.payment_from(&owner, wallet)).await;
     assert_eq!(rejection.reason, Reason::SimulationFailed, "{rejection:?}");
     assert_eq!((received(&stage), stage.facilitator.stats().reverted), (250, 0));
+}
+
+/// A facilitator with two keys, each for one transaction at a time. Permits are for the second one.
+async fn stage_of_two_keys() -> (Stage, PrivateKeySigner) {
+    let second = new_key();
+    let signer = second.clone();
+    let mut stage = Stage::with(|devnet| devnet, |builder| builder.signer(signer).in_flight(1)).await;
+    let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
+    stage.terms = Arc::new(Terms::new(offer.up_to(second.address())));
+    (stage, second)
+}
+
+/// Only the account that a permit names can send it, however much room others have.
+#[tokio::test(start_paused = true)]
+async fn permit_whose_account_is_busy_ends_in_time_and_is_verified_again_when_its_turn_comes() {
+    let (stage, second) = stage_of_two_keys().await;
+    stage.devnet.fund(second.address(), U256::from(ETHER));
+    let [first, then, last] = [0; 3].map(|_| payer(&stage));
+    let [first, waiting] = [&first, &then].map(|key| stage.payment(key));
+    let last = (stage.payment(&last), last);
+    let mut verified = Vec::new();
+    for payment in [&first, &waiting, &last.0] {
+        verified.push(stage.admit(payment).await);
+    }
+    stage.devnet.stall(true);
+    let outcome = stage.settle(&first, &verified[0]).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Unknown { transaction: Some(_) }), "{outcome:?}");
+    let outcome = stage.facilitator.settle(&waiting, &verified[1]).await;
+    assert!(matches!(outcome, Err(FacilitatorError::Busy { .. })), "{outcome:?}");
+    // Its nonce is used for something else while it waits.
+    let settling = stage.facilitator.settle(&last.0, &verified[2]);
+    let (outcome, ()) = tokio::join!(settling, async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stage.clock.advance(10);
+        burn(&stage.devnet, &last.1, last.0.authorization().nonce.into());
+        stage.devnet.stall(false);
+        stage.devnet.mine();
+    });
+    let Ok(SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((stage.facilitator.stats().transactions, stage.facilitator.stats().reverted), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn permit_whose_account_cannot_pay_for_gas_is_not_verified() {
+    let (stage, second) = stage_of_two_keys().await;
+    let [first, then] = [0; 2].map(|_| stage.payment(&payer(&stage)));
+    let verified = stage.admit(&first).await;
+    let outcome = stage.facilitator.settle(&first, &verified).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    let refused = stage.verify(&then).await;
+    assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::InsufficientGas { .. }))), "{refused:?}");
+    stage.devnet.fund(second.address(), U256::from(ETHER));
+    until(async || stage.verify(&then).await.is_ok()).await;
 }
 
 /// Its logs show the whole amount.

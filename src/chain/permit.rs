@@ -190,10 +190,11 @@ async fn gained(
     let account = json!({ "code": Bytes::from(gain_probe(permit.token, permit.spender)) });
     let overrides = BTreeMap::from([(permit.facilitator, account)]);
     match batcher.call::<Bytes>("eth_call", (call, "latest", overrides)).await {
-        Ok(answer) => {
-            let (has_succeeded, gain) = <(U256, U256)>::abi_decode(&answer).map_err(|_| RpcFailure::Silent)?;
-            Ok((!has_succeeded.is_zero()).then_some(gain))
-        }
+        // A node that overlooks the code answers nothing.
+        Ok(answer) => Ok(match <(U256, U256)>::abi_decode(&answer) {
+            Ok((succeeded, gain)) if !succeeded.is_zero() => Some(gain),
+            _ => None,
+        }),
         Err(RpcFailure::Refused { .. }) => Ok(None),
         Err(failure) => Err(failure),
     }
@@ -266,12 +267,17 @@ pub(crate) async fn allowance(rpc: &Rpc, token: Address, payer: Address) -> Resu
     allowanceCall::abi_decode_returns(&answer).map_err(|_| RpcFailure::Silent)
 }
 
-/// Returns the amount for which a transaction settles this permit, if it succeeds, or `None` if it is about something else.
-async fn amount_settled_by(
-    rpc: &Rpc,
-    expected: &ExpectedTransfer,
-    transaction: B256,
-) -> Result<Option<U256>, RpcFailure> {
+/// What a transaction that settled something settled.
+enum Settled {
+    /// The permit, for this amount.
+    This(U256),
+    Another,
+    /// It called a contract that called the proxy, and its calldata does not say with what.
+    Unclear,
+}
+
+/// Returns what a transaction in a block settled, if it succeeded.
+async fn settled_by(rpc: &Rpc, expected: &ExpectedTransfer, transaction: B256) -> Result<Settled, RpcFailure> {
     #[derive(Deserialize)]
     struct Transaction {
         to: Option<Address>,
@@ -280,14 +286,20 @@ async fn amount_settled_by(
     // The node just showed that it is in a block. What it does not show now proves nothing.
     let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
     let found = found.ok_or(RpcFailure::Silent)?;
-    let call = SettleCall::read(&found.input).filter(|_| found.to == Some(PROXY));
-    Ok(call.and_then(|call| expected.amount_settled_by(&call)))
+    if found.to != Some(PROXY) {
+        return Ok(Settled::Unclear);
+    }
+    let amount = SettleCall::read(&found.input).and_then(|call| expected.amount_settled_by(&call));
+    Ok(amount.map_or(Settled::Another, Settled::This))
 }
 
 /// Returns `true` if this transaction, whoever sent it, made the payment.
 pub(super) async fn is_paid_by(rpc: &Rpc, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
-    Ok(expected.is_paid_by(receipt)
-        && amount_settled_by(rpc, expected, receipt.transaction_hash).await? == Some(expected.value))
+    if !expected.is_paid_by(receipt) {
+        return Ok(false);
+    }
+    let settled = settled_by(rpc, expected, receipt.transaction_hash).await?;
+    Ok(matches!(settled, Settled::This(amount) if amount == expected.value))
 }
 
 /// The transaction that a permit was used by, for its payee.
@@ -305,7 +317,7 @@ pub(crate) struct PermitUse {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Searched<T> {
     Found(T),
-    /// It is in none of the blocks, if all were searched.
+    /// It is in none of the blocks, if all were searched and it is clear what each transaction did.
     NotFound {
         is_complete: bool,
     },
@@ -323,7 +335,7 @@ pub(crate) async fn find_use(
 ) -> Result<Searched<PermitUse>, RpcFailure> {
     let topics = json!([Token::Transfer::SIGNATURE_HASH, expected.payer.into_word(), expected.payee.into_word()]);
     let mut search = LogSearch::new(expected.token, &topics, blocks, for_the_oldest);
-    let mut looked_at = 0;
+    let (mut looked_at, mut is_clear) = (0, true);
     while let Some(mut logs) = search.next(rpc).await? {
         let amount = |log: &Log| U256::try_from_be_slice(&log.data).unwrap_or_default();
         logs.retain(|log| !amount(log).is_zero());
@@ -333,14 +345,18 @@ pub(crate) async fn find_use(
             if looked_at > MAX_CANDIDATES {
                 return Ok(Searched::NotFound { is_complete: false });
             }
-            if let Some(charged) = amount_settled_by(rpc, expected, transaction).await? {
-                let mut own = logs.iter().filter(|log| log.transaction_hash == Some(transaction));
-                let is_received = own.any(|log| amount(log) == charged);
-                return Ok(Searched::Found(PermitUse { transaction, block, amount: charged, is_received }));
+            match settled_by(rpc, expected, transaction).await? {
+                Settled::This(charged) => {
+                    let mut own = logs.iter().filter(|log| log.transaction_hash == Some(transaction));
+                    let is_received = own.any(|log| amount(log) == charged);
+                    return Ok(Searched::Found(PermitUse { transaction, block, amount: charged, is_received }));
+                }
+                Settled::Another => {}
+                Settled::Unclear => is_clear = false,
             }
         }
     }
-    Ok(Searched::NotFound { is_complete: search.is_complete() })
+    Ok(Searched::NotFound { is_complete: is_clear && search.is_complete() })
 }
 
 /// Returns the transactions of these logs, with their blocks, in which the proxy settled something.

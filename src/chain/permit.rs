@@ -3,9 +3,9 @@
 //! Only the permit's facilitator may have it executed, so the simulation is a call of that account's. Everything else is read by
 //! `contracts/PermitProbe.sol`, which is never deployed.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_primitives::{Address, B256, Bytes, U64, U256, hex};
 use alloy_sol_types::{SolCall as _, SolEvent as _, SolType as _, SolValue as _, sol_data};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -27,11 +27,13 @@ use crate::{
 /// How many transactions that settled something between payer and payee are looked at, to find the one that used a permit.
 const MAX_CANDIDATES: usize = 256;
 
-/// The probe's creation code.
+/// Gas for reading a balance twice beside a settlement, and for 1/64 that a call keeps.
+const READING_GAS: u64 = 200_000;
+
+/// The probe's creation code, and the gas that a settlement may use beside its calldata.
 #[derive(Clone, Debug)]
 pub(super) struct PermitProbe {
     code: Bytes,
-    /// The most gas that a settlement may use.
     gas_cap: u64,
 }
 
@@ -41,6 +43,8 @@ struct Facts {
     has_token: bool,
     allowance: U256,
     has_proxy: bool,
+    /// What the payee would have more, if the settlement succeeded and the node said so.
+    payee_gain: Option<U256>,
 }
 
 impl PermitProbe {
@@ -55,33 +59,35 @@ impl PermitProbe {
         Some(Self { code: bytecode, gas_cap })
     }
 
-    /// Simulates the settlement of a permit in the newest block. Returns what the chain shows, and why it would fail, if it would.
+    /// Simulates the settlement of a permit in the newest block. Returns what the chain shows, and why it would fail, if it would. A call of
+    /// what is no contract succeeds, so it is asked first whether the chain `has_contracts`.
     pub(super) async fn run(
         &self,
         (rpc, batcher): (&Rpc, &RpcBatcher),
         payment: &Prechecked,
         permit: &Permit,
+        has_contracts: bool,
     ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
         let authorization = payment.authorization();
         let arguments = (permit.token, authorization.from, U256::from_be_bytes(authorization.nonce.0), PERMIT2, PROXY);
         let mut data = self.code.to_vec();
         data.extend(arguments.abi_encode_params());
         let calldata = calldata(payment, permit);
-        let (answer, simulated) = tokio::join!(
+        // The payer may be a contract, and have its signature checked with any amount of gas. The transaction has no more than this.
+        let most = intrinsic_gas(&calldata).saturating_add(self.gas_cap);
+        let (answer, simulated, gained) = tokio::join!(
             batcher.call::<Bytes>("eth_call", (json!({ "data": Bytes::from(data) }), "latest")),
-            rpc.estimate_gas(permit.facilitator, PROXY, &calldata),
+            rpc.estimate_gas(permit.facilitator, PROXY, &calldata, Some(most)),
+            gained(batcher, permit, authorization.to, &calldata, most),
         );
-        let Facts { mut shown, has_token, allowance, has_proxy } = Facts::decode(&answer?).ok_or(RpcFailure::Silent)?;
+        let Facts { mut shown, has_token, allowance, has_proxy, .. } =
+            Facts::decode(&answer?).ok_or(RpcFailure::Silent)?;
         let simulated = simulated?;
         if let Ok(gas) = &simulated {
             shown.gas = gas.saturating_sub(intrinsic_gas(&calldata));
         }
-        let facts = Facts { shown, has_token, allowance, has_proxy };
+        let facts = Facts { shown, has_token, allowance, has_proxy: has_proxy && has_contracts, payee_gain: gained? };
         let rejection = facts.diagnose(payment, permit, simulated.err());
-        let rejection = rejection.or_else(|| {
-            let detail = format!("the settlement takes more than the {} gas allowed for it", self.gas_cap);
-            (facts.shown.gas > self.gas_cap).then(|| Rejection::new(Reason::SimulationFailed, detail))
-        });
         Ok((facts.shown, rejection))
     }
 }
@@ -95,7 +101,6 @@ impl Facts {
         if !self.has_token {
             return no(Reason::AssetNotDeployed, format!("there is no contract at {}", permit.token));
         }
-        // A call of an address without code succeeds.
         if !self.has_proxy {
             return no(upto::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
         }
@@ -105,7 +110,11 @@ impl Facts {
         // Permit2 accepts the second form of a key's signature, too. Here a signature has one form.
         let is_signed = payment.authenticity() == Authenticity::Proven || self.shown.payer_has_code();
         let revert = match revert {
-            None if is_signed => return None,
+            None if is_signed => {
+                let short = self.payee_gain.filter(|gain| *gain != amount)?;
+                let detail = format!("the payee would receive {short} atomic units, not {amount}");
+                return no(Reason::SimulationFailed, detail);
+            }
             revert => revert.unwrap_or(Revert { data: Bytes::new(), message: String::new() }),
         };
         if terms.is_early(authorization, now) {
@@ -149,8 +158,68 @@ impl Facts {
         let [block, timestamp, balance, payer_code, used, token_code, allowance, proxy_code] =
             Answer::abi_decode(answer).ok()?;
         let shown = ProbeResult::of([block, timestamp, balance, payer_code, used])?;
-        Some(Self { shown, has_token: !token_code.is_zero(), allowance, has_proxy: !proxy_code.is_zero() })
+        Some(Self {
+            shown,
+            has_token: !token_code.is_zero(),
+            allowance,
+            has_proxy: !proxy_code.is_zero(),
+            payee_gain: None,
+        })
     }
+}
+
+/// Simulates the settlement once more, and returns what the payee has more then. `None` if it fails, or if the node does not let a call see
+/// other code than there is.
+///
+/// No log tells what a token keeps for itself. Only the facilitator may settle the permit, so the call shows code at its address that reads the
+/// payee's balance, settles, and reads it again.
+async fn gained(
+    batcher: &RpcBatcher,
+    permit: &Permit,
+    payee: Address,
+    calldata: &[u8],
+    most: u64,
+) -> Result<Option<U256>, RpcFailure> {
+    alloy_sol_types::sol! {
+        function balanceOf(address account) external view returns (uint256);
+    }
+    let data = [&balanceOfCall { account: payee }.abi_encode()[..], calldata].concat();
+    let call = json!({
+        "to": permit.facilitator, "data": Bytes::from(data), "gas": U64::from(most.saturating_add(READING_GAS)),
+    });
+    let account = json!({ "code": Bytes::from(gain_probe(permit.token, permit.spender)) });
+    let overrides = BTreeMap::from([(permit.facilitator, account)]);
+    match batcher.call::<Bytes>("eth_call", (call, "latest", overrides)).await {
+        // A node that overlooks the code answers nothing.
+        Ok(answer) => Ok(match <(U256, U256)>::abi_decode(&answer) {
+            Ok((succeeded, gain)) if !succeeded.is_zero() => Some(gain),
+            _ => None,
+        }),
+        Err(RpcFailure::Refused { .. }) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Returns code that takes the calldata of `balanceOf` and after it that of a settlement. It returns whether the settlement succeeded, and how
+/// much the balance grew.
+fn gain_probe(token: Address, proxy: Address) -> Vec<u8> {
+    // staticcall(gas, token, 0, 36, to, 32), whose result is not looked at.
+    let read_balance =
+        |to: u8| [&[0x60, 32, 0x60, to, 0x60, 36, 0x60, 0, 0x73], token.as_slice(), &[0x5a, 0xfa, 0x50]].concat();
+    [
+        &hex!("60246000600037")[..], // calldatacopy(0, 0, 36)
+        &read_balance(0x40),
+        &hex!("60243603"),             // the length of the settlement's calldata
+        &hex!("806024608037"),         // calldatacopy(0x80, 36, length)
+        &hex!("60006000826080600073"), // call(gas, proxy, 0, 0x80, length, 0, 0)
+        proxy.as_slice(),
+        &hex!("5af1"),
+        &read_balance(0x60),
+        &hex!("600052"),               // its success is the first word
+        &hex!("60405160605103602052"), // what the balance grew by is the second
+        &hex!("60406000f3"),
+    ]
+    .concat()
 }
 
 /// Returns the call of the [`PROXY`] that settles a payment.
@@ -172,12 +241,18 @@ pub(super) async fn is_used(
     Ok(Permit2::nonceBitmapCall::abi_decode_returns(&answer).ok().map(|bitmap| !(bitmap & bit).is_zero()))
 }
 
-/// Returns `true` if the chain has the scheme's proxy, of the version whose messages are signed here, and Permit2.
+/// Returns `true` if the chain has the scheme's proxy, of the version whose messages are signed here, and the Permit2 that it uses.
 pub(super) async fn is_deployed(rpc: &Rpc) -> Result<bool, RpcFailure> {
-    let request = json!({ "to": PROXY, "data": Bytes::from(UptoProxy::WITNESS_TYPEHASHCall {}.abi_encode()) });
-    let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
-    let is_it = UptoProxy::WITNESS_TYPEHASHCall::abi_decode_returns(&answer) == Ok(upto::witness_type_hash());
-    Ok(is_it && !rpc.code(PERMIT2).await?.is_empty())
+    let ask = async |call: Vec<u8>| -> Result<Bytes, RpcFailure> {
+        rpc.call("eth_call", (json!({ "to": PROXY, "data": Bytes::from(call) }), "latest")).await
+    };
+    let type_hash = ask(UptoProxy::WITNESS_TYPEHASHCall {}.abi_encode()).await?;
+    if UptoProxy::WITNESS_TYPEHASHCall::abi_decode_returns(&type_hash) != Ok(upto::witness_type_hash()) {
+        return Ok(false);
+    }
+    let permit2 = ask(UptoProxy::PERMIT2Call {}.abi_encode()).await?;
+    let is_ours = UptoProxy::PERMIT2Call::abi_decode_returns(&permit2) == Ok(PERMIT2);
+    Ok(is_ours && !rpc.code(PERMIT2).await?.is_empty())
 }
 
 /// Returns how much of a token the payer lets Permit2 move.
@@ -192,26 +267,39 @@ pub(crate) async fn allowance(rpc: &Rpc, token: Address, payer: Address) -> Resu
     allowanceCall::abi_decode_returns(&answer).map_err(|_| RpcFailure::Silent)
 }
 
-/// Returns the amount for which a transaction settles this permit, if it succeeds, or `None` if it is about something else.
-async fn amount_settled_by(
-    rpc: &Rpc,
-    expected: &ExpectedTransfer,
-    transaction: B256,
-) -> Result<Option<U256>, RpcFailure> {
+/// What a transaction that settled something settled.
+enum Settled {
+    /// The permit, for this amount.
+    This(U256),
+    Another,
+    /// It called a contract that called the proxy, and its calldata does not say with what.
+    Unclear,
+}
+
+/// Returns what a transaction in a block settled, if it succeeded.
+async fn settled_by(rpc: &Rpc, expected: &ExpectedTransfer, transaction: B256) -> Result<Settled, RpcFailure> {
     #[derive(Deserialize)]
     struct Transaction {
         to: Option<Address>,
         input: Bytes,
     }
+    // The node just showed that it is in a block. What it does not show now proves nothing.
     let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
-    let call = found.filter(|found| found.to == Some(PROXY)).and_then(|found| SettleCall::read(&found.input));
-    Ok(call.and_then(|call| expected.amount_settled_by(&call)))
+    let found = found.ok_or(RpcFailure::Silent)?;
+    if found.to != Some(PROXY) {
+        return Ok(Settled::Unclear);
+    }
+    let amount = SettleCall::read(&found.input).and_then(|call| expected.amount_settled_by(&call));
+    Ok(amount.map_or(Settled::Another, Settled::This))
 }
 
 /// Returns `true` if this transaction, whoever sent it, made the payment.
 pub(super) async fn is_paid_by(rpc: &Rpc, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
-    Ok(expected.is_paid_by(receipt)
-        && amount_settled_by(rpc, expected, receipt.transaction_hash).await? == Some(expected.value))
+    if !expected.is_paid_by(receipt) {
+        return Ok(false);
+    }
+    let settled = settled_by(rpc, expected, receipt.transaction_hash).await?;
+    Ok(matches!(settled, Settled::This(amount) if amount == expected.value))
 }
 
 /// The transaction that a permit was used by, for its payee.
@@ -229,7 +317,7 @@ pub(crate) struct PermitUse {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Searched<T> {
     Found(T),
-    /// It is in none of the blocks, if all were searched.
+    /// It is in none of the blocks, if all were searched and it is clear what each transaction did.
     NotFound {
         is_complete: bool,
     },
@@ -247,7 +335,7 @@ pub(crate) async fn find_use(
 ) -> Result<Searched<PermitUse>, RpcFailure> {
     let topics = json!([Token::Transfer::SIGNATURE_HASH, expected.payer.into_word(), expected.payee.into_word()]);
     let mut search = LogSearch::new(expected.token, &topics, blocks, for_the_oldest);
-    let mut looked_at = 0;
+    let (mut looked_at, mut is_clear) = (0, true);
     while let Some(mut logs) = search.next(rpc).await? {
         let amount = |log: &Log| U256::try_from_be_slice(&log.data).unwrap_or_default();
         logs.retain(|log| !amount(log).is_zero());
@@ -257,14 +345,18 @@ pub(crate) async fn find_use(
             if looked_at > MAX_CANDIDATES {
                 return Ok(Searched::NotFound { is_complete: false });
             }
-            if let Some(charged) = amount_settled_by(rpc, expected, transaction).await? {
-                let mut own = logs.iter().filter(|log| log.transaction_hash == Some(transaction));
-                let is_received = own.any(|log| amount(log) == charged);
-                return Ok(Searched::Found(PermitUse { transaction, block, amount: charged, is_received }));
+            match settled_by(rpc, expected, transaction).await? {
+                Settled::This(charged) => {
+                    let mut own = logs.iter().filter(|log| log.transaction_hash == Some(transaction));
+                    let is_received = own.any(|log| amount(log) == charged);
+                    return Ok(Searched::Found(PermitUse { transaction, block, amount: charged, is_received }));
+                }
+                Settled::Another => {}
+                Settled::Unclear => is_clear = false,
             }
         }
     }
-    Ok(Searched::NotFound { is_complete: search.is_complete() })
+    Ok(Searched::NotFound { is_complete: is_clear && search.is_complete() })
 }
 
 /// Returns the transactions of these logs, with their blocks, in which the proxy settled something.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, U256, hex};
+use alloy_primitives::{Address, Bytes, U256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
 use axum::body::Body;
@@ -14,7 +14,7 @@ use support::{
     chain::Chain as _,
     devnet::DevnetChain,
     eventually::eventually,
-    permit::{Permit, approve, burn},
+    permit::{PROXY, Permit, approve, burn},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
@@ -466,6 +466,32 @@ async fn layer_that_nobody_settles_permits_for_is_not_built() {
         .facilitator(support::scripted::Scripted::new())
         .upto();
     assert!(matches!(layer.build(), Err(BuildError::NoPermits(_))));
+    // Nor one on a chain that lacks the proxy.
+    chain.devnet.set_code(PROXY, Bytes::new());
+    let shop = Shop::open(&chain).await;
+    assert!(matches!(shop.layer().upto().build(), Err(BuildError::NoPermits(_))));
+}
+
+/// What a contract settles cannot be told by the transaction that calls it.
+#[tokio::test]
+async fn confirmed_facilitator_that_settles_by_a_contract_is_offered_no_permits() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    let (network, account) = (chain.asset().network, shop.facilitator.settlement_address());
+    let offered = async |confirms: bool| {
+        let mut remote = RemoteFacilitator::builder(&url);
+        if confirms {
+            remote = remote.confirm(network, chain.rpc_url());
+        }
+        remote.build().await.unwrap().permit_account(network)
+    };
+    assert_eq!([offered(false).await, offered(true).await], [Some(account); 2]);
+    chain.devnet.delegate(account, PROXY);
+    assert_eq!([offered(false).await, offered(true).await], [Some(account), None]);
 }
 
 /// The calldata is what the specification's contract takes: its selector, and the words in order.
@@ -478,7 +504,7 @@ async fn settlement_calls_the_proxy_as_its_documents_say() {
     let permit = stage.permit("costs 250").await;
     let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
     let sent = stage.chain.provider().get_transaction_by_hash(answer.transaction()).await.unwrap().unwrap();
-    assert_eq!(sent.to(), Some(support::permit::PROXY));
+    assert_eq!(sent.to(), Some(PROXY));
     let input = sent.input();
     assert_eq!((input.len(), hex::encode(&input[..4])), (452, "ff11e7b4".to_owned()));
     assert_eq!(U256::from_be_slice(&input[4 + 32..4 + 64]), U256::from(PRICE));

@@ -70,8 +70,10 @@ impl PermitProbe {
         if let Ok(gas) = &simulated {
             shown.gas = gas.saturating_sub(intrinsic_gas(&calldata));
         }
-        let facts = Facts { shown, has_token, allowance, has_proxy };
+        let mut facts = Facts { shown, has_token, allowance, has_proxy };
         let rejection = facts.diagnose(payment, permit, simulated.err());
+        // What is in flight has to be covered by both.
+        facts.shown.balance = facts.shown.balance.min(allowance);
         Ok((facts.shown, rejection))
     }
 }

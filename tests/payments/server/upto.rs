@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, U256, hex};
+use alloy_primitives::{Address, B256, U256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
 use axum::body::Body;
@@ -13,16 +13,19 @@ use support::{
     authorization::unix_now,
     chain::Chain as _,
     devnet::DevnetChain,
+    faulty_ledger::{Fault as LedgerFault, How, faulty},
     permit::{Permit, approve},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    Usdc,
-    facilitator::{Facilitator as _, RemoteFacilitator},
-    ledger::{MemoryLedger, Record, Settlement},
-    payment::PaymentKey,
-    server::{ActualPrice, BuildError, RequirePaymentLayerBuilder},
+    Network, Usdc,
+    devnet::Fault,
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, RemoteFacilitator, VerifyError},
+    ledger::{Ledger, MemoryLedger, Record, Settlement},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
+    protocol::SupportedResponse,
+    server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayerBuilder},
     service::FacilitatorService,
     upto::PERMIT2,
 };
@@ -370,18 +373,21 @@ async fn permit_is_charged_once_through_a_facilitators_service() {
     }
 }
 
+/// Asks a facilitator's service about this amount of a permit.
+async fn ask(service: &App, permit: &Permit, path: &str, amount: &str) -> Value {
+    let mut required = permit.offer.clone();
+    required["amount"] = amount.into();
+    let body = json!({ "x402Version": 2, "paymentPayload": permit.payload(), "paymentRequirements": required });
+    let request = http::Request::post(path).body(Body::from(body.to_string())).unwrap();
+    send(service, request).await.json()
+}
+
 /// What a caller asks for a second time, with another amount, is another settlement of a permit that has been settled.
 #[tokio::test]
 async fn service_settles_a_permit_for_one_amount_only() {
     let stage = Stage::open().await;
     let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
-    let ask = async |permit: &Permit, path: &str, amount: &str| {
-        let mut required = permit.offer.clone();
-        required["amount"] = amount.into();
-        let body = json!({ "x402Version": 2, "paymentPayload": permit.payload(), "paymentRequirements": required });
-        let request = http::Request::post(path).body(Body::from(body.to_string())).unwrap();
-        send(&service, request).await.json()
-    };
+    let ask = async |permit: &Permit, path: &str, amount: &str| ask(&service, permit, path, amount).await;
     let permit = stage.permit("a").await;
     assert_eq!(ask(&permit, "/verify", "1000").await["isValid"], true);
     let verified = ask(&permit, "/verify", "999").await;
@@ -464,4 +470,25 @@ async fn settlement_calls_the_proxy_as_its_documents_say() {
     assert_eq!((input.len(), hex::encode(&input[..4])), (452, "ff11e7b4".to_owned()));
     assert_eq!(U256::from_be_slice(&input[4 + 32..4 + 64]), U256::from(PRICE));
     assert_eq!(U256::from_be_slice(&input[4 + 4 * 32..4 + 5 * 32]), U256::from(250));
+}
+
+/// The payer's money would cover both, and what Permit2 may move covers one.
+#[tokio::test]
+async fn approval_covers_what_is_in_flight() {
+    let stage = Stage::open().await;
+    approve(&stage.chain.devnet, stage.payer.address(), U256::from(2 * PRICE - 1));
+    let (first, second) = (stage.permit("held, costs 250").await, stage.permit("a").await);
+    let (answer, refused) = tokio::join!(send(&stage.app, first.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        let refused = send(&stage.app, second.on(evaluate("a"))).await;
+        stage.go_on.notify_one();
+        refused
+    });
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    let said = (refused.status, refused.reason());
+    assert_eq!(said, (StatusCode::PAYMENT_REQUIRED, "permit2_insufficient_balance".to_owned()), "{refused:?}");
+    assert_eq!(stage.shop.handled(), 1);
+    // What is left of it covers the second one.
+    assert_eq!(send(&stage.app, second.on(evaluate("a"))).await.status, StatusCode::OK);
+    assert_eq!(stage.received().await, 250 + PRICE);
 }

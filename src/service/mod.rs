@@ -482,7 +482,7 @@ impl Shared {
         request: &ParsedRequest,
     ) -> Result<Option<(Arc<dyn Facilitator>, Prechecked)>, FacilitatorError> {
         let key = PaymentKey::of(&request.terms, &request.payload.authorization);
-        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.serves(&request.terms)) {
+        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.knows(&request.terms)) {
             if let Some(record) = facilitator.ledger().get(&key).await?
                 && record.authorization == request.payload.authorization
                 && record.signature == request.payload.signature

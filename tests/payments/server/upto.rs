@@ -492,3 +492,27 @@ async fn approval_covers_what_is_in_flight() {
     assert_eq!(send(&stage.app, second.on(evaluate("a"))).await.status, StatusCode::OK);
     assert_eq!(stage.received().await, 250 + PRICE);
 }
+
+#[tokio::test]
+async fn permit_is_known_after_the_key_that_it_names_was_changed() {
+    let stage = Stage::open().await;
+    let (answered, unseen) = (stage.permit("costs 250").await, stage.permit("costs 250").await);
+    let answer = send(&stage.app, answered.on(evaluate("costs 250"))).await;
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let asked = stage.permit("a").await;
+    let settled = ask(&service, &asked, "/settle", "100").await;
+    assert_eq!((answer.status, settled["success"].clone()), (StatusCode::OK, json!(true)), "{answer:?} {settled}");
+
+    let (url, ledger) = (stage.chain.rpc_url(), stage.shop.facilitator.ledger().clone());
+    let mut shop = Shop::open_with(&stage.chain, |builder| builder.rpc_url(url).ledger(ledger)).await;
+    (shop.pay_to, shop.handled) = (stage.shop.pay_to, stage.shop.handled.clone());
+    let app = shop.app(shop.layer().upto());
+    let again = send(&app, answered.on(evaluate("costs 250"))).await;
+    assert_eq!((again.status, again.settlement()), (StatusCode::OK, answer.settlement()), "{again:?}");
+    let service = support::shop::app(FacilitatorService::builder(shop.facilitator.clone()).build());
+    assert_eq!(ask(&service, &asked, "/settle", "100").await, settled);
+    // For new work nobody here has the key.
+    assert!(send(&app, unseen.on(evaluate("costs 250"))).await.status.is_client_error());
+    assert_eq!(ask(&service, &unseen, "/settle", "100").await["errorReason"], "upto_facilitator_mismatch");
+    assert_eq!((shop.handled(), stage.received().await), (1, 350));
+}

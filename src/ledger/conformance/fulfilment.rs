@@ -31,6 +31,8 @@ pub(super) const TESTS: &[Test] = table! {
     records_are_removed_when_their_outcome_is_known,
     one_of_many_payments_with_one_id_wins,
     an_id_is_free_when_its_record_is_removed,
+    an_id_is_of_one_payment_whatever_was_signed_for_it,
+    permits_are_in_flight_with_what_else_is_paid_in_their_token,
 };
 
 async fn one_of_many_concurrent_reservations_wins(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
@@ -495,4 +497,33 @@ async fn an_id_is_free_when_its_record_is_removed(ledger: Arc<dyn Ledger>, clock
     clock.advance(7_200);
     reserve(&*ledger, with_id(1, record(1, 4))).await;
     assert!(ledger.get(&released.key).await.unwrap().is_none(), "removed");
+}
+
+/// A token that is not USDC.
+fn other_token() -> Asset {
+    Asset::new(Network::BASE, Address::repeat_byte(0xaa), "Other", "1")
+}
+
+async fn an_id_is_of_one_payment_whatever_was_signed_for_it(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let exact = reserve(&*ledger, with_id(1, record(1, 1))).await;
+    // The nonce is the same, too, and is another one's: that of a permit.
+    let taken = ledger.reserve(&with_id(1, permit(usdc(), 1, 1))).await;
+    assert!(matches!(taken, Err(LedgerError::IdTaken { key }) if key == exact.key), "{taken:?}");
+    let signed = reserve(&*ledger, with_id(2, permit(usdc(), 1, 1))).await;
+    for another in [record(1, 2), permit(usdc(), 1, 2)] {
+        let taken = ledger.reserve(&with_id(2, another)).await;
+        assert!(matches!(taken, Err(LedgerError::IdTaken { key }) if key == signed.key), "{taken:?}");
+    }
+    // What is paid in another token has ids of its own.
+    reserve(&*ledger, with_id(2, permit(other_token(), 1, 3))).await;
+}
+
+async fn permits_are_in_flight_with_what_else_is_paid_in_their_token(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let first = reserve(&*ledger, permit(usdc(), 1, 1)).await;
+    admit(&*ledger, &first, 10, 1).await.unwrap();
+    let exact = reserve(&*ledger, record(1, 1)).await;
+    assert!(matches!(admit(&*ledger, &exact, 19, 1).await, Err(LedgerError::InsufficientFunds)));
+    admit(&*ledger, &exact, 20, 1).await.unwrap();
+    let other = reserve(&*ledger, permit(other_token(), 1, 2)).await;
+    admit(&*ledger, &other, 10, 1).await.expect("another token has a balance of its own");
 }

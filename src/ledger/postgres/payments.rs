@@ -119,17 +119,17 @@ const RESERVE: &str = concat!(
     "WITH made AS (\
        INSERT INTO payments (chain_id, asset, payer, nonce, stamp, fulfilment, settlement, has_failed, in_flight, \
          is_resolved, block, settled_at, lease_until, settling_until, is_owed, is_overdue, record, lease_process, \
-         settling_process, id, amount, forget_at) \
-       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21::numeric, $22) \
-       ON CONFLICT DO NOTHING RETURNING nonce) \
-     SELECT true AS is_new, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record, \
+         settling_process, id, amount, forget_at, token) \
+       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21::numeric, $22, $23) \
+       ON CONFLICT DO NOTHING RETURNING asset, nonce) \
+     SELECT true AS is_new, asset, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record, \
        0::bigint AS lease_process, 0::bigint AS settling_process, false AS lease_holds, false AS claim_holds FROM made \
-     UNION ALL SELECT false, nonce, ",
+     UNION ALL SELECT false, asset, nonce, ",
     seen!(),
     " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 \
-     UNION ALL SELECT false, nonce, ",
+     UNION ALL SELECT false, asset, nonce, ",
     seen!(),
-    " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND id = $20 AND nonce <> $4"
+    " FROM payments WHERE chain_id = $1 AND token = $23 AND payer = $3 AND id = $20 AND (asset, nonce) <> ($2, $4)"
 );
 const READ: &str =
     concat!("SELECT ", seen!(), " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4");
@@ -189,7 +189,8 @@ pub(super) fn reserve(record: &Record, stamp: i64, holders: Holders) -> Result<S
     Ok(values(keyed(RESERVE, &record.key).bind(stamp), record, holders)?
         .bind(record.id.map(|id| id.to_vec()))
         .bind(record.authorization.value.to_string())
-        .bind(capped(expiry(record))))
+        .bind(capped(expiry(record)))
+        .bind(record.terms.offer().asset.address.to_vec()))
 }
 
 pub(super) fn found(key: &PaymentKey, rows: &[PgRow]) -> Result<Found, LedgerError> {
@@ -198,11 +199,13 @@ pub(super) fn found(key: &PaymentKey, rows: &[PgRow]) -> Result<Found, LedgerErr
         if column(row, "is_new")? {
             return Ok(Found::New);
         }
-        let nonce = B256::try_from(&column::<Vec<u8>>(row, "nonce")?[..]).map_err(|_| unreadable())?;
-        if nonce == key.nonce {
+        let asset = Address::try_from(column::<&[u8]>(row, "asset")?).map_err(|_| unreadable())?;
+        let nonce = B256::try_from(column::<&[u8]>(row, "nonce")?).map_err(|_| unreadable())?;
+        let found = PaymentKey { asset, nonce, ..*key };
+        if found == *key {
             return Ok(Found::Known(Box::new(stamped(row)?)));
         }
-        holder = Some(PaymentKey { nonce, ..*key });
+        holder = Some(found);
     }
     Ok(holder.map_or(Found::Nothing, Found::IdTaken))
 }

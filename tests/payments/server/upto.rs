@@ -516,3 +516,24 @@ async fn permit_is_known_after_the_key_that_it_names_was_changed() {
     assert_eq!(ask(&service, &unseen, "/settle", "100").await["errorReason"], "upto_facilitator_mismatch");
     assert_eq!((shop.handled(), stage.received().await), (1, 350));
 }
+
+/// Only the chain can check its signature, and the chain takes no charge of nothing.
+#[tokio::test]
+async fn permit_of_a_contract_wallet_is_charged_nothing_at_a_service() {
+    let stage = Stage::open().await;
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let wallet = stage.chain.deploy_wallet(stage.payer.address()).await;
+    stage.chain.mint(wallet, 10 * PRICE).await;
+    approve(&stage.chain.devnet, wallet, U256::MAX >> 1);
+    let mut permit = stage.permit("a").await;
+    permit.from = wallet;
+    let settled = ask(&service, &permit, "/settle", "0").await;
+    let said = ["success", "transaction", "amount"].map(|field| settled[field].clone());
+    assert_eq!(said, [json!(true), json!(""), json!("0")], "{settled}");
+    assert_eq!(ask(&service, &permit, "/settle", "900").await["success"], false);
+    let mut forged = stage.permit("a").await;
+    (forged.from, forged.signer) = (wallet, PrivateKeySigner::random());
+    forged.resign();
+    assert_eq!(ask(&service, &forged, "/settle", "0").await["success"], false);
+    assert_eq!(stage.received().await, 0);
+}

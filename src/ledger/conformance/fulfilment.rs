@@ -17,6 +17,7 @@ pub(super) const TESTS: &[Test] = table! {
     a_due_payment_that_is_released_stays_in_flight,
     the_longest_body_digest_is_kept,
     what_is_charged_is_what_is_settled_and_nothing_is_final,
+    only_what_is_charged_stays_in_flight,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,
@@ -253,6 +254,13 @@ async fn what_is_charged_is_what_is_settled_and_nothing_is_final(ledger: Arc<dyn
     let charged = produce(2, 4).await.unwrap();
     assert_eq!((charged.settlement, charged.amount()), (Settlement::Due, U256::from(4)));
     assert_eq!((charged.authorization.value, charged.in_flight()), (U256::from(10), U256::from(4)));
+}
+
+async fn only_what_is_charged_stays_in_flight(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    charge(&*ledger, 1, 1, 4).await;
+    let next = reserve(&*ledger, record(1, 2)).await;
+    assert!(matches!(admit(&*ledger, &next, 13, 1).await, Err(LedgerError::InsufficientFunds)));
+    admit(&*ledger, &next, 14, 1).await.unwrap();
 }
 
 async fn repeated_steps_keep_the_first_times(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {

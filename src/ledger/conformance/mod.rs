@@ -197,6 +197,17 @@ async fn work(ledger: &dyn Ledger, lease: &Lease) {
         .unwrap();
 }
 
+/// Makes a payment whose work is done, and of which this much is charged.
+async fn charge(ledger: &dyn Ledger, payer: u8, nonce: u64, charged: u64) -> Lease {
+    let lease = reserve(ledger, record(payer, nonce)).await;
+    admit(ledger, &lease, 1_000, 1).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    let charged = Some(U256::from(charged));
+    let produce = FulfilmentStep::Produce { charged, body: None, at: START, response: None };
+    ledger.fulfil(&lease, &produce).await.unwrap();
+    lease
+}
+
 /// Makes a payment whose work is done.
 async fn due(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
     let lease = reserve(ledger, record(payer, nonce)).await;

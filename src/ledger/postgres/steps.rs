@@ -37,7 +37,7 @@ const IN_FLIGHT: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE
 // What all payers owe, what this payer owes and has paid, and the stamp of the last deferral, at one moment.
 const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(owed.own, 0)::text AS own, owed.overdue, \
        (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND token = $2 AND payer = $3 \
-         AND settled_at IS NOT NULL LIMIT $4) AS history) AS paid, \
+         AND settled_at IS NOT NULL AND amount > 0 LIMIT $4) AS history) AS paid, \
        (SELECT stamp FROM turns WHERE chain_id = $5 AND asset = $6 AND payer = $7) AS stamp \
      FROM (SELECT sum(amount) AS total, \
          sum(amount) FILTER (WHERE chain_id = $1 AND token = $2 AND payer = $3) AS own, \

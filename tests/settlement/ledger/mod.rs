@@ -41,6 +41,7 @@ on_every_ledger! { tower_x402::ledger::conformance, ledger;
     a_due_payment_that_is_released_stays_in_flight,
     the_longest_body_digest_is_kept,
     what_is_charged_is_what_is_settled_and_nothing_is_final,
+    only_what_is_charged_stays_in_flight,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,
@@ -85,6 +86,8 @@ on_every_ledger! { tower_x402::ledger::conformance, ledger;
     a_dead_payment_is_owed_until_it_is_removed,
     a_reorged_payment_is_owed_again,
     a_reorged_payment_is_no_history,
+    a_charge_of_nothing_is_no_history,
+    only_what_is_charged_is_owed,
     only_produced_due_payments_are_deferred_and_once,
     a_deferred_payment_is_idle_at_once,
 }

@@ -150,12 +150,10 @@ impl Shared {
         lease: &mut HeldLease,
     ) -> Result<SettlementResult, Refusal> {
         facilitator.verify(&verifiable(payment)).await?;
-        let transaction = B256::ZERO;
-        for step in [SettlementStep::Settle { transaction, block: None, fee: None }, SettlementStep::Finalize] {
-            facilitator.ledger().settle(&payment.key(), &step).await?;
-            let _ = lease.record_mut().settle(&step, self.clock.now());
-        }
-        Ok(SettlementResult::Settled(transaction))
+        let step = SettlementStep::Settle { transaction: B256::ZERO, block: None, fee: None };
+        facilitator.ledger().settle(&payment.key(), &step).await?;
+        let _ = lease.record_mut().settle(&step, self.clock.now());
+        Ok(SettlementResult::Settled(B256::ZERO))
     }
 }
 

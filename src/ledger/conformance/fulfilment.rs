@@ -18,6 +18,7 @@ pub(super) const TESTS: &[Test] = table! {
     the_longest_body_digest_is_kept,
     what_is_charged_is_what_is_settled_and_nothing_is_final,
     only_what_is_charged_stays_in_flight,
+    a_settlement_of_nothing_is_final_in_one_step,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,
@@ -261,6 +262,22 @@ async fn only_what_is_charged_stays_in_flight(ledger: Arc<dyn Ledger>, _: Arc<Ma
     let next = reserve(&*ledger, record(1, 2)).await;
     assert!(matches!(admit(&*ledger, &next, 13, 1).await, Err(LedgerError::InsufficientFunds)));
     admit(&*ledger, &next, 14, 1).await.unwrap();
+}
+
+/// A facilitator's service is asked to charge nothing, and does no work.
+async fn a_settlement_of_nothing_is_final_in_one_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let mut free = record(1, 1);
+    free.charged = Some(U256::ZERO);
+    let lease = reserve(&*ledger, free).await;
+    let nothing = || SettlementStep::Settle { transaction: B256::ZERO, block: None, fee: None };
+    ledger.settle(&lease.key, &nothing()).await.unwrap();
+    let free = ledger.get(&lease.key).await.unwrap().unwrap();
+    assert_eq!(free.settlement, Settlement::Final { transaction: B256::ZERO, block: None });
+    assert_eq!((free.transaction(), free.settled_at), (None, Some(START)));
+    for step in [nothing(), SettlementStep::Submit { transaction: hash(1) }] {
+        let again = ledger.settle(&lease.key, &step).await;
+        assert!(matches!(again, Err(LedgerError::InvalidTransition(_))), "{step:?}: {again:?}");
+    }
 }
 
 async fn repeated_steps_keep_the_first_times(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {

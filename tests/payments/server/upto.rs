@@ -537,3 +537,21 @@ async fn permit_of_a_contract_wallet_is_charged_nothing_at_a_service() {
     assert_eq!(ask(&service, &forged, "/settle", "0").await["success"], false);
     assert_eq!(stage.received().await, 0);
 }
+
+#[tokio::test]
+async fn charge_of_nothing_is_one_step_of_a_service() {
+    let chain = DevnetChain::start(None).await;
+    let ledger = faulty(Arc::new(MemoryLedger::new()));
+    let (url, books) = (chain.rpc_url(), ledger.clone());
+    let shop = Shop::open_with(&chain, |builder| builder.rpc_url(url).ledger(books)).await;
+    let layer = shop.layer().upto();
+    let stage = Stage::with(chain, shop, layer, 10 * PRICE);
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let permit = stage.permit("a").await;
+    // As if the process ended after the first.
+    ledger.around.arm(Some(LedgerFault { call: "settle Finalize", nth: 0, how: How::Before }));
+    let settled = ask(&service, &permit, "/settle", "0").await;
+    assert_eq!(settled["success"], true, "{settled}");
+    let record = stage.record(&permit).await.unwrap();
+    assert!(matches!(record.settlement, Settlement::Final { .. }) && record.transaction().is_none(), "{record:?}");
+}

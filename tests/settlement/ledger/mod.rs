@@ -42,6 +42,7 @@ on_every_ledger! { tower_x402::ledger::conformance, ledger;
     the_longest_body_digest_is_kept,
     what_is_charged_is_what_is_settled_and_nothing_is_final,
     only_what_is_charged_stays_in_flight,
+    a_settlement_of_nothing_is_final_in_one_step,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,

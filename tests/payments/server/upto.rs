@@ -555,3 +555,61 @@ async fn charge_of_nothing_is_one_step_of_a_service() {
     let record = stage.record(&permit).await.unwrap();
     assert!(matches!(record.settlement, Settlement::Final { .. }) && record.transaction().is_none(), "{record:?}");
 }
+
+/// A facilitator that says yes to everything, and that it charged this much.
+async fn yes_man(account: Address, amount: Option<&'static str>) -> String {
+    let answer = move |request: http::Request<Body>| async move {
+        let kind = |scheme: &str| json!({ "x402Version": 2, "scheme": scheme, "network": "eip155:84532" });
+        let mut permits = kind("upto");
+        permits["extra"] = json!({ "facilitatorAddress": account });
+        axum::Json(match request.uri().path() {
+            "/supported" => json!({
+                "kinds": [kind("exact"), permits], "extensions": [],
+                "signers": { "eip155:*": [Address::repeat_byte(1), account] },
+            }),
+            "/verify" => json!({ "isValid": true }),
+            _ => {
+                let transaction = B256::repeat_byte(0xab);
+                let mut settled = json!({ "success": true, "transaction": transaction, "network": "eip155:84532" });
+                if let Some(amount) = amount {
+                    settled["amount"] = amount.into();
+                }
+                settled
+            }
+        })
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await.unwrap() });
+    url
+}
+
+/// Nobody looks at the chain, so that only the facilitator says what it charged.
+#[tokio::test]
+async fn facilitators_success_is_believed_if_it_names_what_was_charged() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let account = Address::repeat_byte(7);
+    for (amount, is_believed) in [(Some("250"), true), (None, false), (Some(""), false), (Some("1000"), false)] {
+        let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+        let remote = RemoteFacilitator::builder(yes_man(account, amount).await).ledger(ledger.clone());
+        let remote = remote.build().await.unwrap();
+        let layer = tower_x402::server::RequirePaymentLayer::builder()
+            .price("$0.001")
+            .pay_to(chain.asset().network, shop.pay_to)
+            .facilitator(remote)
+            .upto();
+        let app = shop.app_with(layer, |_, body| async move {
+            let mut response = Response::new(Body::from(body));
+            response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(250)));
+            Ok(response)
+        });
+        let permit = Permit::pay(&PrivateKeySigner::random(), &app, evaluate("a")).await;
+        let answer = send(&app, permit.on(evaluate("a"))).await;
+        assert_eq!(answer.status.is_success(), is_believed, "{amount:?} {answer:?}");
+        let nonce = permit.message.nonce.into();
+        let key = PaymentKey { network: permit.network, asset: PERMIT2, payer: permit.from, nonce };
+        let record = ledger.get(&key).await.unwrap().unwrap();
+        assert_eq!(record.transaction().is_some(), is_believed, "{amount:?} {record:?}");
+    }
+}

@@ -36,6 +36,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[cfg(feature = "onchain")]
 const LOOK: Duration = Duration::from_secs(3);
 
+/// A chain, a token there, and who has approved it.
+#[cfg(feature = "onchain")]
+type Approval = (Network, Address, Address);
+
 /// How a payer pays at most a price (scheme `upto`).
 ///
 /// Permit2 moves the payer's tokens, as far as the payer has let it by the token's `approve(0x000000000022D473030F116dDEE9F6B43aC78BA3,
@@ -62,7 +66,7 @@ pub struct PermitPolicy {
     nodes: Vec<(Network, Rpc)>,
     /// What was approved when it was looked at last, without what was signed for since.
     #[cfg(feature = "onchain")]
-    approved: Arc<Mutex<HashMap<(Network, Address), U256>>>,
+    approved: Arc<Mutex<HashMap<Approval, U256>>>,
 }
 
 impl PermitPolicy {
@@ -81,15 +85,16 @@ impl PermitPolicy {
         let network = offer.network();
         let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == network)?;
         let (token, needed) = (offer.asset.address, offer.amount);
-        if self.take((network, token), needed) {
+        let approval = (network, token, payer);
+        if self.take(approval, needed) {
             return None;
         }
         let approved = permit::allowance(rpc, token, payer).await.inspect_err(|error| {
             tracing::warn!(?error, %network, "what is approved for Permit2 could not be looked at");
         });
         let approved = approved.ok()?;
-        self.approved().insert((network, token), approved);
-        if self.take((network, token), needed) { None } else { Some(approved) }
+        self.approved().insert(approval, approved);
+        if self.take(approval, needed) { None } else { Some(approved) }
     }
 
     #[cfg(not(feature = "onchain"))]
@@ -122,15 +127,15 @@ impl PermitPolicy {
 
     /// Returns `true` if what is known to be approved covers this, and takes it off.
     #[cfg(feature = "onchain")]
-    fn take(&self, token: (Network, Address), needed: U256) -> bool {
+    fn take(&self, approval: Approval, needed: U256) -> bool {
         let mut approved = self.approved();
-        let Some(left) = approved.get_mut(&token).filter(|left| **left >= needed) else { return false };
+        let Some(left) = approved.get_mut(&approval).filter(|left| **left >= needed) else { return false };
         *left -= needed;
         true
     }
 
     #[cfg(feature = "onchain")]
-    fn approved(&self) -> MutexGuard<'_, HashMap<(Network, Address), U256>> {
+    fn approved(&self) -> MutexGuard<'_, HashMap<Approval, U256>> {
         self.approved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -305,3 +305,16 @@ async fn budget_that_trusts_sellers_counts_what_they_say_once_the_permit_has_exp
     budget.release_expired(expiry + 60);
     assert_eq!((budget.spent(), budget.reserved()), (usdc(250), Usdc::ZERO));
 }
+
+#[tokio::test]
+async fn approval_of_one_payer_is_not_anothers() {
+    let stage = Stage::open(U256::MAX >> 1).await;
+    let policy = PermitPolicy::default().node(Network::BASE_SEPOLIA, stage.chain.devnet.rpc_client());
+    let payer = |signer| Payer::builder(signer).budget(budget()).upto(policy.clone()).build();
+    assert_eq!(stage.buy(&payer(stage.buyer.clone()), "costs 250").await.1.amount, usdc(250));
+    let other = PrivateKeySigner::random();
+    stage.chain.mint(other.address(), PRICE).await;
+    // It has approved nothing, so that it pays by the other offer.
+    let (status, receipt) = stage.buy(&payer(other), "costs 250").await;
+    assert_eq!((status, receipt.amount), (StatusCode::OK, usdc(PRICE)));
+}

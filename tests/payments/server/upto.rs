@@ -594,6 +594,8 @@ async fn facilitators_success_is_believed_if_it_names_what_was_charged() {
         let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
         let remote = RemoteFacilitator::builder(yes_man(account, amount).await).ledger(ledger.clone());
         let remote = remote.build().await.unwrap();
+        // It is the account that it names, although it lists another one first.
+        assert_eq!(remote.permit_account(chain.asset().network), Some(account));
         let layer = tower_x402::server::RequirePaymentLayer::builder()
             .price("$0.001")
             .pay_to(chain.asset().network, shop.pay_to)

@@ -615,3 +615,55 @@ async fn facilitators_success_is_believed_if_it_names_what_was_charged() {
         assert_eq!(record.transaction().is_some(), is_believed, "{amount:?} {record:?}");
     }
 }
+
+/// Settles permits, and nothing in the background.
+#[derive(Debug)]
+struct Asked(Arc<OnchainFacilitator>);
+
+#[async_trait::async_trait]
+impl Facilitator for Asked {
+    fn ledger(&self) -> &Arc<dyn Ledger> {
+        self.0.ledger()
+    }
+
+    fn serves(&self, terms: &Terms) -> bool {
+        terms.permit().is_some() && self.0.serves(terms)
+    }
+
+    fn permit_account(&self, network: Network) -> Option<Address> {
+        self.0.permit_account(network)
+    }
+
+    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
+        self.0.supported().await
+    }
+
+    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        self.0.verify(payment).await
+    }
+
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
+        self.0.settle(payment, verified).await
+    }
+
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
+        self.0.reconcile(record).await
+    }
+}
+
+#[tokio::test]
+async fn layer_that_defers_needs_a_facilitator_for_permits_that_settles_by_itself() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let layer = |is_deferred: bool| {
+        let builder = tower_x402::server::RequirePaymentLayer::builder()
+            .price("$0.001")
+            .pay_to(chain.asset().network, shop.pay_to)
+            .facilitator(Asked(shop.facilitator.clone()))
+            .facilitator(shop.facilitator.clone())
+            .upto();
+        if is_deferred { builder.deferred(DeferredPolicy::default()).build() } else { builder.build() }
+    };
+    assert!(layer(false).is_ok());
+    assert!(matches!(layer(true), Err(BuildError::NotDeferrable(_))));
+}

@@ -131,7 +131,11 @@ impl Facts {
                 no(upto::FACILITATOR_MISMATCH.into(), "the permit is for another facilitator".into())
             }
             Some(name) => no(Reason::SimulationFailed, format!("the contracts revert: {name}")),
-            None => no(Reason::SimulationFailed, format!("the settlement reverts: {}", revert.message)),
+            None => {
+                // What the node says may be long, and about the node. The payer is told none of it.
+                tracing::debug!(message = revert.message, nonce = %authorization.nonce, "the settlement of a permit reverts");
+                no(Reason::SimulationFailed, "the settlement reverts".to_owned())
+            }
         }
     }
 

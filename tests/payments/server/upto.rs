@@ -667,3 +667,17 @@ async fn layer_that_defers_needs_a_facilitator_for_permits_that_settles_by_itsel
     assert!(layer(false).is_ok());
     assert!(matches!(layer(true), Err(BuildError::NotDeferrable(_))));
 }
+
+/// The node's words may be about the node.
+#[tokio::test]
+async fn payer_is_not_told_what_the_node_says_of_a_revert() {
+    let stage = Stage::open().await;
+    stage.chain.devnet.faults().set(|call| match call.method {
+        "eth_estimateGas" => Fault::Error { code: 3, message: "execution reverted: see http://node.internal".into() },
+        _ => Fault::None,
+    });
+    let answer = send(&stage.app, stage.permit("a").await.on(evaluate("a"))).await;
+    let said = (answer.status, answer.reason());
+    assert_eq!(said, (StatusCode::PAYMENT_REQUIRED, "permit2_simulation_failed".to_owned()), "{answer:?}");
+    assert!(!format!("{answer:?} {}", demand(&answer)).contains("node.internal"), "{answer:?}");
+}

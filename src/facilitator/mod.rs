@@ -60,7 +60,8 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the account that settles permits on this network: offers of the scheme `upto` name it, and payers sign for it. Called when a
-    /// layer is built; asks nobody. Default: `None`, for a facilitator that settles none.
+    /// layer is built; asks nobody. It must be the same in every process of a seller, whose offers differ otherwise. Default: `None`, for a
+    /// facilitator that settles none.
     fn permit_account(&self, _network: Network) -> Option<Address> {
         None
     }

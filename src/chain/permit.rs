@@ -86,8 +86,11 @@ impl PermitProbe {
         if let Ok(gas) = &simulated {
             shown.gas = gas.saturating_sub(intrinsic_gas(&calldata));
         }
-        let facts = Facts { shown, has_token, allowance, has_proxy: has_proxy && has_contracts, payee_gain: gained? };
+        let mut facts =
+            Facts { shown, has_token, allowance, has_proxy: has_proxy && has_contracts, payee_gain: gained? };
         let rejection = facts.diagnose(payment, permit, simulated.err());
+        // What is in flight has to be covered by both.
+        facts.shown.balance = facts.shown.balance.min(allowance);
         Ok((facts.shown, rejection))
     }
 }
@@ -149,7 +152,11 @@ impl Facts {
                 no(upto::FACILITATOR_MISMATCH.into(), "the permit is for another facilitator".into())
             }
             Some(name) => no(Reason::SimulationFailed, format!("the contracts revert: {name}")),
-            None => no(Reason::SimulationFailed, format!("the settlement reverts: {}", revert.message)),
+            None => {
+                // What the node says may be long, and about the node. The payer is told none of it.
+                tracing::debug!(message = revert.message, nonce = %authorization.nonce, "the settlement of a permit reverts");
+                no(Reason::SimulationFailed, "the settlement reverts".to_owned())
+            }
         }
     }
 

@@ -25,6 +25,10 @@ use crate::usdc::Usdc;
 /// a proven outcome stays reserved, because the server can still use the signature. Only the chain can release it: see
 /// `reconcile` (feature `onchain`).
 ///
+/// A permit (scheme `upto`) counts as its maximum, until the chain shows that less was charged. A seller that says so can still charge the
+/// rest: the amount stays reserved until the transaction is seen, at once by the payer's node ([`PermitPolicy::node`](super::PermitPolicy))
+/// or else by `reconcile`, which also releases a permit that has expired unused.
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_x402::{Usdc, client::Budget};
@@ -175,16 +179,14 @@ impl Budget {
     }
 
     /// Releases the amounts of payments that their server reported as failed and that have expired by `now`, in seconds since the
-    /// Unix epoch. Does nothing unless the budget was built with [`release_failed`](BudgetBuilder::release_failed).
+    /// Unix epoch, and what it says it did not charge of expired permits. Does nothing unless the budget was built with [`release_failed`](BudgetBuilder::release_failed).
     ///
     /// Every reservation does this first. Call it before you read [`remaining`](Self::remaining) if no payment was made for a while.
     pub fn release_expired(&self, now: u64) {
         if !self.0.release_failed {
             return;
         }
-        let expired = self.0.journal.take_expired(now);
-        let mut totals = self.totals();
-        expired.iter().for_each(|entry| totals.release(&entry.charge()));
+        self.0.journal.take_expired(now).iter().for_each(|entry| self.spend(entry));
     }
 
     /// Records a proven outcome. Returns `false` if the payment was closed before.
@@ -287,8 +289,8 @@ impl BudgetBuilder {
 
     /// Releases payments that their server reported as failed, as soon as they have expired. Default: they stay reserved.
     ///
-    /// This trusts the server. One that reports a failure and settles all the same collects more than the limits allow. Without it,
-    /// only the chain can release a failed payment.
+    /// This trusts the server. One that reports a failure, or a charge of less than was signed for, and settles more all the same collects
+    /// more than the limits allow. Without it, only the chain can release such a payment.
     pub fn release_failed(mut self) -> Self {
         self.release_failed = true;
         self

@@ -118,15 +118,17 @@ impl Journal {
         self.state().paid.clone()
     }
 
-    /// Removes and returns payments that a server called failed and that have expired since.
+    /// Removes and returns payments that a server called failed, or charged for less than was signed, and that have expired since. They were
+    /// charged what the server said.
     pub(super) fn take_expired(&self, now: u64) -> Vec<JournalEntry> {
         let mut state = self.state();
         let valid = state.failed.split_off(&(now.saturating_add(1), B256::ZERO));
         let expired = std::mem::replace(&mut state.failed, valid);
-        let entries: Vec<_> = expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect();
-        for entry in &entries {
-            state.remember_resolved(entry.nonce, false);
-            state.forget_purchase(entry);
+        let mut entries: Vec<_> = expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect();
+        for entry in &mut entries {
+            let is_paid = *entry.charged.get_or_insert(Usdc::ZERO) > Usdc::ZERO;
+            state.remember_resolved(entry.nonce, is_paid);
+            state.conclude(entry, is_paid);
         }
         entries
     }
@@ -167,9 +169,10 @@ impl Journal {
     /// Returns the payment of a named purchase, and whether it was paid.
     pub(super) fn purchase(&self, key: B256) -> Option<(JournalEntry, bool)> {
         let state = self.state();
-        let entry = state.purchases.get(&key)?.clone();
-        let is_paid = !state.open.contains_key(&entry.nonce);
-        Some((entry, is_paid))
+        let entry = state.purchases.get(&key)?;
+        let open = state.open.get(&entry.nonce);
+        let is_paid = open.is_none_or(|open| open.charged.is_some_and(|charged| charged > Usdc::ZERO));
+        Some((open.unwrap_or(entry).clone(), is_paid))
     }
 
     /// Remembers the outcome of a payment that its answer did not close.
@@ -345,7 +348,8 @@ pub struct JournalEntry {
     /// The account that may settle it, if it is a permit (scheme `upto`): then [`amount`](Self::amount) is the most that may be charged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub facilitator: Option<Address>,
-    /// What was charged, if that is known and may be less than the amount.
+    /// What was charged, if that is known and may be less than the amount. Of an unresolved payment it is what the seller says, who may
+    /// charge all of it yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub charged: Option<Usdc>,
     /// The version of x402 it is paid in; [`Version::payment_header`] is the header to present it in.
@@ -581,9 +585,10 @@ impl State {
                 return None;
             }
             Record::Outcome { outcome: PaymentOutcome::Unknown | PaymentOutcome::Refused, .. } => return None,
-            Record::Outcome { nonce, outcome: PaymentOutcome::Failed, .. } => {
-                let void_at = self.open.get(&nonce)?.void_at();
-                self.failed.insert((void_at, nonce));
+            Record::Outcome { nonce, outcome: PaymentOutcome::Failed, charged, .. } => {
+                let entry = self.open.get_mut(&nonce)?;
+                entry.charged = charged.or(entry.charged);
+                self.failed.insert((entry.void_at(), nonce));
                 return None;
             }
             Record::Outcome { nonce, outcome: PaymentOutcome::Settled | PaymentOutcome::Accepted, charged, .. } => {
@@ -603,15 +608,20 @@ impl State {
         let mut entry = self.open.remove(&nonce)?;
         entry.charged = of_permit;
         self.failed.remove(&(entry.void_at(), nonce));
+        self.conclude(&entry, paid);
+        Some(entry)
+    }
+
+    /// Adds up what was spent on a payment that is not open any more.
+    fn conclude(&mut self, entry: &JournalEntry, paid: bool) {
         if paid {
             self.paid.add(&entry.spent());
             if entry.purchase.is_some() {
                 self.keep_paid_purchase(entry.clone());
             }
         } else {
-            self.forget_purchase(&entry);
+            self.forget_purchase(entry);
         }
-        Some(entry)
     }
 
     /// Returns the number of records that [`compacted`](Self::compacted) has.

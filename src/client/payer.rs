@@ -186,7 +186,8 @@ impl Payer {
         let header = header_of(&entry.payment)?;
         let journal = self.0.budget.journal();
         let unsent = journal.record_signed(entry.clone(), reservation).await.map_err(PaymentError::Journal)?;
-        Ok(SignedPayment::new(header, entry, (self.budget(), unsent), self.0.clock.clone()))
+        let Inner { permits, clock, .. } = &*self.0;
+        Ok(SignedPayment::new(header, entry, (self.budget(), unsent), permits, clock.clone()))
     }
 
     /// Signs an authorization that is valid for `window` seconds from when its signature is there. If the signer took so long that it is not,
@@ -225,7 +226,8 @@ impl Payer {
     /// Returns a payment from the journal, to be presented again. It may have been used.
     pub(super) fn present_again(&self, entry: JournalEntry, is_paid: bool) -> Result<SignedPayment, PaymentError> {
         let header = header_of(&entry.payment)?;
-        Ok(SignedPayment::again(header, entry, self.budget(), is_paid, self.0.clock.clone()))
+        let Inner { permits, clock, .. } = &*self.0;
+        Ok(SignedPayment::again(header, entry, self.budget(), permits, (is_paid, clock.clone())))
     }
 
     pub(super) fn purchases(&self) -> &Purchases {

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Budget, ChannelReceipt, JournalEntry, PaymentError,
+    Budget, ChannelReceipt, JournalEntry, PaymentError, PermitPolicy,
     budget::Unsent,
     channels::VoucherPayment,
     journal::Record,
@@ -22,7 +22,9 @@ use crate::{
     clock::Clock,
     decimal::parse_decimal,
     network::Network,
+    payment::PaymentKey,
     protocol::{DecodeError, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, Version, decode_header},
+    upto::PERMIT2,
     usdc::Usdc,
 };
 
@@ -62,8 +64,10 @@ struct ExactPayment {
     /// An earlier attempt may have settled it without a clear answer.
     in_doubt: bool,
     receipt: Receipt,
-    /// What the seller says it charged for a permit, if it may be believed.
+    /// What the seller says it charged of a permit, if it may be believed.
     charged: Option<Usdc>,
+    /// Shows what was charged of a permit.
+    permits: PermitPolicy,
 }
 
 /// The next step after an answer, or without one.
@@ -88,10 +92,11 @@ impl SignedPayment {
         header: HeaderValue,
         entry: JournalEntry,
         (budget, unsent): (&Budget, Unsent),
+        permits: &PermitPolicy,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let is_idempotent = is_idempotent(&entry.method);
-        let payment = ExactPayment::new(header, entry, budget.clone(), Some(unsent));
+        let payment = ExactPayment::new(header, entry, (budget, Some(unsent)), permits);
         Self { kind: Kind::Exact(Box::new(payment)), clock, is_idempotent, was_sent: false }
     }
 
@@ -100,14 +105,15 @@ impl SignedPayment {
         header: HeaderValue,
         entry: JournalEntry,
         budget: &Budget,
-        is_paid: bool,
-        clock: Arc<dyn Clock>,
+        permits: &PermitPolicy,
+        (is_paid, clock): (bool, Arc<dyn Clock>),
     ) -> Self {
         let is_idempotent = is_idempotent(&entry.method);
-        let mut payment = ExactPayment::new(header, entry, budget.clone(), None);
+        let mut payment = ExactPayment::new(header, entry, (budget, None), permits);
         payment.in_doubt = true;
         if is_paid {
             payment.receipt.outcome = PaymentOutcome::Accepted;
+            payment.set_charged(payment.entry.charged);
         }
         Self { kind: Kind::Exact(Box::new(payment)), clock, is_idempotent, was_sent: true }
     }
@@ -255,7 +261,12 @@ fn is_idempotent(method: &str) -> bool {
 }
 
 impl ExactPayment {
-    fn new(header: HeaderValue, entry: JournalEntry, budget: Budget, unsent: Option<Unsent>) -> Self {
+    fn new(
+        header: HeaderValue,
+        entry: JournalEntry,
+        (budget, unsent): (&Budget, Option<Unsent>),
+        permits: &PermitPolicy,
+    ) -> Self {
         let receipt = Receipt {
             outcome: PaymentOutcome::Unknown,
             transaction: None,
@@ -268,7 +279,8 @@ impl ExactPayment {
             reason: None,
             channel: None,
         };
-        Self { header, entry, budget, unsent, in_doubt: false, receipt, charged: None }
+        let (budget, permits) = (budget.clone(), permits.clone());
+        Self { header, entry, budget, unsent, in_doubt: false, receipt, charged: None, permits }
     }
 
     fn answered(
@@ -297,9 +309,10 @@ impl ExactPayment {
         NextStep::Retry { after: None }
     }
 
-    async fn finish(&self) -> Receipt {
+    async fn finish(&mut self) -> Receipt {
+        let is_proven = self.look_at_charge().await;
+        let record = self.record(is_proven);
         let Self { budget, receipt, .. } = self;
-        let record = self.record();
         // Its answer closes a payment only if it was made, and only if reconciliation did not close it before.
         if let Some(closed) = budget.journal().close(&record) {
             budget.spend(&closed);
@@ -310,14 +323,35 @@ impl ExactPayment {
         receipt.clone()
     }
 
-    /// Returns the outcome for the journal.
-    fn record(&self) -> Record {
-        let Receipt { nonce, outcome, transaction, .. } = self.receipt;
-        match self.charged {
-            // Nothing was executed, so that all of it may be yet: like a failure, only the chain releases it.
-            Some(Usdc::ZERO) => Record::Outcome { nonce, outcome: PaymentOutcome::Failed, transaction, charged: None },
-            charged => Record::Outcome { nonce, outcome, transaction, charged },
+    /// Returns `true` if a node shows that the transaction which the seller names used this permit. Then what it moved was charged.
+    async fn look_at_charge(&mut self) -> bool {
+        let (true, Some(transaction)) = (self.is_charged_less(), self.receipt.transaction) else { return false };
+        let JournalEntry { network, asset, payer, pay_to, nonce, .. } = self.entry;
+        let permit = PaymentKey { network, asset: PERMIT2, payer, nonce };
+        let shown = Box::pin(self.permits.charged_by(transaction, &permit, (asset, pay_to))).await;
+        if shown.is_some() {
+            self.set_charged(shown);
         }
+        shown.is_some()
+    }
+
+    /// Returns the outcome for the journal. `is_proven` says that what was charged is known from the chain.
+    fn record(&self, is_proven: bool) -> Record {
+        let Receipt { nonce, outcome, transaction, .. } = self.receipt;
+        let charged = self.charged;
+        // Unless the permit is used up, all of it may be charged yet: like after a failure, only the chain releases the rest.
+        let is_open = self.is_charged_less() && !is_proven;
+        Record::Outcome { nonce, outcome: if is_open { PaymentOutcome::Failed } else { outcome }, transaction, charged }
+    }
+
+    /// Returns `true` if the seller says that it charged less than was signed for.
+    fn is_charged_less(&self) -> bool {
+        self.charged.is_some_and(|charged| charged < self.entry.amount)
+    }
+
+    fn set_charged(&mut self, charged: Option<Usdc>) {
+        self.charged = charged;
+        self.receipt.amount = charged.unwrap_or(self.entry.amount);
     }
 
     /// Returns what a seller says it charged of a permit. Unless it names the transaction, all may be charged yet.
@@ -368,8 +402,7 @@ impl ExactPayment {
         self.receipt.outcome = if outcome == Failed && self.in_doubt { Unknown } else { outcome };
         self.receipt.transaction = transaction;
         self.receipt.reason = reason;
-        self.charged = charged;
-        self.receipt.amount = charged.unwrap_or(self.entry.amount);
+        self.set_charged(charged);
         self.in_doubt |= self.receipt.outcome == Unknown;
     }
 }
@@ -454,7 +487,7 @@ fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum PaymentOutcome {
-    /// The server names the transaction that settled the payment. The amount is spent.
+    /// The server names the transaction that settled the payment. The amount is spent; of a permit, see [`Receipt::amount`].
     Settled,
     /// The server accepted the payment and will settle it later. The amount is spent.
     Accepted,
@@ -505,7 +538,9 @@ pub struct Receipt {
     pub network: Network,
     /// The token's address.
     pub asset: Address,
-    /// The amount that was signed; of a permit (scheme `upto`) what was charged of it, if that is known.
+    /// The amount that was signed. Of a permit (scheme `upto`) it is what was charged: as the payer's node shows it
+    /// ([`PermitPolicy::node`](super::PermitPolicy::node)), or else as the seller says. The budget believes only the chain that it was less
+    /// than what was signed for.
     pub amount: Usdc,
     /// The payer's address.
     pub payer: Address,

@@ -7,20 +7,38 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::{Address, U256};
+#[cfg(feature = "onchain")]
+use alloy_primitives::Bytes;
+use alloy_primitives::{Address, B256, U256};
 #[cfg(feature = "onchain")]
 use alloy_rpc_client::RpcClient;
+#[cfg(feature = "onchain")]
+use alloy_sol_types::SolCall as _;
+#[cfg(feature = "onchain")]
+use serde::Deserialize;
 
-use crate::protocol::ExactOffer;
 #[cfg(feature = "onchain")]
 use crate::{
-    chain::{permit, rpc::Rpc},
+    chain::{
+        permit,
+        receipt_check::ExpectedTransfer,
+        rpc::{Rpc, RpcFailure},
+    },
     network::Network,
+    upto::{PROXY, UptoProxy},
 };
+use crate::{payment::PaymentKey, protocol::ExactOffer, usdc::Usdc};
 
 /// How long a node is waited for.
 #[cfg(feature = "onchain")]
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a node is waited for while an answer waits, which was paid for.
+#[cfg(feature = "onchain")]
+const LOOK: Duration = Duration::from_secs(3);
+
+/// A chain, a token there, and who has approved it.
+#[cfg(feature = "onchain")]
+type Approval = (Network, Address, Address);
 
 /// How a payer pays at most a price (scheme `upto`).
 ///
@@ -30,6 +48,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// With a [`node`](Self::node), the payer looks at what is approved, and does not sign where that is too little. Without one it signs, and
 /// learns from the seller's answer (412).
+///
+/// The node also shows what was charged. What a seller says about that is no proof: until the chain shows it, the
+/// [`Budget`](super::Budget) counts all that was signed for. So without a node, call `reconcile` now and then.
 ///
 /// ```
 /// # #[cfg(feature = "local-signer")] {
@@ -45,12 +66,12 @@ pub struct PermitPolicy {
     nodes: Vec<(Network, Rpc)>,
     /// What was approved when it was looked at last, without what was signed for since.
     #[cfg(feature = "onchain")]
-    approved: Arc<Mutex<HashMap<(Network, Address), U256>>>,
+    approved: Arc<Mutex<HashMap<Approval, U256>>>,
 }
 
 impl PermitPolicy {
     /// Looks at what is approved at this node of `network`, before a permit is signed there. It is asked once for as many permits as what is
-    /// approved covers.
+    /// approved covers. After a seller has charged less than was signed for, its transaction is looked at there, for three seconds at most.
     #[cfg(feature = "onchain")]
     #[must_use]
     pub fn node(mut self, network: Network, client: RpcClient) -> Self {
@@ -64,15 +85,16 @@ impl PermitPolicy {
         let network = offer.network();
         let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == network)?;
         let (token, needed) = (offer.asset.address, offer.amount);
-        if self.take((network, token), needed) {
+        let approval = (network, token, payer);
+        if self.take(approval, needed) {
             return None;
         }
         let approved = permit::allowance(rpc, token, payer).await.inspect_err(|error| {
             tracing::warn!(?error, %network, "what is approved for Permit2 could not be looked at");
         });
         let approved = approved.ok()?;
-        self.approved().insert((network, token), approved);
-        if self.take((network, token), needed) { None } else { Some(approved) }
+        self.approved().insert(approval, approved);
+        if self.take(approval, needed) { None } else { Some(approved) }
     }
 
     #[cfg(not(feature = "onchain"))]
@@ -80,19 +102,77 @@ impl PermitPolicy {
         None
     }
 
+    /// Returns what this transaction charged of a permit, in a block that may not be final, if a node shows that it did. The permit is for this
+    /// token and payee.
+    #[cfg(feature = "onchain")]
+    pub(super) async fn charged_by(
+        &self,
+        transaction: B256,
+        permit: &PaymentKey,
+        transfer: (Address, Address),
+    ) -> Option<Usdc> {
+        let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == permit.network)?;
+        let looking = charge_in(rpc, transaction, permit, transfer);
+        let shown = tokio::time::timeout(LOOK, looking).await.unwrap_or(Err(RpcFailure::Silent));
+        let shown = shown.inspect_err(|error| {
+            tracing::warn!(?error, nonce = %permit.nonce, "what was charged of a permit could not be looked at");
+        });
+        shown.ok().flatten()
+    }
+
+    #[cfg(not(feature = "onchain"))]
+    pub(super) async fn charged_by(&self, _: B256, _: &PaymentKey, _: (Address, Address)) -> Option<Usdc> {
+        None
+    }
+
     /// Returns `true` if what is known to be approved covers this, and takes it off.
     #[cfg(feature = "onchain")]
-    fn take(&self, token: (Network, Address), needed: U256) -> bool {
+    fn take(&self, approval: Approval, needed: U256) -> bool {
         let mut approved = self.approved();
-        let Some(left) = approved.get_mut(&token).filter(|left| **left >= needed) else { return false };
+        let Some(left) = approved.get_mut(&approval).filter(|left| **left >= needed) else { return false };
         *left -= needed;
         true
     }
 
     #[cfg(feature = "onchain")]
-    fn approved(&self) -> MutexGuard<'_, HashMap<(Network, Address), U256>> {
+    fn approved(&self) -> MutexGuard<'_, HashMap<Approval, U256>> {
         self.approved.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns what a transaction charged of this very permit: its call names the payer, the token, the payee and the nonce, and the transfer
+/// is in its logs.
+#[cfg(feature = "onchain")]
+async fn charge_in(
+    rpc: &Rpc,
+    transaction: B256,
+    permit: &PaymentKey,
+    (token, payee): (Address, Address),
+) -> Result<Option<Usdc>, RpcFailure> {
+    #[derive(Deserialize)]
+    struct Transaction {
+        to: Option<Address>,
+        input: Bytes,
+    }
+    let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
+    let call =
+        found.filter(|found| found.to == Some(PROXY)).map(|found| UptoProxy::settleCall::abi_decode(&found.input));
+    let Some(Ok(call)) = call else { return Ok(None) };
+    let named = (call.owner, call.permit.permitted.token, call.witness.to, B256::from(call.permit.nonce));
+    let PaymentKey { payer, nonce, .. } = *permit;
+    if named != (payer, token, payee, nonce) || call.amount.is_zero() {
+        return Ok(None);
+    }
+    let expected = ExpectedTransfer {
+        token,
+        payer,
+        payee,
+        value: call.amount,
+        nonce,
+        facilitator: Some(call.witness.facilitator),
+    };
+    let Some(receipt) = rpc.receipt(transaction).await? else { return Ok(None) };
+    Ok(Usdc::try_from(call.amount).ok().filter(|_| expected.is_paid_by(&receipt)))
 }
 
 debug_fields!(PermitPolicy {});

@@ -53,8 +53,15 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// Returns `true` if it can settle payments under these terms. Called when a layer is built; asks nobody.
     fn serves(&self, terms: &Terms) -> bool;
 
+    /// Returns `true` if it can say what became of a payment under these terms that is on record, also if it has lost the key to settle
+    /// another one like it. Asks nobody. Default: as [`serves`](Self::serves).
+    fn knows(&self, terms: &Terms) -> bool {
+        self.serves(terms)
+    }
+
     /// Returns the account that settles permits on this network: offers of the scheme `upto` name it, and payers sign for it. Called when a
-    /// layer is built; asks nobody. Default: `None`, for a facilitator that settles none.
+    /// layer is built; asks nobody. It must be the same in every process of a seller, whose offers differ otherwise. Default: `None`, for a
+    /// facilitator that settles none.
     fn permit_account(&self, _network: Network) -> Option<Address> {
         None
     }

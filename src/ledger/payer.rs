@@ -24,7 +24,8 @@ pub struct CreditLimit {
     pub total: U256,
     /// The amount that one payer may owe on one network in one token, in atomic units.
     pub per_payer: U256,
-    /// The number of settled payments that the payer must have on record, on that network and in that token.
+    /// The number of settled payments that the payer must have on record, on that network and in that token. Those that were charged nothing
+    /// do not count.
     pub history: u32,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct PayerSums {
     submitted: U256,
     /// Settled recently, by block.
     moved: VecDeque<Moved>,
-    /// The number of settled payments.
+    /// The number of settled payments that charged anything.
     paid: u32,
     /// The sum of the unpaid deferred payments.
     owed: U256,

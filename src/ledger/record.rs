@@ -305,7 +305,7 @@ pub enum SettlementStep {
     },
     /// The payee was paid.
     Settle {
-        /// The transaction that paid, whoever sent it.
+        /// The transaction that paid, whoever sent it. Zero for a payment of which nothing is charged: it is used up, and final.
         transaction: B256,
         /// Its block, if known.
         block: Option<u64>,
@@ -440,7 +440,7 @@ impl Record {
     /// | step | from | to |
     /// |---|---|---|
     /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
-    /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
+    /// | `Settle` | anything but `Final` and `Dead` | `Settled`; `Final` if nothing is charged, by no transaction |
     /// | `Finalize` | `Settled`, `Final` | `Final` |
     /// | `Reorg` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
     /// | `Claim` | `Due`, `Submitted`, `Unknown`, unless another process settles it | unchanged |
@@ -459,6 +459,9 @@ impl Record {
                     self.transactions.push(*transaction);
                 }
                 self.settlement = Submitted;
+            }
+            (SettlementStep::Settle { transaction: B256::ZERO, .. }, None | Due) if self.amount().is_zero() => {
+                self.charge_nothing(now);
             }
             (SettlementStep::Settle { transaction, block, fee }, None | Due | Submitted | Unknown | Settled { .. }) => {
                 self.settlement = Settled { transaction: *transaction, block: *block };

@@ -164,11 +164,6 @@ impl RequirePaymentLayerBuilder {
                     let sample = Terms::new(option.offer(U256::from(1), timeout));
                     let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
                     option.facilitator = facilitator.ok_or(BuildError::NotServed(option.asset.network))?;
-                    if self.settings.rules.deferred.is_some()
-                        && !self.facilitators[option.facilitator].settles_in_background()
-                    {
-                        return Err(BuildError::NotDeferrable(option.asset.network));
-                    }
                 }
                 options.push(option);
             }
@@ -180,6 +175,12 @@ impl RequirePaymentLayerBuilder {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
                 options.push(permit_option(&self.facilitators, asset, *pay_to)?);
+            }
+        }
+        if takes_exact && self.settings.rules.deferred.is_some() {
+            let mut settlers = options.iter().map(|option| (option, &self.facilitators[option.facilitator]));
+            if let Some((option, _)) = settlers.find(|(_, facilitator)| !facilitator.settles_in_background()) {
+                return Err(BuildError::NotDeferrable(option.asset.network));
             }
         }
         let voucher_offers = voucher_offers(&self.settings, &options)?;

@@ -242,7 +242,7 @@ impl PaymentHeader {
             for facilitator in &config.facilitators {
                 // Several may share a ledger; only one can tell what became of it.
                 if let Some(record) = facilitator.ledger().get(&key).await?
-                    && facilitator.serves(&record.terms)
+                    && facilitator.knows(&record.terms)
                     && self.agrees_with(&record.terms)
                     && record.authorization == exact.authorization
                     && is_signed_alike(&record, exact)

@@ -64,6 +64,8 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 ///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
 ///   `settlement_pending` with the transaction's hash: send the same request again.
 /// - **A failed settlement is retried only if it is requested again.**
+/// - **Whoever asks first says what a permit is charged** (scheme `upto`). A buyer has all that it takes to ask, for one unit: where permits are
+///   settled, give keys to sellers ([`bearer_key`](FacilitatorServiceBuilder::bearer_key)), and let nobody in without one.
 /// - **Payment channels** (scheme `batch-settlement`) are served if the builder's `channels` is set. What was done
 ///   before is found on the chain.
 /// - **A catalogue** (`catalogue`, feature `bazaar`), if enabled, lists paid resources that declare the extension `bazaar` at
@@ -482,7 +484,7 @@ impl Shared {
         request: &ParsedRequest,
     ) -> Result<Option<(Arc<dyn Facilitator>, Prechecked)>, FacilitatorError> {
         let key = PaymentKey::of(&request.terms, &request.payload.authorization);
-        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.serves(&request.terms)) {
+        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.knows(&request.terms)) {
             if let Some(record) = facilitator.ledger().get(&key).await?
                 && record.authorization == request.payload.authorization
                 && record.signature == request.payload.signature

@@ -63,7 +63,7 @@ impl Shared {
         let ledger = facilitator.ledger();
         // Only the chain can verify some signatures, and an invalid one must not be recorded.
         if payment.authenticity() != Authenticity::Proven && ledger.get(&payment.key()).await?.is_none() {
-            facilitator.verify(payment).await?;
+            facilitator.verify(&verifiable(payment)).await?;
         }
         let now = self.clock.now();
         let record = Box::new(Record::new(payment, service_fingerprint(), now, now + LEASE));
@@ -149,14 +149,19 @@ impl Shared {
         payment: &Prechecked,
         lease: &mut HeldLease,
     ) -> Result<SettlementResult, Refusal> {
-        facilitator.verify(&payment.clone().charging(payment.authorization().value)).await?;
-        let transaction = B256::ZERO;
-        for step in [SettlementStep::Settle { transaction, block: None, fee: None }, SettlementStep::Finalize] {
-            facilitator.ledger().settle(&payment.key(), &step).await?;
-            let _ = lease.record_mut().settle(&step, self.clock.now());
-        }
-        Ok(SettlementResult::Settled(transaction))
+        facilitator.verify(&verifiable(payment)).await?;
+        let step = SettlementStep::Settle { transaction: B256::ZERO, block: None, fee: None };
+        facilitator.ledger().settle(&payment.key(), &step).await?;
+        let _ = lease.record_mut().settle(&step, self.clock.now());
+        Ok(SettlementResult::Settled(B256::ZERO))
     }
+}
+
+/// Returns what is verified for a settlement: the whole of a permit of which nothing is charged, since the chain takes no charge of nothing.
+fn verifiable(payment: &Prechecked) -> Prechecked {
+    let payment = payment.clone();
+    let maximum = payment.authorization().value;
+    if payment.amount().is_zero() { payment.charging(maximum) } else { payment }
 }
 
 /// Returns the result of a recorded payment, or the lease to settle it now.

@@ -310,7 +310,7 @@ impl ExactRequest {
         let is_usable = is_done
             || record.settlement.paid_by().is_some()
             || payment.check_window(seller.rules.limits.window(), seller.now()).is_ok();
-        let is_same = record.request == self.fingerprint && self.facilitator.serves(&record.terms);
+        let is_same = record.request == self.fingerprint && self.facilitator.knows(&record.terms);
         if !is_same || !is_usable || record.settlement == Settlement::Dead {
             return Err(Why::OtherId.into());
         }

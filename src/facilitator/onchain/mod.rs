@@ -163,6 +163,11 @@ impl Facilitator for OnchainFacilitator {
             && terms.permit().is_none_or(|permit| self.engine.addresses().any(|account| account == permit.facilitator))
     }
 
+    /// A permit may be for an account whose key was taken away since.
+    fn knows(&self, terms: &Terms) -> bool {
+        terms.offer().network() == self.engine.network()
+    }
+
     fn permit_account(&self, network: Network) -> Option<Address> {
         self.engine.permit_account().filter(|_| network == self.engine.network())
     }

@@ -119,7 +119,8 @@ pub(super) fn is_refusal(answer: &Answer) -> bool {
     can_be && read_object::<serde_json::Map<String, serde_json::Value>>(&answer.body).is_some()
 }
 
-pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
+/// Reads an answer to `/settle`. Where nobody looks at the chain (`is_believed`), what a permit was charged has to be in it.
+pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked, is_believed: bool) -> Reply {
     if answer.status.is_server_error() {
         return Reply::Unusable;
     }
@@ -148,8 +149,12 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     if said.payer.is_some_and(|payer| !payer.is_empty() && !is_address(&payer, authorization.from)) {
         return Reply::Mismatch("by another payer");
     }
-    if said.amount.is_some_and(|amount| !amount.is_empty() && amount != payment.amount().to_string()) {
-        return Reply::Mismatch("of another amount");
+    match said.amount.filter(|amount| !amount.is_empty()) {
+        Some(amount) if amount != payment.amount().to_string() => return Reply::Mismatch("of another amount"),
+        None if is_believed && payment.terms().permit().is_some() => {
+            return Reply::Mismatch("without the amount that was charged");
+        }
+        _ => {}
     }
     transaction.map_or(Reply::Mismatch("without a transaction"), Reply::Paid)
 }

@@ -112,7 +112,7 @@ impl Remote {
             let answer = self.api.post("settle", body.clone()).await;
             asked.is_unsent &= matches!(answer, Err(NoAnswer::NotSent));
             asked.reply = match &answer {
-                Ok(answer) => read_settlement(answer, payment),
+                Ok(answer) => read_settlement(answer, payment, self.observer(record.key.network).is_none()),
                 Err(NoAnswer::NotSent | NoAnswer::Lost) => Reply::Unusable,
             };
             match &asked.reply {

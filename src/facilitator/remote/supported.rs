@@ -79,10 +79,8 @@ impl Supported {
         })
     }
 
-    /// Returns the account that settles permits on this network, by its last answer.
-    ///
-    /// Some facilitators name another one of their accounts at each answer. Offers must name the same one in every process, so it is the
-    /// first of all accounts that the facilitator lists, if it lists the one that it names.
+    /// Returns the account that settles permits on this network: the one that its last answer names. What else it lists may settle other
+    /// schemes only.
     pub(super) fn permit_account(&self, network: Network) -> Option<Address> {
         let known = self.lock();
         let (_, said) = known.as_ref()?;
@@ -92,12 +90,7 @@ impl Supported {
                 && kind.scheme == upto::SCHEME
                 && (kind.network == named || kind.network == "eip155:*")
         };
-        let account: Address =
-            said.kinds.iter().find(is_it)?.extra.as_ref()?.get("facilitatorAddress")?.as_str()?.parse().ok()?;
-        let listed = said.signers.get("eip155:*").or_else(|| said.signers.get(&named));
-        let mut accounts: Vec<Address> = listed.into_iter().flatten().filter_map(|text| text.parse().ok()).collect();
-        accounts.sort_unstable();
-        Some(accounts.first().copied().filter(|_| accounts.contains(&account)).unwrap_or(account))
+        said.kinds.iter().find(is_it)?.extra.as_ref()?.get("facilitatorAddress")?.as_str()?.parse().ok()
     }
 
     /// Returns the networks that its last answer names for `exact` payments of v2.

@@ -10,6 +10,8 @@ pub(super) const TESTS: &[Test] = table! {
     a_dead_payment_is_owed_until_it_is_removed,
     a_reorged_payment_is_owed_again,
     a_reorged_payment_is_no_history,
+    a_charge_of_nothing_is_no_history,
+    only_what_is_charged_is_owed,
     only_produced_due_payments_are_deferred_and_once,
     a_deferred_payment_is_idle_at_once,
 };
@@ -176,6 +178,26 @@ async fn a_reorged_payment_is_no_history(ledger: Arc<dyn Ledger>, _: Arc<ManualC
     assert!(!defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
     settle(&*ledger, &known, 1, None).await;
     assert!(defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
+}
+
+async fn a_charge_of_nothing_is_no_history(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let free = charge(&*ledger, 1, 1, 0).await;
+    assert!(matches!(state(&*ledger, &free.key).await.1, Settlement::Final { .. }));
+    let next = produced(&*ledger, 1, 2).await;
+    assert!(!defer(&*ledger, &next, plenty()).await, "it has paid nothing");
+    paid(&*ledger, 1, 3).await;
+    assert!(defer(&*ledger, &next, plenty()).await);
+}
+
+async fn only_what_is_charged_is_owed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    paid(&*ledger, 1, 1).await;
+    let small = charge(&*ledger, 1, 2, 4).await;
+    assert!(defer(&*ledger, &small, plenty()).await);
+    let next = produced(&*ledger, 1, 3).await;
+    for (total, per_payer) in [(AMOUNT + 3, 1_000), (1_000, AMOUNT + 3)] {
+        assert!(!defer(&*ledger, &next, limit(total, per_payer, 1)).await);
+    }
+    assert!(defer(&*ledger, &next, limit(AMOUNT + 4, AMOUNT + 4, 1)).await);
 }
 
 async fn only_produced_due_payments_are_deferred_and_once(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {

@@ -17,6 +17,8 @@ pub(super) const TESTS: &[Test] = table! {
     a_due_payment_that_is_released_stays_in_flight,
     the_longest_body_digest_is_kept,
     what_is_charged_is_what_is_settled_and_nothing_is_final,
+    only_what_is_charged_stays_in_flight,
+    a_settlement_of_nothing_is_final_in_one_step,
     repeated_steps_keep_the_first_times,
     a_payment_that_may_have_been_sent_is_not_discarded,
     a_dead_payment_is_not_in_flight,
@@ -31,6 +33,8 @@ pub(super) const TESTS: &[Test] = table! {
     records_are_removed_when_their_outcome_is_known,
     one_of_many_payments_with_one_id_wins,
     an_id_is_free_when_its_record_is_removed,
+    an_id_is_of_one_payment_whatever_was_signed_for_it,
+    permits_are_in_flight_with_what_else_is_paid_in_their_token,
 };
 
 async fn one_of_many_concurrent_reservations_wins(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
@@ -251,6 +255,29 @@ async fn what_is_charged_is_what_is_settled_and_nothing_is_final(ledger: Arc<dyn
     let charged = produce(2, 4).await.unwrap();
     assert_eq!((charged.settlement, charged.amount()), (Settlement::Due, U256::from(4)));
     assert_eq!((charged.authorization.value, charged.in_flight()), (U256::from(10), U256::from(4)));
+}
+
+async fn only_what_is_charged_stays_in_flight(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    charge(&*ledger, 1, 1, 4).await;
+    let next = reserve(&*ledger, record(1, 2)).await;
+    assert!(matches!(admit(&*ledger, &next, 13, 1).await, Err(LedgerError::InsufficientFunds)));
+    admit(&*ledger, &next, 14, 1).await.unwrap();
+}
+
+/// A facilitator's service is asked to charge nothing, and does no work.
+async fn a_settlement_of_nothing_is_final_in_one_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let mut free = record(1, 1);
+    free.charged = Some(U256::ZERO);
+    let lease = reserve(&*ledger, free).await;
+    let nothing = || SettlementStep::Settle { transaction: B256::ZERO, block: None, fee: None };
+    ledger.settle(&lease.key, &nothing()).await.unwrap();
+    let free = ledger.get(&lease.key).await.unwrap().unwrap();
+    assert_eq!(free.settlement, Settlement::Final { transaction: B256::ZERO, block: None });
+    assert_eq!((free.transaction(), free.settled_at), (None, Some(START)));
+    for step in [nothing(), SettlementStep::Submit { transaction: hash(1) }] {
+        let again = ledger.settle(&lease.key, &step).await;
+        assert!(matches!(again, Err(LedgerError::InvalidTransition(_))), "{step:?}: {again:?}");
+    }
 }
 
 async fn repeated_steps_keep_the_first_times(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
@@ -495,4 +522,33 @@ async fn an_id_is_free_when_its_record_is_removed(ledger: Arc<dyn Ledger>, clock
     clock.advance(7_200);
     reserve(&*ledger, with_id(1, record(1, 4))).await;
     assert!(ledger.get(&released.key).await.unwrap().is_none(), "removed");
+}
+
+/// A token that is not USDC.
+fn other_token() -> Asset {
+    Asset::new(Network::BASE, Address::repeat_byte(0xaa), "Other", "1")
+}
+
+async fn an_id_is_of_one_payment_whatever_was_signed_for_it(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let exact = reserve(&*ledger, with_id(1, record(1, 1))).await;
+    // The nonce is the same, too, and is another one's: that of a permit.
+    let taken = ledger.reserve(&with_id(1, permit(usdc(), 1, 1))).await;
+    assert!(matches!(taken, Err(LedgerError::IdTaken { key }) if key == exact.key), "{taken:?}");
+    let signed = reserve(&*ledger, with_id(2, permit(usdc(), 1, 1))).await;
+    for another in [record(1, 2), permit(usdc(), 1, 2)] {
+        let taken = ledger.reserve(&with_id(2, another)).await;
+        assert!(matches!(taken, Err(LedgerError::IdTaken { key }) if key == signed.key), "{taken:?}");
+    }
+    // What is paid in another token has ids of its own.
+    reserve(&*ledger, with_id(2, permit(other_token(), 1, 3))).await;
+}
+
+async fn permits_are_in_flight_with_what_else_is_paid_in_their_token(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let first = reserve(&*ledger, permit(usdc(), 1, 1)).await;
+    admit(&*ledger, &first, 10, 1).await.unwrap();
+    let exact = reserve(&*ledger, record(1, 1)).await;
+    assert!(matches!(admit(&*ledger, &exact, 19, 1).await, Err(LedgerError::InsufficientFunds)));
+    admit(&*ledger, &exact, 20, 1).await.unwrap();
+    let other = reserve(&*ledger, permit(other_token(), 1, 2)).await;
+    admit(&*ledger, &other, 10, 1).await.expect("another token has a balance of its own");
 }

@@ -41,8 +41,9 @@ use super::*;
 use crate::{
     clock::ManualClock,
     eip3009::{Authorization, PaymentSignature},
+    network::Asset,
     payment::{Funds, Terms, Window, precheck},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason, TransferMethod},
 };
 
 /// When the clock of every test starts, in Unix seconds.
@@ -115,13 +116,21 @@ const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat
 /// Returns the record of a new payment of 10 atomic units, valid for 60 seconds and leased for 30 from [`START`]. `payer` is repeated to an
 /// address.
 pub fn record(payer: u8, nonce: u64) -> Record {
+    record_of(usdc(), TransferMethod::Authorization, payer, nonce)
+}
+
+fn usdc() -> Asset {
+    Network::BASE.usdc().unwrap()
+}
+
+fn record_of(asset: Asset, method: TransferMethod, payer: u8, nonce: u64) -> Record {
     let offer = ExactOffer {
-        asset: Network::BASE.usdc().unwrap(),
+        asset,
         amount: U256::from(10),
         pay_to: Address::repeat_byte(0xee),
         max_timeout_seconds: 60,
         flow: PaymentFlow::Authorization,
-        method: Default::default(),
+        method,
     };
     let authorization = Authorization {
         from: Address::repeat_byte(payer),
@@ -131,11 +140,17 @@ pub fn record(payer: u8, nonce: u64) -> Record {
         valid_before: U256::from(VALID_BEFORE),
         nonce: B256::from(U256::from(nonce)),
     };
-    let payload = ExactPayload::new(PaymentSignature::from(vec![1; 65]), authorization);
+    let signature = PaymentSignature::from(vec![1; 65]);
+    let payload = ExactPayload { permit: offer.permit(), ..ExactPayload::new(signature, authorization) };
     let window = Window::default();
     let payment = precheck(Arc::new(Terms::new(offer)), payload, window, START).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     Record::new(&payment, request, START, START + 30)
+}
+
+/// Returns the same for a permit (scheme `upto`), of at most 10 atomic units of a token.
+pub fn permit(asset: Asset, payer: u8, nonce: u64) -> Record {
+    record_of(asset, TransferMethod::Permit { facilitator: Address::repeat_byte(0xfa) }, payer, nonce)
 }
 
 /// Gives the record a payment id.
@@ -180,6 +195,17 @@ async fn work(ledger: &dyn Ledger, lease: &Lease) {
         .fulfil(lease, &FulfilmentStep::Produce { charged: None, body: None, at: START, response: None })
         .await
         .unwrap();
+}
+
+/// Makes a payment whose work is done, and of which this much is charged.
+async fn charge(ledger: &dyn Ledger, payer: u8, nonce: u64, charged: u64) -> Lease {
+    let lease = reserve(ledger, record(payer, nonce)).await;
+    admit(ledger, &lease, 1_000, 1).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    let charged = Some(U256::from(charged));
+    let produce = FulfilmentStep::Produce { charged, body: None, at: START, response: None };
+    ledger.fulfil(&lease, &produce).await.unwrap();
+    lease
 }
 
 /// Makes a payment whose work is done.

@@ -94,7 +94,7 @@ macro_rules! step {
     () => {
         "UPDATE payments SET stamp = $6, fulfilment = $7, settlement = $8, has_failed = $9, in_flight = $10, \
          is_resolved = $11, block = $12, settled_at = $13, lease_until = $14, settling_until = $15, is_owed = $16, \
-         is_overdue = $17, record = $18, lease_process = $19, settling_process = $20 \
+         is_overdue = $17, record = $18, amount = $19::numeric, lease_process = $20, settling_process = $21 \
          WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5"
     };
 }
@@ -118,18 +118,18 @@ pub(super) use seen;
 const RESERVE: &str = concat!(
     "WITH made AS (\
        INSERT INTO payments (chain_id, asset, payer, nonce, stamp, fulfilment, settlement, has_failed, in_flight, \
-         is_resolved, block, settled_at, lease_until, settling_until, is_owed, is_overdue, record, lease_process, \
-         settling_process, id, amount, forget_at) \
-       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21::numeric, $22) \
-       ON CONFLICT DO NOTHING RETURNING nonce) \
-     SELECT true AS is_new, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record, \
+         is_resolved, block, settled_at, lease_until, settling_until, is_owed, is_overdue, record, amount, lease_process, \
+         settling_process, id, forget_at, token) \
+       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18::numeric, $19, $20, $21, $22, $23) \
+       ON CONFLICT DO NOTHING RETURNING asset, nonce) \
+     SELECT true AS is_new, asset, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record, \
        0::bigint AS lease_process, 0::bigint AS settling_process, false AS lease_holds, false AS claim_holds FROM made \
-     UNION ALL SELECT false, nonce, ",
+     UNION ALL SELECT false, asset, nonce, ",
     seen!(),
     " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 \
-     UNION ALL SELECT false, nonce, ",
+     UNION ALL SELECT false, asset, nonce, ",
     seen!(),
-    " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND id = $20 AND nonce <> $4"
+    " FROM payments WHERE chain_id = $1 AND token = $23 AND payer = $3 AND id = $21 AND (asset, nonce) <> ($2, $4)"
 );
 const READ: &str =
     concat!("SELECT ", seen!(), " FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4");
@@ -139,7 +139,7 @@ const STEP_WITH_RESPONSE: &str = concat!(
     step!(),
     " RETURNING 1), kept AS (\
        INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
-       SELECT $1, $2, $3, $4, $21, $22, $23, $24 FROM step ON CONFLICT DO NOTHING) \
+       SELECT $1, $2, $3, $4, $22, $23, $24, $25 FROM step ON CONFLICT DO NOTHING) \
      SELECT 1 FROM step"
 );
 // The payment's row is locked first, so that a step that is not taken does not use up the turn.
@@ -147,9 +147,9 @@ const STEP_IN_TURN: &str = concat!(
     "WITH mine AS (\
        SELECT 1 FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5 FOR UPDATE), \
      turn AS (\
-       INSERT INTO turns (chain_id, asset, payer, stamp, touched_at) SELECT $23, $24, $25, $6, $21 FROM mine \
+       INSERT INTO turns (chain_id, asset, payer, stamp, touched_at) SELECT $24, $25, $26, $6, $22 FROM mine \
        ON CONFLICT (chain_id, asset, payer) DO UPDATE SET stamp = excluded.stamp, touched_at = excluded.touched_at \
-       WHERE turns.stamp = $22 RETURNING 1) ",
+       WHERE turns.stamp = $23 RETURNING 1) ",
     step!(),
     " AND EXISTS (SELECT 1 FROM turn) RETURNING 1"
 );
@@ -188,8 +188,8 @@ const TOUCHED_EVERY: u64 = 1024;
 pub(super) fn reserve(record: &Record, stamp: i64, holders: Holders) -> Result<Statement, LedgerError> {
     Ok(values(keyed(RESERVE, &record.key).bind(stamp), record, holders)?
         .bind(record.id.map(|id| id.to_vec()))
-        .bind(record.authorization.value.to_string())
-        .bind(capped(expiry(record))))
+        .bind(capped(expiry(record)))
+        .bind(record.terms.offer().asset.address.to_vec()))
 }
 
 pub(super) fn found(key: &PaymentKey, rows: &[PgRow]) -> Result<Found, LedgerError> {
@@ -198,11 +198,13 @@ pub(super) fn found(key: &PaymentKey, rows: &[PgRow]) -> Result<Found, LedgerErr
         if column(row, "is_new")? {
             return Ok(Found::New);
         }
-        let nonce = B256::try_from(&column::<Vec<u8>>(row, "nonce")?[..]).map_err(|_| unreadable())?;
-        if nonce == key.nonce {
+        let asset = Address::try_from(column::<&[u8]>(row, "asset")?).map_err(|_| unreadable())?;
+        let nonce = B256::try_from(column::<&[u8]>(row, "nonce")?).map_err(|_| unreadable())?;
+        let found = PaymentKey { asset, nonce, ..*key };
+        if found == *key {
             return Ok(Found::Known(Box::new(stamped(row)?)));
         }
-        holder = Some(PaymentKey { nonce, ..*key });
+        holder = Some(found);
     }
     Ok(holder.map_or(Found::Nothing, Found::IdTaken))
 }
@@ -318,7 +320,8 @@ fn values(statement: Statement, record: &Record, holders: Holders) -> Result<Sta
         .bind(settling_until(record))
         .bind(!record.owed().is_zero())
         .bind(record.is_overdue())
-        .bind(json(record)?);
+        .bind(json(record)?)
+        .bind(record.amount().to_string());
     Ok(holders.bind_to(statement))
 }
 

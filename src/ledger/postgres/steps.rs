@@ -18,35 +18,30 @@ use super::{
     payments::{self, Found, Holders, Stamped, Turn, TurnOf, capped, column},
     upkeep::ResponseRow,
 };
-use crate::{
-    payment::{Funds, PaymentKey},
-    upto::PERMIT2,
-};
+use crate::payment::{Funds, PaymentKey};
 
 /// The number of times that another step may come first before this one fails.
 const MAX_LOST: u32 = 100;
 /// The number of records that a process remembers.
 const MAX_KNOWN: usize = 4096;
 
-// Permits of all tokens have one key, and count against each: a row does not say of which token it is.
-//
 // The sums of a payer in flight, the amount that moved after the block, and the stamp of its last admission, at one moment.
 const IN_FLIGHT: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flying.submitted, 0)::text AS submitted, \
        COALESCE(moved.amount, 0)::text AS moved, \
        (SELECT stamp FROM turns WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS stamp \
      FROM (SELECT sum(amount) FILTER (WHERE is_resolved) AS held, sum(amount) FILTER (WHERE NOT is_resolved) AS submitted \
-         FROM payments WHERE chain_id = $1 AND asset IN ($2, $6) AND payer = $3 AND in_flight) AS flying, \
+         FROM payments WHERE chain_id = $1 AND token = $2 AND payer = $3 AND in_flight) AS flying, \
        (SELECT sum(amount) AS amount FROM payments \
-         WHERE chain_id = $1 AND asset IN ($2, $6) AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
+         WHERE chain_id = $1 AND token = $2 AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
 
 // What all payers owe, what this payer owes and has paid, and the stamp of the last deferral, at one moment.
 const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(owed.own, 0)::text AS own, owed.overdue, \
-       (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND asset IN ($2, $8) AND payer = $3 \
-         AND settled_at IS NOT NULL LIMIT $4) AS history) AS paid, \
+       (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND token = $2 AND payer = $3 \
+         AND settled_at IS NOT NULL AND amount > 0 LIMIT $4) AS history) AS paid, \
        (SELECT stamp FROM turns WHERE chain_id = $5 AND asset = $6 AND payer = $7) AS stamp \
      FROM (SELECT sum(amount) AS total, \
-         sum(amount) FILTER (WHERE chain_id = $1 AND asset IN ($2, $8) AND payer = $3) AS own, \
-         count(*) FILTER (WHERE chain_id = $1 AND asset IN ($2, $8) AND payer = $3 AND is_overdue) AS overdue \
+         sum(amount) FILTER (WHERE chain_id = $1 AND token = $2 AND payer = $3) AS own, \
+         count(*) FILTER (WHERE chain_id = $1 AND token = $2 AND payer = $3 AND is_overdue) AS overdue \
        FROM payments WHERE is_owed) AS owed";
 
 /// A condition beyond the record itself, which must hold at the moment of the step.
@@ -152,8 +147,7 @@ impl PostgresLedger {
         let statement = TurnOf::Payer(*key)
             .bind_to(Statement::new(IN_FLIGHT))
             .bind(capped(now.saturating_sub(RECENT)))
-            .bind(capped(block))
-            .bind(PERMIT2.to_vec());
+            .bind(capped(block));
         let rows = self.connections.repeat(statement).await?;
         let row = rows.first().ok_or_else(payments::unreadable)?;
         // A sum above 256 bits is above every balance.
@@ -164,8 +158,7 @@ impl PostgresLedger {
 
     async fn credit(&self, key: &PaymentKey, history: u32) -> Result<(TotalOwed, PayerSums, Option<i64>), LedgerError> {
         let statement = TurnOf::Payer(*key).bind_to(Statement::new(CREDIT)).bind(i64::from(history));
-        let statement = TurnOf::Everybody.bind_to(statement).bind(PERMIT2.to_vec());
-        let rows = self.connections.repeat(statement).await?;
+        let rows = self.connections.repeat(TurnOf::Everybody.bind_to(statement)).await?;
         let row = rows.first().ok_or_else(payments::unreadable)?;
         let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
         let count = |name| Ok::<u32, LedgerError>(u32::try_from(column::<i64>(row, name)?).unwrap_or(u32::MAX));

@@ -194,34 +194,127 @@ async fn chain_tells_what_was_charged_by_an_answer_that_was_lost() {
     assert_eq!((payer.budget().spent(), payer.budget().reserved()), (usdc(500), usdc(PRICE)));
 }
 
+/// What a seller answers that says that it charged this much, in this transaction.
+fn says(stage: &Stage, transaction: &str, amount: &str) -> HeaderMap {
+    let response = json!({
+        "success": true, "transaction": transaction, "network": "eip155:84532", "amount": amount,
+        "payer": stage.buyer.address(),
+    });
+    let mut headers = HeaderMap::new();
+    headers.insert("payment-response", BASE64_STANDARD.encode(response.to_string()).parse().unwrap());
+    headers
+}
+
 #[tokio::test]
-async fn seller_is_believed_no_charge_above_what_was_signed_and_none_without_a_transaction() {
+async fn seller_is_believed_no_charge_above_what_was_signed_and_none_below_it() {
     let stage = Stage::open(U256::MAX >> 1).await;
-    let settled = |transaction: &str, amount: &str| {
-        let response = json!({
-            "success": true, "transaction": transaction, "network": "eip155:84532", "amount": amount,
-            "payer": stage.buyer.address(),
-        });
-        let mut headers = HeaderMap::new();
-        headers.insert("payment-response", BASE64_STANDARD.encode(response.to_string()).parse().unwrap());
-        headers
-    };
-    let hash = format!("0x{}", "ab".repeat(32));
+    // It paid another permit of the same payer to the same payee, by as much.
+    let (_, other) = stage.buy(&stage.payer(budget()), "costs 250").await;
+    let other = other.transaction.unwrap().to_string();
+    let invented = format!("0x{}", "ab".repeat(32));
     for (transaction, amount, outcome, spent, reserved) in [
-        (hash.as_str(), "1001", PaymentOutcome::Unknown, 0, PRICE),
-        (&hash, "-1", PaymentOutcome::Unknown, 0, PRICE),
-        (&hash, "1000", PaymentOutcome::Settled, PRICE, 0),
-        (&hash, "1", PaymentOutcome::Settled, 1, 0),
+        (invented.as_str(), "1001", PaymentOutcome::Unknown, 0, PRICE),
+        (&invented, "-1", PaymentOutcome::Unknown, 0, PRICE),
+        (&invented, "1000", PaymentOutcome::Settled, PRICE, 0),
+        (&invented, "1", PaymentOutcome::Settled, 0, PRICE),
+        (&other, "250", PaymentOutcome::Settled, 0, PRICE),
         ("", "1", PaymentOutcome::Accepted, PRICE, 0),
         ("", "0", PaymentOutcome::Accepted, 0, PRICE),
     ] {
         let payer = stage.payer(budget());
         let mut payment = stage.sign(&payer).await;
-        let next = payment.answered(StatusCode::OK, &settled(transaction, amount), None);
+        let next = payment.answered(StatusCode::OK, &says(&stage, transaction, amount), None);
         assert_eq!(next, NextStep::Conclude);
         let receipt = payment.conclude().await;
         assert_eq!(receipt.outcome, outcome, "{transaction} {amount}");
         let budget = payer.budget();
         assert_eq!((budget.spent(), budget.reserved()), (usdc(spent), usdc(reserved)), "{transaction} {amount}");
     }
+}
+
+/// It says that it charged one unit, and charges all of it.
+#[tokio::test]
+async fn seller_that_lies_about_its_charge_gets_no_more_than_the_budget() {
+    let stage = Stage::open(U256::MAX >> 1).await;
+    let path = TempPath::new("upto-lies");
+    let open = || {
+        let journal = Journal::open(&path.0).unwrap();
+        Budget::builder().per_payment(usdc(PRICE)).total(usdc(3 * PRICE)).journal(journal).build()
+    };
+    let payer = stage.payer(open());
+    for lies in 1..=3 {
+        let unpaid = send(&stage.app, evaluate("all of it")).await;
+        let url = "http://shop.example/evaluate?k=1".parse().unwrap();
+        let mut payment = payer.pay(&Method::POST, &url, &unpaid.headers, None).await.unwrap().expect("a 402");
+        let invented = format!("0x{}", "ab".repeat(32));
+        payment.answered(StatusCode::OK, &says(&stage, &invented, "1"), None);
+        let mut request = evaluate("all of it");
+        request.headers_mut().insert(payment.header_name(), payment.header().clone());
+        let receipt = payment.conclude().await;
+        assert_eq!((receipt.outcome, receipt.amount), (PaymentOutcome::Settled, usdc(1)));
+        assert_eq!(send(&stage.app, request).await.status, StatusCode::OK);
+        assert_eq!((payer.budget().spent(), payer.budget().reserved()), (Usdc::ZERO, usdc(lies * PRICE)));
+    }
+    // A later process counts the same, and signs nothing more.
+    drop(payer);
+    let payer = stage.payer(open());
+    assert_eq!(payer.budget().remaining(), Usdc::ZERO);
+    let unpaid = send(&stage.app, evaluate("a")).await;
+    let url = "http://shop.example/evaluate?k=1".parse().unwrap();
+    let refused = payer.pay(&Method::POST, &url, &unpaid.headers, None).await.unwrap_err();
+    assert!(refused.to_string().contains("limit"), "{refused}");
+    let found = reconcile(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((found.paid, found.spent), (3, usdc(3 * PRICE)));
+    assert_eq!((payer.budget().spent(), payer.budget().reserved()), (usdc(3 * PRICE), Usdc::ZERO));
+}
+
+#[tokio::test]
+async fn charge_that_no_node_shows_stays_reserved_until_it_is_looked_up() {
+    let stage = Stage::open(U256::MAX >> 1).await;
+    let blind = Payer::builder(stage.buyer.clone()).budget(budget()).upto(PermitPolicy::default()).build();
+    let (status, receipt) = stage.buy(&blind, "costs 250").await;
+    assert_eq!((status, receipt.outcome, receipt.amount), (StatusCode::OK, PaymentOutcome::Settled, usdc(250)));
+    assert_eq!((blind.budget().spent(), blind.budget().reserved()), (Usdc::ZERO, usdc(PRICE)));
+    let found = reconcile(blind.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((found.paid, found.spent), (1, usdc(250)));
+    assert_eq!((blind.budget().spent(), blind.budget().reserved()), (usdc(250), Usdc::ZERO));
+}
+
+#[tokio::test]
+async fn budget_that_trusts_sellers_counts_what_they_say_once_the_permit_has_expired() {
+    let stage = Stage::open(U256::MAX >> 1).await;
+    let path = TempPath::new("upto-trusts");
+    let open = || {
+        let journal = Journal::open(&path.0).unwrap();
+        let budget = Budget::builder().per_payment(usdc(PRICE)).total(usdc(3 * PRICE)).release_failed();
+        Payer::builder(stage.buyer.clone())
+            .budget(budget.journal(journal).build())
+            .upto(PermitPolicy::default())
+            .build()
+    };
+    let payer = open();
+    assert_eq!(stage.buy(&payer, "costs 250").await.1.amount, usdc(250));
+    assert_eq!(stage.buy(&payer, "costs 0").await.1.amount, Usdc::ZERO);
+    drop(payer);
+    let payer = open();
+    let budget = payer.budget();
+    assert_eq!((budget.spent(), budget.reserved()), (Usdc::ZERO, usdc(2 * PRICE)));
+    let expiry = budget.journal().unresolved().iter().map(|entry| entry.valid_before).max().unwrap();
+    budget.release_expired(expiry);
+    assert_eq!(budget.reserved(), usdc(2 * PRICE), "the clocks may differ");
+    budget.release_expired(expiry + 60);
+    assert_eq!((budget.spent(), budget.reserved()), (usdc(250), Usdc::ZERO));
+}
+
+#[tokio::test]
+async fn approval_of_one_payer_is_not_anothers() {
+    let stage = Stage::open(U256::MAX >> 1).await;
+    let policy = PermitPolicy::default().node(Network::BASE_SEPOLIA, stage.chain.devnet.rpc_client());
+    let payer = |signer| Payer::builder(signer).budget(budget()).upto(policy.clone()).build();
+    assert_eq!(stage.buy(&payer(stage.buyer.clone()), "costs 250").await.1.amount, usdc(250));
+    let other = PrivateKeySigner::random();
+    stage.chain.mint(other.address(), PRICE).await;
+    // It has approved nothing, so that it pays by the other offer.
+    let (status, receipt) = stage.buy(&payer(other), "costs 250").await;
+    assert_eq!((status, receipt.amount), (StatusCode::OK, usdc(PRICE)));
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, Bytes, U256, hex};
+use alloy_primitives::{Address, B256, Bytes, U256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
 use axum::body::Body;
@@ -14,16 +14,19 @@ use support::{
     chain::Chain as _,
     devnet::DevnetChain,
     eventually::eventually,
+    faulty_ledger::{Fault as LedgerFault, How, faulty},
     permit::{PROXY, Permit, approve, burn},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    Usdc,
-    facilitator::{Facilitator as _, RemoteFacilitator},
-    ledger::{MemoryLedger, Record, Settlement},
-    payment::PaymentKey,
-    server::{ActualPrice, BuildError, RequirePaymentLayerBuilder},
+    Network, Usdc,
+    devnet::Fault,
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, RemoteFacilitator, VerifyError},
+    ledger::{Ledger, MemoryLedger, Record, Settlement},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
+    protocol::SupportedResponse,
+    server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayerBuilder},
     service::FacilitatorService,
     upto::PERMIT2,
 };
@@ -389,18 +392,21 @@ async fn permit_is_charged_once_through_a_facilitators_service() {
     }
 }
 
+/// Asks a facilitator's service about this amount of a permit.
+async fn ask(service: &App, permit: &Permit, path: &str, amount: &str) -> Value {
+    let mut required = permit.offer.clone();
+    required["amount"] = amount.into();
+    let body = json!({ "x402Version": 2, "paymentPayload": permit.payload(), "paymentRequirements": required });
+    let request = http::Request::post(path).body(Body::from(body.to_string())).unwrap();
+    send(service, request).await.json()
+}
+
 /// What a caller asks for a second time, with another amount, is another settlement of a permit that has been settled.
 #[tokio::test]
 async fn service_settles_a_permit_for_one_amount_only() {
     let stage = Stage::open().await;
     let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
-    let ask = async |permit: &Permit, path: &str, amount: &str| {
-        let mut required = permit.offer.clone();
-        required["amount"] = amount.into();
-        let body = json!({ "x402Version": 2, "paymentPayload": permit.payload(), "paymentRequirements": required });
-        let request = http::Request::post(path).body(Body::from(body.to_string())).unwrap();
-        send(&service, request).await.json()
-    };
+    let ask = async |permit: &Permit, path: &str, amount: &str| ask(&service, permit, path, amount).await;
     let permit = stage.permit("a").await;
     assert_eq!(ask(&permit, "/verify", "1000").await["isValid"], true);
     let verified = ask(&permit, "/verify", "999").await;
@@ -544,4 +550,214 @@ async fn contract_wallets_pay_by_permit() {
     forged.resign();
     let answer = send(&stage.app, forged.on(evaluate("costs 250"))).await;
     assert_eq!(answer.reason(), "invalid_permit2_signature");
+}
+
+/// The payer's money would cover both, and what Permit2 may move covers one.
+#[tokio::test]
+async fn approval_covers_what_is_in_flight() {
+    let stage = Stage::open().await;
+    approve(&stage.chain.devnet, stage.payer.address(), U256::from(2 * PRICE - 1));
+    let (first, second) = (stage.permit("held, costs 250").await, stage.permit("a").await);
+    let (answer, refused) = tokio::join!(send(&stage.app, first.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        let refused = send(&stage.app, second.on(evaluate("a"))).await;
+        stage.go_on.notify_one();
+        refused
+    });
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    let said = (refused.status, refused.reason());
+    assert_eq!(said, (StatusCode::PAYMENT_REQUIRED, "permit2_insufficient_balance".to_owned()), "{refused:?}");
+    assert_eq!(stage.shop.handled(), 1);
+    // What is left of it covers the second one.
+    assert_eq!(send(&stage.app, second.on(evaluate("a"))).await.status, StatusCode::OK);
+    assert_eq!(stage.received().await, 250 + PRICE);
+}
+
+#[tokio::test]
+async fn permit_is_known_after_the_key_that_it_names_was_changed() {
+    let stage = Stage::open().await;
+    let (answered, unseen) = (stage.permit("costs 250").await, stage.permit("costs 250").await);
+    let answer = send(&stage.app, answered.on(evaluate("costs 250"))).await;
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let asked = stage.permit("a").await;
+    let settled = ask(&service, &asked, "/settle", "100").await;
+    assert_eq!((answer.status, settled["success"].clone()), (StatusCode::OK, json!(true)), "{answer:?} {settled}");
+
+    let (url, ledger) = (stage.chain.rpc_url(), stage.shop.facilitator.ledger().clone());
+    let mut shop = Shop::open_with(&stage.chain, |builder| builder.rpc_url(url).ledger(ledger)).await;
+    (shop.pay_to, shop.handled) = (stage.shop.pay_to, stage.shop.handled.clone());
+    let app = shop.app(shop.layer().upto());
+    let again = send(&app, answered.on(evaluate("costs 250"))).await;
+    assert_eq!((again.status, again.settlement()), (StatusCode::OK, answer.settlement()), "{again:?}");
+    let service = support::shop::app(FacilitatorService::builder(shop.facilitator.clone()).build());
+    assert_eq!(ask(&service, &asked, "/settle", "100").await, settled);
+    // For new work nobody here has the key.
+    assert!(send(&app, unseen.on(evaluate("costs 250"))).await.status.is_client_error());
+    assert_eq!(ask(&service, &unseen, "/settle", "100").await["errorReason"], "upto_facilitator_mismatch");
+    assert_eq!((shop.handled(), stage.received().await), (1, 350));
+}
+
+/// Only the chain can check its signature, and the chain takes no charge of nothing.
+#[tokio::test]
+async fn permit_of_a_contract_wallet_is_charged_nothing_at_a_service() {
+    let stage = Stage::open().await;
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let wallet = stage.chain.deploy_wallet(stage.payer.address()).await;
+    stage.chain.mint(wallet, 10 * PRICE).await;
+    approve(&stage.chain.devnet, wallet, U256::MAX >> 1);
+    let mut permit = stage.permit("a").await;
+    permit.from = wallet;
+    let settled = ask(&service, &permit, "/settle", "0").await;
+    let said = ["success", "transaction", "amount"].map(|field| settled[field].clone());
+    assert_eq!(said, [json!(true), json!(""), json!("0")], "{settled}");
+    assert_eq!(ask(&service, &permit, "/settle", "900").await["success"], false);
+    let mut forged = stage.permit("a").await;
+    (forged.from, forged.signer) = (wallet, PrivateKeySigner::random());
+    forged.resign();
+    assert_eq!(ask(&service, &forged, "/settle", "0").await["success"], false);
+    assert_eq!(stage.received().await, 0);
+}
+
+#[tokio::test]
+async fn charge_of_nothing_is_one_step_of_a_service() {
+    let chain = DevnetChain::start(None).await;
+    let ledger = faulty(Arc::new(MemoryLedger::new()));
+    let (url, books) = (chain.rpc_url(), ledger.clone());
+    let shop = Shop::open_with(&chain, |builder| builder.rpc_url(url).ledger(books)).await;
+    let layer = shop.layer().upto();
+    let stage = Stage::with(chain, shop, layer, 10 * PRICE);
+    let service = support::shop::app(FacilitatorService::builder(stage.shop.facilitator.clone()).build());
+    let permit = stage.permit("a").await;
+    // As if the process ended after the first.
+    ledger.around.arm(Some(LedgerFault { call: "settle Finalize", nth: 0, how: How::Before }));
+    let settled = ask(&service, &permit, "/settle", "0").await;
+    assert_eq!(settled["success"], true, "{settled}");
+    let record = stage.record(&permit).await.unwrap();
+    assert!(matches!(record.settlement, Settlement::Final { .. }) && record.transaction().is_none(), "{record:?}");
+}
+
+/// A facilitator that says yes to everything, and that it charged this much.
+async fn yes_man(account: Address, amount: Option<&'static str>) -> String {
+    let answer = move |request: http::Request<Body>| async move {
+        let kind = |scheme: &str| json!({ "x402Version": 2, "scheme": scheme, "network": "eip155:84532" });
+        let mut permits = kind("upto");
+        permits["extra"] = json!({ "facilitatorAddress": account });
+        axum::Json(match request.uri().path() {
+            "/supported" => json!({
+                "kinds": [kind("exact"), permits], "extensions": [],
+                "signers": { "eip155:*": [Address::repeat_byte(1), account] },
+            }),
+            "/verify" => json!({ "isValid": true }),
+            _ => {
+                let transaction = B256::repeat_byte(0xab);
+                let mut settled = json!({ "success": true, "transaction": transaction, "network": "eip155:84532" });
+                if let Some(amount) = amount {
+                    settled["amount"] = amount.into();
+                }
+                settled
+            }
+        })
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await.unwrap() });
+    url
+}
+
+/// Nobody looks at the chain, so that only the facilitator says what it charged.
+#[tokio::test]
+async fn facilitators_success_is_believed_if_it_names_what_was_charged() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let account = Address::repeat_byte(7);
+    for (amount, is_believed) in [(Some("250"), true), (None, false), (Some(""), false), (Some("1000"), false)] {
+        let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+        let remote = RemoteFacilitator::builder(yes_man(account, amount).await).ledger(ledger.clone());
+        let remote = remote.build().await.unwrap();
+        // It is the account that it names, although it lists another one first.
+        assert_eq!(remote.permit_account(chain.asset().network), Some(account));
+        let layer = tower_x402::server::RequirePaymentLayer::builder()
+            .price("$0.001")
+            .pay_to(chain.asset().network, shop.pay_to)
+            .facilitator(remote)
+            .upto();
+        let app = shop.app_with(layer, |_, body| async move {
+            let mut response = Response::new(Body::from(body));
+            response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(250)));
+            Ok(response)
+        });
+        let permit = Permit::pay(&PrivateKeySigner::random(), &app, evaluate("a")).await;
+        let answer = send(&app, permit.on(evaluate("a"))).await;
+        assert_eq!(answer.status.is_success(), is_believed, "{amount:?} {answer:?}");
+        let nonce = permit.message.nonce.into();
+        let key = PaymentKey { network: permit.network, asset: PERMIT2, payer: permit.from, nonce };
+        let record = ledger.get(&key).await.unwrap().unwrap();
+        assert_eq!(record.transaction().is_some(), is_believed, "{amount:?} {record:?}");
+    }
+}
+
+/// Settles permits, and nothing in the background.
+#[derive(Debug)]
+struct Asked(Arc<OnchainFacilitator>);
+
+#[async_trait::async_trait]
+impl Facilitator for Asked {
+    fn ledger(&self) -> &Arc<dyn Ledger> {
+        self.0.ledger()
+    }
+
+    fn serves(&self, terms: &Terms) -> bool {
+        terms.permit().is_some() && self.0.serves(terms)
+    }
+
+    fn permit_account(&self, network: Network) -> Option<Address> {
+        self.0.permit_account(network)
+    }
+
+    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
+        self.0.supported().await
+    }
+
+    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        self.0.verify(payment).await
+    }
+
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
+        self.0.settle(payment, verified).await
+    }
+
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
+        self.0.reconcile(record).await
+    }
+}
+
+#[tokio::test]
+async fn layer_that_defers_needs_a_facilitator_for_permits_that_settles_by_itself() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let layer = |is_deferred: bool| {
+        let builder = tower_x402::server::RequirePaymentLayer::builder()
+            .price("$0.001")
+            .pay_to(chain.asset().network, shop.pay_to)
+            .facilitator(Asked(shop.facilitator.clone()))
+            .facilitator(shop.facilitator.clone())
+            .upto();
+        if is_deferred { builder.deferred(DeferredPolicy::default()).build() } else { builder.build() }
+    };
+    assert!(layer(false).is_ok());
+    assert!(matches!(layer(true), Err(BuildError::NotDeferrable(_))));
+}
+
+/// The node's words may be about the node.
+#[tokio::test]
+async fn payer_is_not_told_what_the_node_says_of_a_revert() {
+    let stage = Stage::open().await;
+    stage.chain.devnet.faults().set(|call| match call.method {
+        "eth_estimateGas" => Fault::Error { code: 3, message: "execution reverted: see http://node.internal".into() },
+        _ => Fault::None,
+    });
+    let answer = send(&stage.app, stage.permit("a").await.on(evaluate("a"))).await;
+    let said = (answer.status, answer.reason());
+    assert_eq!(said, (StatusCode::PAYMENT_REQUIRED, "permit2_simulation_failed".to_owned()), "{answer:?}");
+    assert!(!format!("{answer:?} {}", demand(&answer)).contains("node.internal"), "{answer:?}");
 }

@@ -1,11 +1,13 @@
 -- One row per payment that may still matter. `record` holds all of it as JSON: the state machine is not in the database. The
 -- other columns repeat what is searched and summed by. `stamp` is a random number, another one after every step, so that a
 -- step is taken from the very state it was decided on. `lease_process` and `settling_process` are of `processes`.
+-- `asset` keeps the nonce: the token, or Permit2 for all tokens. `token` is what is paid in, whatever was signed.
 CREATE TABLE payments (
     chain_id       bigint         NOT NULL,
     asset          bytea          NOT NULL,
     payer          bytea          NOT NULL,
     nonce          bytea          NOT NULL,
+    token          bytea          NOT NULL,
     id             bytea,
     stamp          bigint         NOT NULL,
     fulfilment     text           NOT NULL,
@@ -27,11 +29,11 @@ CREATE TABLE payments (
     settling_process bigint       NOT NULL DEFAULT 0,
     PRIMARY KEY (chain_id, asset, payer, nonce)
 );
-CREATE UNIQUE INDEX payments_by_id ON payments (chain_id, asset, payer, id) WHERE id IS NOT NULL;
+CREATE UNIQUE INDEX payments_by_id ON payments (chain_id, token, payer, id) WHERE id IS NOT NULL;
 CREATE INDEX payments_by_state ON payments (settlement, chain_id, asset, payer, nonce);
-CREATE INDEX payments_in_flight ON payments (chain_id, asset, payer) WHERE in_flight;
-CREATE INDEX payments_owed ON payments (chain_id, asset, payer) WHERE is_owed;
-CREATE INDEX payments_moved ON payments (chain_id, asset, payer, settled_at) WHERE settled_at IS NOT NULL;
+CREATE INDEX payments_in_flight ON payments (chain_id, token, payer) WHERE in_flight;
+CREATE INDEX payments_owed ON payments (chain_id, token, payer) WHERE is_owed;
+CREATE INDEX payments_moved ON payments (chain_id, token, payer, settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX payments_to_forget ON payments (forget_at);
 
 -- Payments of one payer are admitted one after the other: each needs the stamp that the one before left. Those that are deferred

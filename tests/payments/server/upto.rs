@@ -26,7 +26,7 @@ use tower_x402::{
     ledger::{Ledger, MemoryLedger, Record, Settlement},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
-    server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayerBuilder},
+    server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
     service::FacilitatorService,
     upto::PERMIT2,
 };
@@ -346,15 +346,47 @@ async fn offer_of_a_maximum_names_the_account_and_is_not_made_in_v1() {
     assert_eq!(kinds, ["exact", "upto"]);
 }
 
+/// Serves the shop's facilitator to others. Returns its URL.
+async fn served(shop: &Shop) -> String {
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    url
+}
+
+/// The node shows all blocks, and in none of them is a transfer by this permit.
+#[tokio::test]
+async fn nonce_that_is_used_for_something_else_ends_the_payment_of_a_confirmed_facilitator() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let (network, url, ledger) = (chain.asset().network, served(&shop).await, Arc::new(MemoryLedger::new()));
+    let remote = RemoteFacilitator::builder(url).ledger(ledger.clone()).confirm(network, chain.rpc_url());
+    let remote = remote.reconcile_interval(Duration::from_millis(10)).build().await.unwrap();
+    let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(network, shop.pay_to).facilitator(remote).upto();
+    let stage = Stage::with(chain, shop, layer, 10 * PRICE);
+    let permit = stage.permit("held, costs 250").await;
+    let (answer, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        burn(&stage.chain.devnet, &stage.payer, permit.message.nonce);
+        stage.go_on.notify_one();
+    });
+    assert!(!answer.status.is_success(), "{answer:?}");
+    let key = PaymentKey { network, asset: PERMIT2, payer: permit.from, nonce: permit.message.nonce.into() };
+    eventually("it is dead", async || {
+        stage.chain.mine().await;
+        ledger.get(&key).await.unwrap().is_none_or(|record| record.settlement == Settlement::Dead)
+    })
+    .await;
+    assert_eq!(stage.received().await, 0);
+}
+
 /// A facilitator that settles through another one, which is ours.
 #[tokio::test]
 async fn permit_is_charged_once_through_a_facilitators_service() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
-    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    let url = served(&shop).await;
     for confirms in [false, true] {
         let mut remote = RemoteFacilitator::builder(&url).ledger(Arc::new(MemoryLedger::new()));
         if confirms {
@@ -362,7 +394,7 @@ async fn permit_is_charged_once_through_a_facilitators_service() {
         }
         let remote = remote.build().await.unwrap();
         assert_eq!(remote.permit_account(chain.asset().network), Some(shop.facilitator.settlement_address()));
-        let layer = tower_x402::server::RequirePaymentLayer::builder()
+        let layer = RequirePaymentLayer::builder()
             .price("$0.001")
             .pay_to(chain.asset().network, shop.pay_to)
             .facilitator(remote)
@@ -466,7 +498,7 @@ async fn account_that_a_permit_names_settles_it() {
 async fn layer_that_nobody_settles_permits_for_is_not_built() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
-    let layer = tower_x402::server::RequirePaymentLayer::builder()
+    let layer = RequirePaymentLayer::builder()
         .price("$0.001")
         .pay_to(chain.asset().network, shop.pay_to)
         .facilitator(support::scripted::Scripted::new())
@@ -483,10 +515,7 @@ async fn layer_that_nobody_settles_permits_for_is_not_built() {
 async fn confirmed_facilitator_that_settles_by_a_contract_is_offered_no_permits() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
-    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    let url = served(&shop).await;
     let (network, account) = (chain.asset().network, shop.facilitator.settlement_address());
     let offered = async |confirms: bool| {
         let mut remote = RemoteFacilitator::builder(&url);

@@ -205,8 +205,8 @@ async fn permit_whose_nonce_was_used_for_something_else_has_failed_and_is_dead_o
         assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}");
         stage.devnet.mine();
     }
-    stage.facilitator.reconcile_now();
-    until(async || stage.record(&payment).await.settlement == Settlement::Dead).await;
+    let outcome = stage.reconcile(&payment).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
     assert_eq!(received(&stage), 0);
 }
 

@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tower_x402::Usdc;
 use x402_market::{
-    evidence::CallOutcome,
+    evidence::{CallOutcome, Pairs},
     selection::{Candidate, Job, Observation, Selector, Skill, SkillSet, Thompson},
 };
 
@@ -42,7 +42,6 @@ fn market(rng: &mut Xoshiro256PlusPlus) -> Vec<Candidate> {
             address(1, number),
             (0..3).filter_map(|_| Skill::new(rng.random_range(0..SKILLS))).collect::<SkillSet>(),
             Usdc::from_atomic(rng.random_range(300..3_000)),
-            0,
         )
     };
     (0..EVALUATORS as u64).map(candidate).collect()
@@ -50,11 +49,9 @@ fn market(rng: &mut Xoshiro256PlusPlus) -> Vec<Candidate> {
 
 fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
     let mut selector = Thompson::seeded(1);
-    selector.select(&job(0, false), market);
-    let mut verdict = |evaluator, skill| {
-        let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
-        Observation::new(evaluator, Skill::new(skill).unwrap(), Usdc::ZERO, 0, outcome)
-    };
+    selector.select(&job(0), market);
+    let mut verdict =
+        |evaluator, skill| Observation::new(evaluator, Skill::new(skill).unwrap(), Usdc::ZERO, audit(rng));
     for skill in 0..SKILLS {
         for candidate in market {
             selector.learn(&verdict(candidate.evaluator, skill));
@@ -67,20 +64,27 @@ fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
     selector
 }
 
-fn job(turn: u64, audit: bool) -> Job {
-    let skill = Skill::new(turn as usize % SKILLS).unwrap();
-    let mut job = Job::new(skill, Usdc::from_atomic(900_000_000), 1_000_000);
-    job.audit = audit;
-    job
+/// An audit of one pair, which seven evaluators of ten order rightly.
+fn audit(rng: &mut Xoshiro256PlusPlus) -> CallOutcome {
+    let is_right = rng.random_bool(0.7);
+    CallOutcome::answered(Pairs::new(is_right.into(), (!is_right).into(), 1))
 }
 
-fn choices(selector: &mut Thompson, market: &[Candidate], audit: bool) -> Vec<Duration> {
+fn job(turn: u64) -> Job {
+    let skill = Skill::new(turn as usize % SKILLS).unwrap();
+    Job::new(skill, Usdc::from_atomic(900_000_000), 1_000_000)
+}
+
+fn choices(selector: &mut Thompson, market: &[Candidate], explores: bool) -> Vec<Duration> {
     let mut times = Vec::new();
     for turn in 0..CHOICES {
         let started = Instant::now();
-        let panel = selector.select(black_box(&job(turn, audit)), market);
+        let chosen = match explores {
+            true => selector.explore(black_box(&job(turn)), market),
+            false => selector.select(black_box(&job(turn)), market),
+        };
         times.push(started.elapsed());
-        black_box(panel);
+        black_box(chosen);
     }
     times.sort();
     times
@@ -97,18 +101,18 @@ fn main() {
     println!("{EVALUATORS} evaluators, {SKILLS} skills; microseconds      p50      p95      p99");
     let mut stranger = Thompson::seeded(1);
     print("choose, nothing known", &choices(&mut stranger, &market, false));
-    print("choose in an audit, nothing known", &choices(&mut stranger, &market, true));
+    print("explore in an audit, nothing known", &choices(&mut stranger, &market, true));
     let before = held();
     let mut selector = informed(&market, &mut rng);
     print("choose", &choices(&mut selector, &market, false));
-    print("choose in an audit", &choices(&mut selector, &market, true));
+    print("explore in an audit", &choices(&mut selector, &market, true));
 
     let mut own = Vec::new();
     let mut heard = Vec::new();
     for turn in 0..2_000_usize {
-        let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
+        let outcome = audit(&mut rng);
         let (evaluator, skill) = (market[turn * 11 % EVALUATORS].evaluator, Skill::new(turn % SKILLS).unwrap());
-        let observation = Observation::new(evaluator, skill, Usdc::ZERO, 0, outcome);
+        let observation = Observation::new(evaluator, skill, Usdc::ZERO, outcome);
         let started = Instant::now();
         selector.learn_report(address(2, turn as u64 % PAYERS), &observation);
         heard.push(started.elapsed());

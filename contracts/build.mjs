@@ -9,7 +9,7 @@ import solc from "solc";
 const SOURCES = [
   "BatchSettler.sol", "DevnetBatchSettlement.sol", "DevnetErc3009Collector.sol", "DevnetMulticall3.sol", "DevnetPermit2.sol",
   "DevnetUptoProxy.sol", "DevnetUsdc.sol", "PaymentProbe.sol", "PermitProbe.sol",
-  "test/HostileToken.sol", "test/TestWallet.sol",
+  "test/FeeToken.sol", "test/HostileToken.sol", "test/TestWallet.sol",
 ];
 const SETTINGS = {
   optimizer: { enabled: true, runs: 10000 },

@@ -36,7 +36,7 @@ const BLOCKS: [Block; 25] = [
             (".private_hosts(false)", ".private_hosts(true)"),
         ],
     },
-    Block { guide: "hire-evaluators", name: "gold", replaced: &[] },
+    Block { guide: "hire-evaluators", name: "audits", replaced: &[] },
     Block { guide: "hire-evaluators", name: "reports", replaced: &[] },
     Block { guide: "pay", name: "pay", replaced: &[("\"http://127.0.0.1:4021/evaluate\"", "var(\"SELLER_URL\")?")] },
     Block {

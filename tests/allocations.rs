@@ -13,7 +13,7 @@ use support::hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, answer, buye
 use tower::Service as _;
 use tower_x402::{Usdc, server::RequirePaymentLayer};
 use x402_market::{
-    evidence::CallOutcome,
+    evidence::{CallOutcome, Pairs},
     selection::{Candidate, Job, Observation, Selector as _, Skill, SkillSet, Thompson},
 };
 
@@ -126,17 +126,17 @@ fn informed() -> Thompson {
     let address = |number: u64| Address::left_padding_from(&number.to_be_bytes());
     let skill = |number: usize| Skill::new(number % 20).unwrap();
     let right = |evaluator, skill| {
-        Observation::new(evaluator, skill, Usdc::from_atomic(1), 100, CallOutcome::answered(1.0, None, Some(true)))
+        Observation::new(evaluator, skill, Usdc::from_atomic(1), CallOutcome::answered(Pairs::new(1, 0, 1)))
     };
     let claims = SkillSet::from_iter([skill(0)]);
-    let market: Vec<_> = (0..1_000).map(|n| Candidate::new(address(n), claims, Usdc::from_atomic(1), 0)).collect();
+    let market: Vec<_> = (0..1_000).map(|n| Candidate::new(address(n), claims, Usdc::from_atomic(1))).collect();
     let mut selector = Thompson::seeded(1);
     for turn in 0..9_000_u64 {
         selector.learn_report(address(10_000 + turn % 1_200), &right(address(turn / 20 % 100), skill(turn as usize)));
     }
     (0..20).for_each(|number| selector.learn(&right(address(0), skill(number))));
     let mut full = Job::new(skill(0), Usdc::from_atomic(1_000_000), 1_000);
-    (full.now, full.audit, full.seats) = (100, true, 5);
-    (0..300).for_each(|_| drop(selector.select(&full, &market)));
+    full.seats = 5;
+    (0..300).for_each(|_| drop((selector.select(&full, &market), selector.explore(&full, &market))));
     selector
 }

@@ -85,6 +85,8 @@ impl Delivery {
     pub(crate) async fn push(&mut self, scored: &Scored) -> anyhow::Result<Delivered> {
         let group = match scored.group(self.limits()) {
             Ok(Some(group)) => group,
+            // Verdicts on identical answers are not bought.
+            Ok(None) if scored.is_uniform() => return Ok(Delivered::EqualScores),
             Ok(None) => return Ok(Delivered::Unjudged),
             Err(GroupError::EqualScores) => return Ok(Delivered::EqualScores),
             Err(GroupError::TooLong { .. }) => return Ok(Delivered::TooLong),

@@ -22,7 +22,7 @@ OUTPUT
   One JSON document on standard output at the end:
     {\"groups\": {\"rolled_out\", \"pushed\", \"equal_scores\", \"unjudged\", \"too_long\", \"unsure\"}, \"budget\", \"spent\", \"reserved\",
      \"escrow\", \"on_chain\": {\"paid\", \"agrees\", \"open\", \"escrow\"} | null, \"elsewhere\", \"evaluators\": [{\"name\", \"evaluator\", \"earned\", \"answered\",
-     \"audited\", \"right\", \"failed\", \"lies\"}], \"learning\": {\"start\": {...}, \"end\": {...}},
+     \"audited\", \"pairs\", \"right\", \"failed\", \"lies\"}], \"learning\": {\"start\": {...}, \"end\": {...}},
      \"atropos\": {\"environment\", \"step\", \"batches\"}, \"plots\"}
   Amounts are in atomic units (millionths of a USDC). Progress goes to standard error. --out draws learning.svg and learning.png.
 
@@ -76,7 +76,7 @@ pub(crate) struct Flags {
     /// How many evaluators judge each group in each skill
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) panel: u8,
-    /// The share of submissions that are accompanied by a hidden one with a known truth, 0 to 1
+    /// The share of submissions that are audited after the verdict, with two answers of known quality among the others, 0 to 1
     #[arg(long, default_value_t = 0.15, value_parser = share)]
     pub(crate) audit_rate: f64,
     /// An OpenAI-compatible endpoint (the URL above chat/completions) whose model is the policy

@@ -36,7 +36,7 @@ pub(crate) struct Hall {
 struct Stall {
     name: &'static str,
     price: &'static str,
-    /// Each skill with the accuracy that the card claims and the real one.
+    /// Each skill with the worth that the card claims, and how often it does not err.
     skills: &'static [(&'static str, f64, f64)],
 }
 

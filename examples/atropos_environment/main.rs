@@ -162,19 +162,15 @@ async fn student(
 ) -> anyhow::Result<(Student, BTreeMap<Address, String>)> {
     let evaluators = hall.map_or_else(|| flags.evaluators.clone(), |hall| hall.evaluators.clone());
     let submissions = |groups: u64| groups * scoring::SKILLS.len() as u64;
-    let mut student = Student::builder(payer)
+    let student = Student::builder(payer)
         .source(evaluators)
         .selector(Thompson::seeded(flags.seed))
         .seed(flags.seed)
         .evidence(money::evidence(flags)?)
         .panel_size(usize::from(flags.panel))
-        .audit_rate(flags.audit_rate)
         .tasks(submissions(flags.groups))
-        .tasks_done(submissions(checkpoint.tally.rolled_out));
-    for gold in run::golds(flags.seed)? {
-        student = student.gold(gold);
-    }
-    let student = student.build()?;
+        .tasks_done(submissions(checkpoint.tally.rolled_out))
+        .build()?;
     let report = student.discover().await;
     for refused in &report.refused {
         eprintln!("{} is not hired: {}", refused.url, refused.reason);

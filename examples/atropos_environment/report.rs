@@ -166,6 +166,8 @@ pub(crate) struct Earner {
     earned: Usdc,
     answered: u64,
     audited: u64,
+    /// The pairs of answers in audits, and those ordered rightly.
+    pairs: u64,
     right: u64,
     failed: u64,
     lies: u64,
@@ -173,13 +175,14 @@ pub(crate) struct Earner {
 
 impl Earner {
     pub(crate) const fn new(evaluator: Address, name: Option<String>, earned: Usdc) -> Self {
-        Self { name, evaluator, earned, answered: 0, audited: 0, right: 0, failed: 0, lies: 0 }
+        Self { name, evaluator, earned, answered: 0, audited: 0, pairs: 0, right: 0, failed: 0, lies: 0 }
     }
 
     /// Adds the counts of one skill.
     pub(crate) fn enter(&mut self, account: &EvaluatorAccount) {
         self.answered += account.answered;
         self.audited += account.audited;
+        self.pairs += account.pairs;
         self.right += account.right;
         self.failed += account.invalid + account.timeouts;
         self.lies += account.mismatches;

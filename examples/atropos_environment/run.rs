@@ -2,21 +2,21 @@
 
 use std::{future::ready, path::PathBuf, pin::pin};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use tokio::sync::watch;
-use x402_market::{Feedback, Gold, Student, StudentError, Submission, Task};
+use x402_market::{Feedback, LengthError, Student, StudentError, Submission, Truth};
 
 use crate::{
     checkpoint::{Checkpoint, Pending},
     delivery::{Delivered, Delivery},
     flags::Flags,
-    policy::{KINDS, Problem, Rng, Strategy, actions, answer},
-    rollout::Answerer,
+    policy::{Action, Problem, Rng, Strategy, actions, answer},
+    rollout::{Answerer, Rollout},
     scoring::{SKILLS, Scored, submission},
 };
 
-/// How many gold tasks there are for each skill and kind of problem.
-const GOLDS: usize = 8;
+/// Distinguishes the random numbers that decide on audits from those of the run.
+const AUDITS: u64 = 0x601d;
 
 /// The parts of a run.
 pub(crate) struct Run<'a> {
@@ -65,8 +65,20 @@ impl Run<'_> {
         let problem = Problem::any(rng);
         let count = usize::from(self.flags.group_size);
         let answers = self.answerer.answers(policy, &problem, count, rng).await?;
-        let [arithmetic, prose] = SKILLS.map(|(skill, _)| submission(skill, &problem, &answers));
-        let Some(said) = self.ask(&arithmetic?, &prose?).await else { return Ok(false) };
+        // Numbers of their own: audits must not change the problems of the run.
+        let number = self.checkpoint.tally.rolled_out;
+        let mut luck = Rng::seeded(self.flags.seed ^ AUDITS ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let audited = SKILLS.map(|_| luck.unit() < self.flags.audit_rate);
+        let ask = |at: usize| {
+            let submission = submission(SKILLS[at].0, &problem, &answers)?;
+            if audited[at] { anchored(submission, SKILLS[at].0, &problem, &mut luck.clone()) } else { Ok(submission) }
+        };
+        let Some(said) = self.ask(&ask(0)?, &ask(1)?).await else { return Ok(false) };
+        for (at, said) in said.iter().enumerate().filter(|(at, _)| audited[*at]) {
+            if let Ok(feedback) = said {
+                self.student.audit(feedback, &truth(SKILLS[at].0, &problem, &answers)).await?;
+            }
+        }
         // Verdicts that were paid for in one skill are used even if the other could not be judged.
         let (mut feedback, mut failed) = (Vec::new(), None);
         for said in said {
@@ -159,34 +171,29 @@ fn verdicts(said: Said) -> anyhow::Result<Option<Feedback>> {
     }
 }
 
-/// Returns gold tasks, which look like the others.
-pub(crate) fn golds(seed: u64) -> anyhow::Result<Vec<Gold>> {
-    // A generator of their own: gold tasks must not change the problems of the run.
-    let mut rng = Rng::seeded(seed ^ 0x601d);
-    let mut golds = Vec::new();
-    for (skill, _) in SKILLS {
-        for kind in KINDS {
-            for _ in 0..GOLDS {
-                let problem = Problem::of(kind, &mut rng);
-                let task = Task::new(skill, &problem.prompt)?.with_context(&problem.formula)?;
-                let mut gold = Gold::new(task);
-                for action in actions() {
-                    let text = answer(&problem, action);
-                    gold = match (skill, action.strategy) {
-                        ("prose", _) if action.style.is_plain() => gold.good(text)?,
-                        ("prose", _) => gold.bad(text)?,
-                        // A right number without its unit is neither good nor bad.
-                        (_, Strategy::Unitless) => gold,
-                        (_, Strategy::Sound) => gold.good(text)?,
-                        _ => gold.bad(text)?,
-                    };
-                }
-                golds.push(gold);
-            }
+/// Returns `true` if an answer made this way is good in this skill.
+fn is_good(skill: &str, action: Action) -> bool {
+    if skill == "prose" { action.style.is_plain() } else { action.strategy == Strategy::Sound }
+}
+
+/// Adds a good and a bad answer to a submission, so that an audit shows something even if all answers are equally good.
+fn anchored(submission: Submission, skill: &str, problem: &Problem, luck: &mut Rng) -> Result<Submission, LengthError> {
+    [true, false].into_iter().try_fold(submission, |submission, wanted| {
+        let known: Vec<_> = actions().filter(|action| is_good(skill, *action) == wanted).collect();
+        match submission.clone().with_anchor(answer(problem, luck.pick(&known)), wanted) {
+            // There is no room in the largest groups.
+            Err(_) if submission.outputs().len() + 2 > x402_market::MAX_OUTPUTS => Ok(submission),
+            anchored => anchored,
         }
-    }
-    if golds.is_empty() {
-        bail!("there are no gold tasks");
-    }
-    Ok(golds)
+    })
+}
+
+/// Returns what is known of the answers. Of a model's answers that is whether the result is right.
+fn truth(skill: &str, problem: &Problem, answers: &[Rollout]) -> Truth {
+    let ending = format!("Answer: {}", problem.truth());
+    let of = |answer: &Rollout| match answer.action {
+        Some(action) => Some(is_good(skill, action)),
+        None => (skill != "prose").then(|| answer.text.trim_end().ends_with(&ending)),
+    };
+    Truth::Good(answers.iter().map(of).collect())
 }

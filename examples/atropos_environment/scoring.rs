@@ -59,6 +59,11 @@ impl Scored {
         right as f64 / self.answers.len().max(1) as f64
     }
 
+    /// Returns `true` if all answers are the same.
+    pub(crate) fn is_uniform(&self) -> bool {
+        self.answers.iter().all(|answer| answer.text == self.answers[0].text)
+    }
+
     /// Returns the group for the trainer; `None` without scores.
     pub(crate) fn group(&self, limits: &GroupLimits) -> Result<Option<ScoredGroup>, GroupError> {
         let Some(scores) = &self.scores else { return Ok(None) };

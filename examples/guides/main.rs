@@ -32,6 +32,7 @@ macro_rules! blocks {
 }
 
 blocks!(
+    audits,
     batches,
     catalogue,
     channels_elsewhere,
@@ -41,7 +42,6 @@ blocks!(
     end_of_day,
     environment,
     facilitator,
-    gold,
     hire_evaluators,
     named,
     on_base,
@@ -126,13 +126,17 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
             let evaluator = verdicts_by_voucher::with_vouchers(evaluator).await?.build()?;
             serve(Router::new().fallback_service(evaluator)).await?;
         }
-        "gold" => {
-            let student = gold::audited(student()?)?.audit_rate(1.0).build()?;
+        "audits" => {
+            let student = student()?.build()?;
             student.discover().await;
-            student.evaluate(&Submission::single(Task::new("arithmetic", "What is 2 + 2?")?, "4")?).await?;
-            student.wait_until_idle().await;
+            let task = Task::new("arithmetic", "What is 17 * 23?")?;
+            let answers = Submission::group(task, ["391", "381"])?;
+            audits::audit(&student, &student.evaluate(&answers).await?).await?;
             let spending = student.spending();
-            println!("{} audits, {} right", spending.audits, spending.accounts[0].right);
+            println!(
+                "{} audits, {} of {} pairs right",
+                spending.audits, spending.accounts[0].right, spending.accounts[0].pairs
+            );
         }
         "reports" => {
             let student = student()?.reports(EvidenceLog::in_memory(100)).build()?;

@@ -2,7 +2,7 @@
 
 use alloy_primitives::Address;
 use clap::ValueEnum;
-use x402_market::selection::{Candidate, Job, Observation, Panel, Selector};
+use x402_market::selection::{Candidate, Job, Observation, Selector};
 
 use super::world::MIXTURE;
 
@@ -72,18 +72,9 @@ impl Arm {
 pub(crate) struct Always(pub(crate) Vec<Address>);
 
 impl Selector for Always {
-    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
-        let mut panel = Panel::default();
-        let mut left = job.remaining;
-        for wanted in &self.0 {
-            let Some(position) = market.iter().position(|candidate| candidate.evaluator == *wanted) else { continue };
-            let cost = market[position].price.checked_mul(u64::from(job.outputs));
-            if let Some(rest) = cost.and_then(|cost| left.checked_sub(cost)).filter(|_| panel.hired.len() < job.seats) {
-                left = rest;
-                panel.hired.push(position);
-            }
-        }
-        panel
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Vec<usize> {
+        let position = |wanted: &Address| market.iter().position(|candidate| candidate.evaluator == *wanted);
+        job.hire(market, self.0.iter().filter_map(position))
     }
 
     fn learn(&mut self, _: &Observation) {}

@@ -13,6 +13,8 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
 mod arms;
+#[path = "../baselines.rs"]
+mod baselines;
 #[path = "../plot/mod.rs"]
 mod canvas;
 mod conduct;

@@ -4,13 +4,12 @@ use alloy_primitives::Address;
 use anyhow::{Context as _, ensure};
 use tower_x402::Usdc;
 use x402_market::{
-    Feedback, Student, StudentBuilder, StudentError, Submission, Truth,
-    evidence::EvidenceLog,
-    selection::{CardClaims, Random, Thompson},
+    Feedback, Student, StudentBuilder, StudentError, Submission, Truth, evidence::EvidenceLog, selection::Thompson,
 };
 
 use super::{
     arms::{Always, Arm},
+    baselines::Random,
     judges::Method,
     regression::Regression,
     run::{Group, Settings, mean, task},
@@ -107,8 +106,8 @@ impl Buyer {
         let payees: Vec<_> = stage.booths.iter().map(|booth| booth.payee).collect();
         let learns = arm.is_market() || arm == Arm::RewardModel;
         let builder: StudentBuilder = match arm {
-            Arm::Random => builder.selector(Random::seeded(seed)),
-            Arm::CardClaims => builder.selector(CardClaims::seeded(seed)),
+            Arm::Random => builder.selector(Random::any(seed)),
+            Arm::CardClaims => builder.selector(Random::claimed(seed)),
             Arm::FixedBest | Arm::Mixture => builder.selector(Always(staff.iter().map(|at| payees[*at]).collect())),
             _ => builder.selector(Thompson::seeded(seed)),
         };
@@ -127,26 +126,22 @@ impl Buyer {
         let assignment = group.assignment;
         let task = task(&assignment.problem, assignment.aspect, assignment.number)?;
         let submission = Submission::group(task, group.outputs.iter().cloned())?;
-        let bought = if assignment.audited && self.learns {
-            self.student.evaluate_known(&submission, &Truth::good(group.good.iter().copied())).await
-        } else {
-            self.student.evaluate(&submission).await
-        };
-        // Audits in the background end before the next group, so that runs are reproducible.
-        self.student.wait_until_idle().await;
-        let feedback = match bought {
+        let feedback = match self.student.evaluate(&submission).await {
             Ok(feedback) => feedback,
             Err(StudentError::BudgetExhausted { .. }) => {
                 return Ok(Taught { scores: vec![None; group.outputs.len()], hired: Vec::new() });
             }
             Err(error) => return Err(error.into()),
         };
+        if assignment.audited && self.learns {
+            self.student.audit(&feedback, &Truth::good(group.good.iter().copied())).await?;
+        }
         let Feedback { outputs, hires, .. } = feedback;
         if let Some(failure) = hires.iter().find_map(|hire| hire.failure.as_ref()) {
             anyhow::bail!("an evaluator failed, which none of them should: {failure}");
         }
         let score = |output: &x402_market::OutputFeedback| match self.learns {
-            true => output.verdict.map(|judged| judged.score.get()),
+            true => output.verdict.map(|judged| judged.reward.get()),
             false => {
                 let scores = output.members.iter().map(|opinion| opinion.verdict.score.get());
                 (!output.members.is_empty()).then(|| mean(scores))

@@ -90,13 +90,13 @@ pub(crate) struct Seller {
     pub(crate) name: &'static str,
     /// The price of an output, in µUSDC.
     pub(crate) price: u64,
-    /// The accuracies that its card claims, in the order of [`ASPECTS`]; one above one half is a claim.
+    /// The worth that its card claims, in the order of [`ASPECTS`]: 2·accuracy − 1.
     pub(crate) claims: [f64; 3],
     pub(crate) method: Method,
 }
 
 /// The claims of evaluators that claim all skills.
-const BOAST: [f64; 3] = [0.95; 3];
+const BOAST: [f64; 3] = [0.9; 3];
 
 /// Returns all evaluators. A specialist, a liar, and the three cheap ones together cost the same. Which outputs an evaluator errs about
 /// depends on the seed, so intervals over seeds are over worlds, too.
@@ -105,16 +105,16 @@ pub(crate) fn sellers(errors: Errors, seed: u64) -> Vec<Seller> {
     let seller = |name, price, claims, method| Seller { name, price, claims, method };
     let errs = |rate, number| Method::Errs { rate, salt: salt(number), errors };
     vec![
-        seller("abacus", 1_000, [0.95, 0.5, 0.5], Method::Expert(Expert::Arithmetic)),
-        seller("yardstick", 1_000, [0.5, 0.95, 0.5], Method::Expert(Expert::Units)),
-        seller("stylist", 1_000, [0.5, 0.5, 0.95], Method::Expert(Expert::Prose)),
+        seller("abacus", 1_000, [0.9, 0.0, 0.0], Method::Expert(Expert::Arithmetic)),
+        seller("yardstick", 1_000, [0.0, 0.9, 0.0], Method::Expert(Expert::Units)),
+        seller("stylist", 1_000, [0.0, 0.0, 0.9], Method::Expert(Expert::Prose)),
         seller("coin", 1_000, BOAST, Method::Coin { salt: salt(1) }),
         seller("flatterer", 1_000, BOAST, Method::Flatterer { salt: salt(5) }),
         seller("by-length", 1_000, BOAST, Method::Length),
-        seller("student-aide", 300, [0.66; 3], errs(0.34, 2)),
-        seller("tutor", 400, [0.7; 3], errs(0.3, 3)),
-        seller("checklist", 300, [0.6; 3], Method::Form),
-        seller("professor", 3_000, [0.85; 3], errs(0.15, 4)),
+        seller("student-aide", 300, [0.32; 3], errs(0.34, 2)),
+        seller("tutor", 400, [0.4; 3], errs(0.3, 3)),
+        seller("checklist", 300, [0.2; 3], Method::Form),
+        seller("professor", 3_000, [0.7; 3], errs(0.15, 4)),
     ]
 }
 

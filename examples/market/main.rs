@@ -10,6 +10,8 @@
 
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::expect_used)]
 
+#[path = "../baselines.rs"]
+mod baselines;
 #[path = "../plot/mod.rs"]
 mod canvas;
 mod oracle;
@@ -28,6 +30,7 @@ use std::{
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
+use x402_market::selection::ThompsonConfig;
 
 use crate::{
     report::Report,
@@ -44,12 +47,45 @@ struct Flags {
     /// A policy to simulate; repeatable [default: all]
     #[arg(long = "policy", value_enum)]
     policies: Vec<Policy>,
+    /// A mechanism to leave out of the selection; repeatable
+    #[arg(long, value_enum)]
+    without: Vec<Mechanism>,
+    /// How many outputs an audited group has, half of them good, instead of what the world says; 0: an audit is of one comparison
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=64))]
+    audited_outputs: Option<u32>,
     /// How many runs with different random numbers
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
     /// The directory for plots; none are drawn without it
     #[arg(long)]
     out: Option<PathBuf>,
+}
+
+/// A part of the selection that can be left out, to see what it is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Mechanism {
+    /// Every payer is believed alike
+    Trust,
+    /// Cards are not believed
+    Claims,
+    /// Nobody is asked only to learn about it
+    Exploration,
+    /// Old evidence counts as much as new
+    Forgetting,
+    /// The reports of one payer count without limit
+    Limit,
+}
+
+impl Mechanism {
+    fn remove(self, config: &mut ThompsonConfig) {
+        match self {
+            Self::Trust => config.initial_trust = 1.0,
+            Self::Claims => config.claimed_worth = config.unclaimed_worth,
+            Self::Exploration => config.exploration_share = 0.0,
+            Self::Forgetting => config.memory = f32::INFINITY,
+            Self::Limit => config.comparisons_per_payer = f32::INFINITY,
+        }
+    }
 }
 
 #[derive(serde::Serialize)]
@@ -65,10 +101,13 @@ struct Document {
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let world = World::read(&flags.world)?;
+    let mut world = World::read(&flags.world)?;
+    world.audited_outputs = flags.audited_outputs.unwrap_or(world.audited_outputs);
     let policies = if flags.policies.is_empty() { Policy::value_variants() } else { &flags.policies };
-    let reports: Vec<_> =
-        policies.iter().map(|policy| Report::new(&world, *policy, &simulate(&world, *policy, flags.seeds))).collect();
+    let mut config = ThompsonConfig::default();
+    flags.without.iter().for_each(|mechanism| mechanism.remove(&mut config));
+    let simulate = |policy: &Policy| Report::new(&world, *policy, &simulate(&world, *policy, &config, flags.seeds));
+    let reports: Vec<_> = policies.iter().map(simulate).collect();
     if let Some(out) = &flags.out {
         fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
         plot::draw(out, &world, &reports)?;
@@ -88,7 +127,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Runs all seeds of a policy, one thread per core, and returns the outcomes in the order of the seeds.
-fn simulate(world: &World, policy: Policy, seeds: u64) -> Vec<Outcomes> {
+fn simulate(world: &World, policy: Policy, config: &ThompsonConfig, seeds: u64) -> Vec<Outcomes> {
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
         let mut runs = Vec::new();
@@ -97,7 +136,7 @@ fn simulate(world: &World, policy: Policy, seeds: u64) -> Vec<Outcomes> {
             if seed >= seeds {
                 return runs;
             }
-            runs.push((seed, run::run(world, policy, seed)));
+            runs.push((seed, run::run(world, policy, config, seed)));
             progress(policy, done.fetch_add(1, Ordering::Relaxed) + 1, seeds);
         }
     };

@@ -4,16 +4,11 @@ use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
 use tower_x402::Usdc;
 use x402_market::{
-    evidence::CallOutcome,
-    selection::{Candidate, CardClaims, Cheapest, Greedy, Job, Observation, Panel, Random, Selector, Skill, Thompson},
+    evidence::{CallOutcome, Pairs},
+    selection::{Candidate, Job, Observation, Selector, Skill, Thompson, ThompsonConfig},
 };
 
-use super::{oracle, world::World};
-
-/// The time between tasks, in seconds.
-const PACE: u64 = 60;
-/// The confidence of every verdict. It is constant, so that it carries no information.
-const CONFIDENCE: f64 = 0.9;
+use super::{baselines::Random, oracle, world::World};
 
 /// A policy for hiring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -24,8 +19,6 @@ pub(crate) enum Policy {
     Cheapest,
     /// Any evaluator whose card claims the skill
     CardClaims,
-    /// The evaluator that was right most often, whatever its price
-    Greedy,
     /// Thompson sampling with a price of money, on a student's own audits only
     Alone,
     /// The same, with the audits of other students where the world shares them
@@ -42,7 +35,7 @@ impl Policy {
 /// The outcomes of a run, by task, summed over all students.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcomes {
-    /// Σ 2·accuracy − 1 of the evaluators hired, by their true accuracy.
+    /// Σ 2·accuracy − 1 of the evaluators hired, by their true accuracy. That is their worth D.
     pub(crate) value: Vec<f64>,
     /// The spending by evaluator, in atomic units.
     pub(crate) paid: Vec<Vec<f64>>,
@@ -79,6 +72,20 @@ impl Outcomes {
     }
 }
 
+/// Hires the cheapest evaluators.
+#[derive(Debug, Default)]
+pub(crate) struct Cheapest;
+
+impl Selector for Cheapest {
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Vec<usize> {
+        let mut order: Vec<_> = (0..market.len()).collect();
+        order.sort_unstable_by_key(|position| (market[*position].price, *position));
+        job.hire(market, order)
+    }
+
+    fn learn(&mut self, _: &Observation) {}
+}
+
 /// A student, which may use the reports of others.
 enum Student {
     Simple(Box<dyn Selector>),
@@ -86,13 +93,12 @@ enum Student {
 }
 
 impl Student {
-    fn new(policy: Policy, seed: u64) -> Self {
+    fn new(policy: Policy, config: &ThompsonConfig, seed: u64) -> Self {
         Self::Simple(match policy {
-            Policy::Random => Box::new(Random::seeded(seed)),
+            Policy::Random => Box::new(Random::any(seed)),
             Policy::Cheapest => Box::new(Cheapest),
-            Policy::CardClaims => Box::new(CardClaims::seeded(seed)),
-            Policy::Greedy => Box::new(Greedy::default()),
-            Policy::Alone | Policy::Thompson => return Self::Thompson(Box::new(Thompson::seeded(seed))),
+            Policy::CardClaims => Box::new(Random::claimed(seed)),
+            Policy::Alone | Policy::Thompson => return Self::Thompson(Box::new(Thompson::new(config.clone(), seed))),
         })
     }
 
@@ -134,15 +140,18 @@ fn address(role: Role, number: usize) -> Address {
 /// Returns the evaluators at a task, in the order of the world.
 fn candidates(world: &World, task: usize) -> Vec<Candidate> {
     let candidate = |(number, evaluator): (usize, &super::world::Evaluator)| {
-        let (life, born) = evaluator.life(task);
         Candidate::new(
-            address(Role::Evaluator { life }, number),
+            address(Role::Evaluator { life: evaluator.life(task) }, number),
             evaluator.claims.iter().filter_map(|skill| Skill::new(*skill)).collect(),
             Usdc::from_atomic(evaluator.at(task).1),
-            born as u64 * PACE,
         )
     };
     world.evaluators.iter().enumerate().map(candidate).collect()
+}
+
+/// Returns an audit of one pair of outputs.
+fn pair(is_right: bool) -> Option<Pairs> {
+    Pairs::new(is_right.into(), (!is_right).into(), 1)
 }
 
 struct Run<'a> {
@@ -160,14 +169,14 @@ struct Run<'a> {
     out: Outcomes,
 }
 
-/// Runs `policy` in `world`. The result depends only on the three arguments.
-pub(crate) fn run(world: &World, policy: Policy, seed: u64) -> Outcomes {
+/// Runs `policy` in `world`. The result depends only on the arguments.
+pub(crate) fn run(world: &World, policy: Policy, config: &ThompsonConfig, seed: u64) -> Outcomes {
     let mut luck = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut order: Vec<_> = (0..world.evaluators.len()).collect();
     order.shuffle(&mut luck);
     let mut run = Run {
         world,
-        students: (0..world.students).map(|number| Student::new(policy, seed << 20 | number as u64)).collect(),
+        students: (0..world.students).map(|number| Student::new(policy, config, seed << 20 | number as u64)).collect(),
         left: vec![world.budget_per_task_microusdc * world.tasks_per_student as u64; world.students],
         pooled: world.pooled && policy == Policy::Thompson,
         order,
@@ -197,30 +206,37 @@ impl Run<'_> {
         let audit = self.luck.random_bool(self.world.audit_rate);
         let luck: f64 = self.luck.random();
         let Some(skill) = Skill::new(number) else { return };
-        let now = task as u64 * PACE;
         let remaining = Usdc::from_atomic(self.left[student]);
-        let tasks_left = (self.world.tasks_per_student - task) as u64;
-        let mut job = Job::new(skill, remaining, tasks_left);
-        (job.audit, job.now) = (audit, now);
-        let panel = self.students[student].selector().select(&job, market);
+        let job = Job::new(skill, remaining, (self.world.tasks_per_student - task) as u64);
         let accuracies: Vec<_> =
             self.order.iter().map(|evaluator| self.world.evaluators[*evaluator].at(task).0[number]).collect();
-        self.count(task, &panel, &accuracies);
-        let hired = panel.hired.first().copied();
+        let mut asked = self.students[student].selector().select(&job, market);
+        self.count(task, &asked, &accuracies);
+        let hired = asked.first().copied();
         if let Some(hired) = hired {
             self.out.value[task] += 2.0 * accuracies[hired] - 1.0;
+            self.pay(task, student, hired, market);
         }
-        for (chosen, choice) in panel.choices(&job, market) {
+        if audit {
+            // The others are asked about the same outputs, once the truth is known.
+            let others: Vec<_> = (0..market.len()).filter(|position| Some(*position) != hired).collect();
+            let market: Vec<_> = others.iter().map(|position| market[*position]).collect();
+            let mut job = job;
+            job.remaining = Usdc::from_atomic(self.left[student]);
+            let explored = self.students[student].selector().explore(&job, &market);
+            asked.extend(explored.into_iter().map(|chosen| others[chosen]));
+        }
+        for chosen in asked {
             let candidate = &market[chosen];
-            let price = candidate.price.atomic();
-            self.left[student] = self.left[student].checked_sub(price).expect("a selector spends what there is");
-            self.out.paid[task][self.order[chosen]] += price as f64;
             let draw = if Some(chosen) == hired { luck } else { self.fate.random() };
-            let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), audit.then_some(draw < accuracies[chosen]));
-            let observation = Observation::new(candidate.evaluator, skill, candidate.price, now, outcome);
-            let selector = self.students[student].selector();
-            selector.learn(&observation);
-            selector.record_cost(&choice, candidate.price);
+            let pairs = if audit { self.audit(draw, accuracies[chosen]) } else { None };
+            let outcome = CallOutcome::answered(pairs);
+            let observation = Observation::new(candidate.evaluator, skill, candidate.price, outcome);
+            if Some(chosen) != hired {
+                self.pay(task, student, chosen, market);
+                self.count_bought(task, chosen, &accuracies);
+            }
+            self.students[student].selector().learn(&observation);
             if self.pooled && audit {
                 let payer = address(Role::Student, student);
                 let others = self.students.iter_mut().enumerate().filter(|(other, _)| *other != student);
@@ -229,15 +245,35 @@ impl Run<'_> {
         }
     }
 
-    fn count(&mut self, task: usize, panel: &Panel, accuracies: &[f64]) {
-        if task < self.world.tasks_per_student * 4 / 5 {
-            return;
+    /// Returns what an audit of an evaluator with this accuracy shows. `draw` decides on a single comparison.
+    fn audit(&mut self, draw: f64, accuracy: f64) -> Option<Pairs> {
+        let half = self.world.audited_outputs / 2;
+        if half == 0 {
+            return pair(draw < accuracy);
         }
-        let most = accuracies.iter().copied().fold(0.0, f64::max);
-        let late = &mut self.out.late;
-        late.tasks += 1;
-        late.unserved += usize::from(panel.hired.is_empty());
-        for chosen in panel.all() {
+        let mut right = || (0..half).filter(|_| self.fate.random_bool(accuracy)).count() as u32;
+        let (good, bad) = (right(), right());
+        Pairs::new(good * bad, (half - good) * (half - bad), half * half)
+    }
+
+    fn pay(&mut self, task: usize, student: usize, chosen: usize, market: &[Candidate]) {
+        let price = market[chosen].price.atomic();
+        self.left[student] = self.left[student].checked_sub(price).expect("a selector spends what there is");
+        self.out.paid[task][self.order[chosen]] += price as f64;
+    }
+
+    fn count(&mut self, task: usize, hired: &[usize], accuracies: &[f64]) {
+        if task >= self.world.tasks_per_student * 4 / 5 {
+            self.out.late.tasks += 1;
+            self.out.late.unserved += usize::from(hired.is_empty());
+            hired.iter().for_each(|chosen| self.count_bought(task, *chosen, accuracies));
+        }
+    }
+
+    fn count_bought(&mut self, task: usize, chosen: usize, accuracies: &[f64]) {
+        if task >= self.world.tasks_per_student * 4 / 5 {
+            let most = accuracies.iter().copied().fold(0.0, f64::max);
+            let late = &mut self.out.late;
             late.bought += 1;
             late.best += usize::from(accuracies[chosen] == most);
             late.poor += usize::from(accuracies[chosen] < 0.6);
@@ -252,12 +288,12 @@ impl Run<'_> {
             let about = self.fate.random_range(0..offered.len());
             let subject = &self.world.evaluators[about];
             let Some(claimed) = subject.claims.len().checked_sub(1) else { continue };
-            let Some(skill) = Skill::new(subject.claims[self.fate.random_range(0..=claimed)]) else { continue };
-            let honest = colluder.subtle && self.fate.random_bool(subject.at(task).0[skill.number()]);
+            let claim = subject.claims[self.fate.random_range(0..=claimed)];
+            let Some(skill) = Skill::new(claim) else { continue };
+            let honest = colluder.subtle && self.fate.random_bool(subject.at(task).0[claim]);
             let praise = about == number || subject.name == *friend || honest;
             let Candidate { evaluator, price, .. } = offered[about];
-            let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), Some(praise));
-            let observation = Observation::new(evaluator, skill, price, task as u64 * PACE, outcome);
+            let observation = Observation::new(evaluator, skill, price, CallOutcome::answered(pair(praise)));
             for student in &mut self.students {
                 student.learn_report(address(Role::Sham, number), &observation);
             }

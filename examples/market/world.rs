@@ -18,6 +18,9 @@ pub(crate) struct World {
     pub(crate) budget_per_task_microusdc: u64,
     /// The share of tasks whose truth the student knows.
     pub(crate) audit_rate: f64,
+    /// How many outputs an audited group has, half of them good. Zero: an audit is of one comparison.
+    #[serde(default)]
+    pub(crate) audited_outputs: u32,
     /// Whether students share their audits.
     pub(crate) pooled: bool,
     pub(crate) evaluators: Vec<Evaluator>,
@@ -106,9 +109,8 @@ impl Evaluator {
         now
     }
 
-    /// Returns the number of its name at a task, counted from zero, and the task since which it has it.
-    pub(crate) fn life(&self, task: usize) -> (usize, usize) {
-        let names = self.reenters_at.iter().filter(|at| **at <= task);
-        (names.clone().count(), names.max().copied().unwrap_or_default())
+    /// Returns the number of its name at a task, counted from zero.
+    pub(crate) fn life(&self, task: usize) -> usize {
+        self.reenters_at.iter().filter(|at| **at <= task).count()
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     log_search,
-    permit::{self, PermitUse},
+    permit::{self, PermitUse, Searched},
     receipt_check::ExpectedTransfer,
     rpc::{Log, Rpc, RpcFailure},
     transfer::Token,
@@ -25,13 +25,13 @@ pub(crate) enum AuthorizationUse {
     Paid { transaction: B256, block: u64 },
     /// It was cancelled, or made another payment.
     Otherwise { transaction: B256, block: u64 },
-    /// No use was found in the blocks that could be searched.
-    NotFound,
+    /// No use was found. Of a permit, nothing may have been found although all blocks were searched: Permit2 has no event for its uses.
+    NotFound { is_complete: bool },
 }
 
 /// Returns `true` if the authorization is used or cancelled as of that block, or `None` if the token does not say.
 pub(crate) async fn is_used(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) -> Result<Option<bool>, RpcFailure> {
-    if expected.by_permit {
+    if expected.is_by_permit() {
         return permit::is_used(rpc, expected.payer, expected.nonce, U64::from(block)).await;
     }
     let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
@@ -70,7 +70,7 @@ async fn search(
     blocks: [u64; 2],
     for_the_oldest: usize,
 ) -> Result<AuthorizationUse, RpcFailure> {
-    if expected.by_permit {
+    if expected.is_by_permit() {
         return search_permit(rpc, expected, blocks, for_the_oldest).await;
     }
     let topics = json!([
@@ -80,7 +80,7 @@ async fn search(
     ]);
     match log_search::find(rpc, expected.token, &topics, blocks, for_the_oldest, |_| true).await? {
         Some(log) => classify(rpc, expected, &log).await,
-        None => Ok(AuthorizationUse::NotFound),
+        None => Ok(AuthorizationUse::NotFound { is_complete: false }),
     }
 }
 
@@ -91,23 +91,27 @@ async fn search_permit(
     blocks: [u64; 2],
     for_the_oldest: usize,
 ) -> Result<AuthorizationUse, RpcFailure> {
-    if let Some(PermitUse { transaction, block, amount }) =
-        permit::find_use(rpc, expected, blocks, for_the_oldest).await?
-    {
-        return Ok(match amount == expected.value {
-            true => AuthorizationUse::Paid { transaction, block },
-            false => AuthorizationUse::Otherwise { transaction, block },
-        });
-    }
-    let invalidated = permit::find_invalidation(rpc, expected, blocks, for_the_oldest).await?;
-    Ok(invalidated
-        .map_or(AuthorizationUse::NotFound, |(transaction, block)| AuthorizationUse::Otherwise { transaction, block }))
+    let has_searched_uses = match permit::find_use(rpc, expected, blocks, for_the_oldest).await? {
+        Searched::Found(PermitUse { transaction, block, amount, is_received }) => {
+            return Ok(match amount == expected.value && is_received {
+                true => AuthorizationUse::Paid { transaction, block },
+                false => AuthorizationUse::Otherwise { transaction, block },
+            });
+        }
+        Searched::NotFound { is_complete } => is_complete,
+    };
+    Ok(match permit::find_invalidation(rpc, expected, blocks, for_the_oldest).await? {
+        Searched::Found((transaction, block)) => AuthorizationUse::Otherwise { transaction, block },
+        Searched::NotFound { is_complete } => {
+            AuthorizationUse::NotFound { is_complete: is_complete && has_searched_uses }
+        }
+    })
 }
 
 /// Tells from the receipt what the use that this log shows was for.
 async fn classify(rpc: &Rpc, expected: &ExpectedTransfer, log: &Log) -> Result<AuthorizationUse, RpcFailure> {
     let (Some(transaction), Some(block)) = (log.transaction_hash, log.block_number) else {
-        return Ok(AuthorizationUse::NotFound);
+        return Ok(AuthorizationUse::NotFound { is_complete: false });
     };
     let block = block.saturating_to();
     // The node just showed a log of this transaction. If there is no receipt, the block was replaced meanwhile.

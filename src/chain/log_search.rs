@@ -29,6 +29,11 @@ impl<'a> LogSearch<'a> {
         Self { contract, topics, blocks, for_the_oldest, requests: 0, range: 0 }
     }
 
+    /// Returns `true` if all blocks were searched.
+    pub(super) const fn is_complete(&self) -> bool {
+        self.blocks[0] > self.blocks[1]
+    }
+
     /// Returns the logs of the next blocks, or `None` at the end of the search.
     pub(super) async fn next(&mut self, rpc: &Rpc) -> Result<Option<Vec<Log>>, RpcFailure> {
         loop {
@@ -43,10 +48,7 @@ impl<'a> LogSearch<'a> {
                 true => (first.max(last.saturating_sub(range - 1)), last),
                 false => (first, last.min(first.saturating_add(range - 1))),
             };
-            let filter = json!({
-                "address": self.contract, "topics": self.topics, "fromBlock": U64::from(from), "toBlock": U64::from(to),
-            });
-            let logs: Vec<Log> = match rpc.call("eth_getLogs", [filter]).await {
+            let logs = match between(rpc, self.contract, self.topics, [from, to]).await {
                 Ok(logs) => logs,
                 Err(refused @ RpcFailure::Refused { .. }) => {
                     self.range += 1;
@@ -63,10 +65,23 @@ impl<'a> LogSearch<'a> {
                 (true, None) => [1, 0],
                 (false, _) => [to.saturating_add(1), last],
             };
-            let contract = self.contract;
-            return Ok(Some(logs.into_iter().filter(|log| !log.removed && log.address == contract).collect()));
+            return Ok(Some(logs));
         }
     }
+}
+
+/// Returns the logs of a contract with some topics in these blocks, the first and the last, by one request.
+pub(super) async fn between(
+    rpc: &Rpc,
+    contract: Address,
+    topics: &Value,
+    [from, to]: [u64; 2],
+) -> Result<Vec<Log>, RpcFailure> {
+    let filter =
+        json!({ "address": contract, "topics": topics, "fromBlock": U64::from(from), "toBlock": U64::from(to) });
+    let mut logs: Vec<Log> = rpc.call("eth_getLogs", [filter]).await?;
+    logs.retain(|log| !log.removed && log.address == contract);
+    Ok(logs)
 }
 
 /// Returns the first log of such a search that is `wanted`.

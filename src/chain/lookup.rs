@@ -186,7 +186,7 @@ impl PaymentLookup {
                 self.look(|receipt| expected.is_paid_by(receipt), transaction, latest).await
             }
             AuthorizationUse::Otherwise { .. } => Ok(PaymentState::UsedOtherwise),
-            AuthorizationUse::NotFound => Ok(PaymentState::NotFound),
+            AuthorizationUse::NotFound { .. } => Ok(PaymentState::NotFound),
         }
     }
 
@@ -307,7 +307,7 @@ impl PaymentLookup {
                         AuthorizationUse::Paid { transaction: by, .. }
                         | AuthorizationUse::Otherwise { transaction: by, .. },
                     ) => by != transaction,
-                    Ok(AuthorizationUse::NotFound) | Err(_) => false,
+                    Ok(AuthorizationUse::NotFound { .. }) | Err(_) => false,
                 }
             }
             Ok(None) | Err(_) => false,
@@ -318,7 +318,7 @@ impl PaymentLookup {
 impl SoughtPayment {
     const fn expected(&self) -> ExpectedTransfer {
         let Self { token, payer, payee, amount: value, nonce } = *self;
-        ExpectedTransfer { token, payer, payee, value, nonce, by_permit: false }
+        ExpectedTransfer { token, payer, payee, value, nonce, facilitator: None }
     }
 }
 

@@ -3,15 +3,12 @@
 //! Settlement and the confirmation of remote settlements talk to a chain through this type only.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use alloy_primitives::{B256, Bytes};
-use tokio::{
-    sync::OnceCell,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use super::{
     authorization_use::{self, AuthorizationUse},
@@ -30,6 +27,7 @@ use crate::{
     network::Network,
     payment::{Prechecked, Rejection},
     protocol::Reason,
+    upto::Permit,
 };
 
 /// How many blocks pass between two checks of a transaction that is in no block.
@@ -58,7 +56,8 @@ pub(crate) struct Node {
     batcher: RpcBatcher,
     probe: Probe,
     permit_probe: PermitProbe,
-    takes_permits: OnceCell<()>,
+    /// The chain has the contracts that permits are settled through.
+    has_permits: OnceLock<()>,
     block_time: BlockTime,
     /// The newest block that was seen. Behind one address there may be several nodes, and some may be behind the others.
     newest_block: Mutex<NewestBlock>,
@@ -111,8 +110,8 @@ impl Node {
             batcher: RpcBatcher::new(rpc.clone()),
             rpc,
             probe: Probe::new(max_transfer_gas)?,
-            permit_probe: PermitProbe::new()?,
-            takes_permits: OnceCell::new(),
+            permit_probe: PermitProbe::new(max_transfer_gas)?,
+            has_permits: OnceLock::new(),
             block_time: BlockTime::new(block_time),
             newest_block: Mutex::default(),
             fees: FeeOracle::new(max_gas_price),
@@ -152,7 +151,7 @@ impl Node {
                     (result, rejection)
                 }
                 // Boxed, since few are.
-                Some(permit) => Box::pin(self.permit_probe.run((&self.rpc, &self.batcher), payment, &permit)).await?,
+                Some(permit) => Box::pin(self.look_at_permit(payment, &permit)).await?,
             };
             self.observe_block(result.block);
             if result.used || (rejection.is_none() && !must_be_new) {
@@ -171,6 +170,15 @@ impl Node {
         }
         tracing::debug!(network = %self.network, "the node is behind a block that was seen");
         Ok(None)
+    }
+
+    async fn look_at_permit(
+        &self,
+        payment: &Prechecked,
+        permit: &Permit,
+    ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
+        let has_contracts = self.has_permits().await?;
+        self.permit_probe.run((&self.rpc, &self.batcher), payment, permit, has_contracts).await
     }
 
     /// Returns the number of the newest block that was seen.
@@ -217,22 +225,39 @@ impl Node {
         authorization_use::find(&self.rpc, expected, seen_unused, latest).await
     }
 
-    /// Returns `true` if the chain is known to have the contracts that permits are settled through. Asks until it has them.
-    pub(crate) async fn takes_permits(&self) -> bool {
-        let check = async || match permit::is_deployed(&self.rpc).await {
-            Ok(true) => Ok(()),
-            Ok(false) | Err(_) => Err(()),
-        };
-        self.takes_permits.get_or_try_init(check).await.is_ok()
+    /// Returns `true` if the chain has the contracts that permits are settled through. Asks until it has them.
+    pub(crate) async fn has_permits(&self) -> Result<bool, RpcFailure> {
+        if !self.is_known_to_have_permits() && permit::is_deployed(&self.rpc).await? {
+            let _ = self.has_permits.set(());
+        }
+        Ok(self.is_known_to_have_permits())
     }
 
-    /// Returns `true` if this transaction, which is not one of ours, made the payment.
+    /// Returns `true` if the chain was seen to have these contracts. Does not ask.
+    pub(crate) fn is_known_to_have_permits(&self) -> bool {
+        self.has_permits.get().is_some()
+    }
+
+    /// Returns `true` if this transaction, which need not be one of ours, made the payment.
     pub(crate) async fn is_paid_by(&self, expected: &ExpectedTransfer, receipt: &Receipt) -> Result<bool, RpcFailure> {
-        let is_paid = expected.is_paid_by(receipt);
-        if !is_paid || !expected.by_permit {
-            return Ok(is_paid);
+        match expected.is_by_permit() {
+            true => permit::is_paid_by(&self.rpc, expected, receipt).await,
+            false => Ok(expected.is_paid_by(receipt)),
         }
-        permit::uses(&self.rpc, receipt.transaction_hash, expected.nonce).await
+    }
+
+    /// Returns `true` if it is final that the authorization, which is used in the newest block, is used, or will not be executed any more: a
+    /// final block shows it used, or is past its time. Nodes that keep few states do not show the former.
+    pub(crate) async fn is_use_final(&self, payment: &Prechecked) -> Result<bool, RpcFailure> {
+        let Some(block) = self.rpc.finalized().await? else { return Ok(false) };
+        if payment.terms().is_over(payment.authorization(), block.timestamp.saturating_to()) {
+            return Ok(true);
+        }
+        let expected = ExpectedTransfer::of_payment(payment);
+        match authorization_use::is_used(&self.rpc, &expected, block.number.saturating_to()).await {
+            Err(RpcFailure::Refused { .. }) => Ok(false),
+            used => Ok(used? == Some(true)),
+        }
     }
 
     /// Returns `true` if the node says that this block is final.

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     eip3009::Authorization,
     payment::Prechecked,
-    upto::{PROXY, UptoProxy},
+    upto::{PROXY, SettleCall, UptoProxy},
 };
 
 /// The events of an execution.
@@ -29,8 +29,8 @@ pub(crate) struct ExpectedTransfer {
     pub(crate) payee: Address,
     pub(crate) value: U256,
     pub(crate) nonce: B256,
-    /// The nonce is that of a permit, and not of an EIP-3009 authorization.
-    pub(crate) by_permit: bool,
+    /// The account that may have it executed, if the nonce is that of a permit, and not of an EIP-3009 authorization.
+    pub(crate) facilitator: Option<Address>,
 }
 
 impl ExpectedTransfer {
@@ -41,7 +41,7 @@ impl ExpectedTransfer {
             payee: authorization.to,
             value: authorization.value,
             nonce: authorization.nonce,
-            by_permit: false,
+            facilitator: None,
         }
     }
 
@@ -49,19 +49,25 @@ impl ExpectedTransfer {
         let terms = payment.terms();
         Self {
             value: payment.amount(),
-            by_permit: terms.permit().is_some(),
+            facilitator: terms.permit().map(|permit| permit.facilitator),
             ..Self::of(terms.offer().asset.address, payment.authorization())
         }
     }
 
-    /// Returns `true` if this transaction executed the authorization and made the transfer.
+    /// Returns `true` if it is made by a permit.
+    pub(crate) const fn is_by_permit(&self) -> bool {
+        self.facilitator.is_some()
+    }
+
+    /// Returns `true` if this transaction executed the authorization and made the transfer. Of a permit that is proven only if the
+    /// transaction is known to be one of ours: see [`Node::is_paid_by`](super::node::Node::is_paid_by) for those of others.
     ///
     /// EIP-3009's reference marks the nonce and then transfers the tokens. So in a transaction that does many things, only a
     /// `Transfer` right after `AuthorizationUsed` counts: an earlier or later transfer of the same amount may belong to
     /// something else. A transaction that calls the token itself makes one transfer, so there the order does not matter. In a batch, the
     /// first and last logs show which order the token has, and each transfer belongs to one payment.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
-        if self.by_permit {
+        if self.is_by_permit() {
             return self.is_permit_paid_by(receipt);
         }
         if !receipt.succeeded() {
@@ -75,14 +81,26 @@ impl ExpectedTransfer {
         logs.windows(2).any(|pair| self.is_use(&pair[of_use]) && self.is_transfer(&pair[of_transfer]))
     }
 
-    /// Returns `true` if this transaction of the permit's facilitator moved the amount. Whether it used this very permit, only its calldata
-    /// says, which those who did not make it have to look at.
+    /// Returns `true` if this call of the proxy moved the amount. Which permit it used, only its calldata says.
     fn is_permit_paid_by(&self, receipt: &Receipt) -> bool {
-        let is_settled = |log: &Log| log.address == PROXY && log.topics == [UptoProxy::Settled::SIGNATURE_HASH];
+        let settled = [UptoProxy::Settled::SIGNATURE_HASH, UptoProxy::SettledWithPermit::SIGNATURE_HASH];
+        let is_settled =
+            |log: &Log| log.address == PROXY && matches!(log.topics[..], [topic] if settled.contains(&topic));
         receipt.succeeded()
             && receipt.to == Some(PROXY)
+            && !self.value.is_zero()
             && receipt.logs.iter().any(|log| !log.removed && is_settled(log))
             && receipt.logs.iter().any(|log| self.is_transfer(log))
+    }
+
+    /// Returns the amount for which this call of the proxy settles the permit, or `None` if it settles another one.
+    ///
+    /// A nonce is one of its owner's, and anybody can call the proxy with a permit of its own, for a token of its own that makes any other
+    /// transfer meanwhile. So all of the call is compared with the payment.
+    pub(super) fn amount_settled_by(&self, call: &SettleCall) -> Option<U256> {
+        let Self { token, payer: owner, payee, nonce, .. } = *self;
+        let settles = SettleCall { owner, token, payee, facilitator: self.facilitator?, nonce, amount: call.amount };
+        (*call == settles && !call.amount.is_zero()).then_some(call.amount)
     }
 
     /// Returns `true` if this is a batch in a token that transfers first and marks the nonce then.
@@ -140,7 +158,7 @@ mod tests {
             payee: Address::repeat_byte(2),
             value: U256::from(1_000),
             nonce: B256::repeat_byte(3),
-            by_permit: false,
+            facilitator: None,
         }
     }
 

@@ -184,19 +184,27 @@ impl Rpc {
         Ok(self.call::<U64>("eth_getTransactionCount", (account, at)).await?.saturating_to())
     }
 
-    /// Simulates a call. Returns the gas that its transaction needs, or how it would revert.
+    /// Simulates a call, with `most` gas if that is bounded. Returns the gas that its transaction needs, or how it would fail.
     pub(crate) async fn estimate_gas(
         &self,
         from: Address,
         to: Address,
         data: &Bytes,
+        most: Option<u64>,
     ) -> Result<Result<u64, Revert>, RpcFailure> {
         const METHOD: &str = "eth_estimateGas";
-        let call = serde_json::json!({ "from": from, "to": to, "data": data });
+        let mut call = serde_json::json!({ "from": from, "to": to, "data": data });
+        if let Some(most) = most {
+            call["gas"] = serde_json::json!(U64::from(most));
+        }
         let payload = self.answer(self.timeout, self.request(METHOD, [call])?).await?;
         if let ResponsePayload::Failure(error) = &payload {
             let data = error.as_revert_data();
-            if data.is_some() || error.code == 3 || error.message.to_ascii_lowercase().contains("revert") {
+            let message = error.message.to_ascii_lowercase();
+            // Nodes say that a call needs more gas than it may use in one of these ways.
+            let needs_more = most.is_some()
+                && ["gas required exceeds", "out of gas", "outofgas"].iter().any(|it| message.contains(it));
+            if data.is_some() || error.code == 3 || message.contains("revert") || needs_more {
                 return Ok(Err(Revert {
                     data: data.unwrap_or_default(),
                     message: printable(error.message.as_bytes()),

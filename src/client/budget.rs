@@ -68,6 +68,7 @@ impl Budget {
                 total: Self::DEFAULT_TOTAL,
                 per_payee: None,
                 per_host: None,
+                hosts: BTreeMap::new(),
                 windows: Vec::new(),
             },
             release_failed: false,
@@ -263,6 +264,20 @@ impl BudgetBuilder {
         self
     }
 
+    /// Sets the most that requests to this host may cost over the life of the budget, in place of [`per_host`](Self::per_host). `host` is as
+    /// in URLs, in lower case and without a port.
+    ///
+    /// ```
+    /// use tower_x402::client::Budget;
+    ///
+    /// let budget = Budget::builder().per_host("$0.10".parse()?).limit_host("judge.example", "$1.00".parse()?).build();
+    /// # Ok::<(), tower_x402::ParseUsdcError>(())
+    /// ```
+    pub fn limit_host(mut self, host: impl Into<String>, limit: Usdc) -> Self {
+        self.limits.hosts.insert(host.into(), limit);
+        self
+    }
+
     /// Adds a limit on what may be signed in any period of this length, in whole seconds, rounded up. Default: no limit.
     ///
     /// A payment counts from its signature on, unless its amount is released earlier. After a restart, payments older than a day
@@ -389,7 +404,15 @@ struct Limits {
     total: Usdc,
     per_payee: Option<Usdc>,
     per_host: Option<Usdc>,
+    /// Of single hosts, in place of `per_host`.
+    hosts: BTreeMap<String, Usdc>,
     windows: Vec<(Duration, Usdc)>,
+}
+
+impl Limits {
+    fn of_host(&self, host: &str) -> Option<Usdc> {
+        self.hosts.get(host).copied().or(self.per_host)
+    }
 }
 
 /// The sums that the limits apply to. A charge is in all of them from its reservation until it is released.
@@ -435,7 +458,7 @@ impl Totals {
                 return Err(Refusal::AbovePayeeLimit { payee: charge.payee, asked, remaining, limit });
             }
         }
-        if let Some(limit) = limits.per_host {
+        if let Some(limit) = limits.of_host(&charge.host) {
             let remaining = remaining_of(limit, self.hosts.get(&charge.host));
             if asked > remaining {
                 return Err(Refusal::AboveHostLimit { host: charge.host.clone(), asked, remaining, limit });
@@ -466,7 +489,7 @@ impl Totals {
     /// Returns the largest amount that every limit but that per payment leaves room for.
     fn remaining_for(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Usdc {
         let payee = limits.per_payee.map(|limit| remaining_of(limit, self.payees.get(&charge.payee)));
-        let host = limits.per_host.map(|limit| remaining_of(limit, self.hosts.get(&charge.host)));
+        let host = limits.of_host(&charge.host).map(|limit| remaining_of(limit, self.hosts.get(&charge.host)));
         let windows = self.windows.iter_mut().map(|window| {
             window.remove_older(now);
             remaining_of(window.limit, Some(&window.sum))
@@ -615,6 +638,18 @@ mod tests {
         reserve(5, 2, "b").unwrap();
         drop(live);
         assert!(budget.reserve(charge(10, 1, "a", 0), 0).is_ok(), "it is released in every sum");
+    }
+
+    #[test]
+    fn a_host_with_a_limit_of_its_own_has_that_in_place_of_the_others() {
+        let budget = Budget::builder().per_host(usdc(5)).limit_host("a", usdc(9)).limit_host("b", usdc(0)).build();
+        let _kept: Vec<_> =
+            [(9, "a"), (5, "c")].map(|(amount, host)| budget.reserve(charge(amount, 1, host, 0), 0).unwrap()).into();
+        for (host, limit) in [("a", 9), ("b", 0), ("c", 5)] {
+            let refusal =
+                Refusal::AboveHostLimit { host: host.into(), asked: usdc(1), remaining: usdc(0), limit: usdc(limit) };
+            assert_eq!(budget.reserve(charge(1, 1, host, 0), 0).unwrap_err(), refusal);
+        }
     }
 
     #[test]

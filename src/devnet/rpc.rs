@@ -9,9 +9,10 @@ use alloy_primitives::{Address, B256, Bytes, U64, U256};
 use alloy_rpc_types_eth::{
     Block as RpcBlock, BlockTransactions, FeeHistory, Filter, FilterBlockOption, Log, TransactionInfo,
     TransactionRequest,
+    state::{AccountOverride, StateOverride},
 };
 use alloy_sol_types::decode_revert_reason;
-use revm::context::result::ExecutionResult;
+use revm::context::result::{ExecutionResult, HaltReason};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{
     Value,
@@ -181,9 +182,15 @@ fn read(chain: &Chain, method: &str, mut params: Params) -> Result<Box<RawValue>
         }
         "eth_call" => {
             let request: TransactionRequest = params.next()?;
-            let (view, env) = chain.call_context(params.block()?)?;
-            if params.optional::<Value>()?.is_some() {
-                return Err(Failure::invalid_params("state overrides are not supported"));
+            let (mut view, env) = chain.call_context(params.block()?)?;
+            for (address, account) in params.optional::<StateOverride>()?.unwrap_or_default() {
+                let AccountOverride {
+                    code: Some(code), balance: None, nonce: None, state: None, state_diff: None, ..
+                } = account
+                else {
+                    return Err(Failure::invalid_params("only the code of an account can be overridden"));
+                };
+                view.override_code(address, code);
             }
             let gas = request.gas.unwrap_or(evm::CALL_GAS_LIMIT).min(evm::CALL_GAS_LIMIT);
             let tx = evm::call_env(request, chain.chain_id, gas);
@@ -266,6 +273,9 @@ fn estimate_gas(chain: &Chain, request: TransactionRequest, block: BlockId) -> R
     };
     let with_all = run(cap)?;
     let used = with_all.tx_gas_used();
+    if matches!(&with_all, ExecutionResult::Halt { reason: HaltReason::OutOfGas(_), .. }) {
+        return Err(Failure::rejected(format!("gas required exceeds allowance ({cap})")));
+    }
     evm::output(with_all)?;
     // It needs at least what it used, and more because of refunds and the 63/64 rule.
     let (mut fails, mut succeeds) = (used.saturating_sub(1), cap);

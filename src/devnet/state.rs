@@ -37,11 +37,7 @@ impl State {
 
     /// Replaces an account's code outside any block.
     pub(super) fn set_code(&mut self, address: Address, code: Bytes) {
-        let code = Bytecode::new_raw_checked(code.clone()).unwrap_or_else(|_| Bytecode::new_legacy(code));
-        self.edit(address, |info| {
-            info.code_hash = code.hash_slow();
-            info.code = Some(code);
-        });
+        self.edit(address, |info| replace_code(info, code));
     }
 
     /// Applies the changes of a transaction, and adds the previous values to `undo`.
@@ -84,6 +80,8 @@ pub(super) struct View<'a> {
     blocks: &'a [Block],
     accounts: HashMap<Address, &'a Option<AccountInfo>>,
     slots: HashMap<(Address, U256), U256>,
+    /// Accounts as a call wants to see them.
+    overrides: HashMap<Address, AccountInfo>,
 }
 
 impl<'a> View<'a> {
@@ -95,10 +93,20 @@ impl<'a> View<'a> {
             accounts.extend(block.undo.accounts.iter().map(|(address, info)| (*address, info)));
             slots.extend(&block.undo.slots);
         }
-        Self { state, blocks, accounts, slots }
+        Self { state, blocks, accounts, slots, overrides: HashMap::new() }
+    }
+
+    /// Shows this code at an address.
+    pub(super) fn override_code(&mut self, address: Address, code: Bytes) {
+        let mut info = self.account(address).unwrap_or_default();
+        replace_code(&mut info, code);
+        self.overrides.insert(address, info);
     }
 
     pub(super) fn account(&self, address: Address) -> Option<AccountInfo> {
+        if let Some(info) = self.overrides.get(&address) {
+            return Some(info.clone());
+        }
         match self.accounts.get(&address) {
             Some(past) => (*past).clone(),
             None => self.state.accounts.get(&address).cloned(),
@@ -109,6 +117,12 @@ impl<'a> View<'a> {
         let key = (address, key);
         self.slots.get(&key).or_else(|| self.state.slots.get(&key)).copied().unwrap_or_default()
     }
+}
+
+fn replace_code(info: &mut AccountInfo, code: Bytes) {
+    let code = Bytecode::new_raw_checked(code.clone()).unwrap_or_else(|_| Bytecode::new_legacy(code));
+    info.code_hash = code.hash_slow();
+    info.code = Some(code);
 }
 
 impl Database for View<'_> {

@@ -102,6 +102,7 @@ impl Share {
         Self {
             in_flight: record.in_flight(),
             is_resolved: record.is_resolved(),
+            // A payer that was charged nothing has not shown that it pays.
             is_paid: record.transaction().is_some(),
             owed: record.owed(),
             is_overdue: record.is_overdue(),

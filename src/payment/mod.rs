@@ -260,11 +260,11 @@ impl SettlementOutcome {
         Self::Failed { reason: Reason::ValidBefore, detail, transaction, dead: true }
     }
 
-    /// Returns the outcome of a payment whose authorization this transaction cancelled or used for something else; `dead` if its block is
-    /// final.
-    pub(crate) fn used_otherwise(transaction: B256, dead: bool) -> Self {
+    /// Returns the outcome of a payment whose authorization this transaction, if it is known, cancelled or used for something else; `dead` if
+    /// that is final.
+    pub(crate) fn used_otherwise(transaction: Option<B256>, dead: bool) -> Self {
         let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
-        Self::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead }
+        Self::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead }
     }
 }
 

@@ -250,7 +250,7 @@ impl Answer {
             error_message: Option<String>,
         }
         let (error_reason, error_message, transaction) = match result {
-            // What was charged nothing is in no transaction.
+            // There is no transaction for a charge of nothing.
             SettlementResult::Settled(transaction) => {
                 (None, None, Some(*transaction).filter(|transaction| !transaction.is_zero()))
             }

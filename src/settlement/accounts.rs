@@ -106,6 +106,14 @@ impl Accounts {
         }
     }
 
+    /// Fails if this account could not pay for gas a moment ago. Does not ask the node.
+    pub(super) fn check_known_balance(&self, of: Address) -> Result<(), FacilitatorError> {
+        match self.iter().find(|account| account.address() == of).and_then(Account::resting) {
+            Some(balance) => Err(FacilitatorError::InsufficientGas { balance }),
+            None => Ok(()),
+        }
+    }
+
     /// Asks the node for all balances and returns the highest, in wei.
     pub(super) async fn highest_balance(&self) -> Result<U256, RpcFailure> {
         let mut highest = U256::ZERO;

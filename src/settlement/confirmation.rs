@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{
+    accounts::Accounts,
     costs::{Costs, PayerBackoff},
     journal::Journal,
     queue::QueuedPayment,
@@ -55,6 +56,7 @@ pub(crate) struct Confirmation {
     journal: Journal,
     costs: Arc<Costs>,
     backoff: Arc<PayerBackoff>,
+    accounts: Accounts,
     depths: Depths,
     timeout: Duration,
 }
@@ -66,10 +68,10 @@ impl Confirmation {
         journal: Journal,
         costs: Arc<Costs>,
         backoff: Arc<PayerBackoff>,
-        depths: Depths,
-        timeout: Duration,
+        accounts: Accounts,
+        (depths, timeout): (Depths, Duration),
     ) -> Self {
-        Self { node, journal, costs, backoff, depths, timeout }
+        Self { node, journal, costs, backoff, accounts, depths, timeout }
     }
 
     /// Ends the settlement of a payment that this transaction paid, once enough blocks are on top of it. `fee` is in wei.
@@ -130,15 +132,28 @@ impl Confirmation {
         self.costs.count_reverted();
         tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
         let unknown = SettlementOutcome::Unknown { transaction: Some(transaction) };
-        let Some((result, rejection)) = self.verify_unpaid(&queued.payment, transaction).await else { return unknown };
-        if result.used {
-            let found = self.explain_use(&queued.payment, queued.seen_unused, &result, Some(transaction)).await;
-            if let Ok(SettlementOutcome::Failed { .. }) = found {
-                self.backoff.note_revert(queued.key().payer);
+        let verified = self.verify_unpaid(&queued.payment, transaction).await;
+        let (found, rejection) = match verified {
+            None => (Some(Ok(unknown.clone())), None),
+            Some((result, _)) if result.used => {
+                let found = self.explain_use(&queued.payment, queued.seen_unused, &result, Some(transaction)).await;
+                (Some(found), None)
             }
+            Some((_, rejection)) => (None, rejection),
+        };
+        // What used an authorization may be looked up later, since anybody may execute it. Only we execute a permit.
+        let is_by_permit = queued.expected().is_by_permit();
+        let is_wasted = match &found {
+            None | Some(Ok(SettlementOutcome::Failed { .. })) => true,
+            Some(Ok(SettlementOutcome::Settled { .. })) => false,
+            Some(Ok(SettlementOutcome::Unknown { .. }) | Err(_)) => is_by_permit,
+        };
+        if is_wasted {
+            self.backoff.note_revert(queued.key().payer);
+        }
+        if let Some(found) = found {
             return found.unwrap_or(unknown);
         }
-        self.backoff.note_revert(queued.key().payer);
         let (reason, detail) = match rejection {
             Some(Rejection { reason, detail }) => (reason, detail),
             None => (Reason::InvalidTransactionState, "the transaction was included and did not pay".into()),
@@ -189,7 +204,8 @@ impl Confirmation {
         transaction: Option<B256>,
     ) -> Result<SettlementOutcome, FacilitatorError> {
         let record = self.journal.get(&payment.key()).await?;
-        let Some(seen_unused) = record.and_then(|record| record.block_seen.or(seen_unused)) else {
+        let record = record.map(|record| (record.block_seen.or(seen_unused), record.transactions));
+        let Some((Some(seen_unused), transactions)) = record else {
             let detail = "the authorization was used before it was reserved here".to_owned();
             return Ok(SettlementOutcome::Failed {
                 reason: Reason::NonceAlreadyUsed,
@@ -213,10 +229,46 @@ impl Confirmation {
                 Ok(SettlementOutcome::Settled { transaction, block: Some(block), fee: None })
             }
             AuthorizationUse::Otherwise { transaction, block } => {
-                Ok(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
+                Ok(SettlementOutcome::used_otherwise(Some(transaction), self.node.is_final(block).await))
             }
-            AuthorizationUse::NotFound => Ok(SettlementOutcome::Unknown { transaction }),
+            AuthorizationUse::NotFound { is_complete } if expected.is_by_permit() => {
+                self.explain_unseen_use(payment, &transactions, is_complete, transaction).await
+            }
+            AuthorizationUse::NotFound { .. } => Ok(SettlementOutcome::Unknown { transaction }),
         }
+    }
+
+    /// Returns the outcome of a permit whose nonce is used, while no transfer was found. Permit2 tells nobody of a use, so there may be none to
+    /// find.
+    ///
+    /// Only the account that it names can have a permit executed, and our accounts journal their `transactions` first (invariant I4). If all of
+    /// these are in blocks and did not pay, or it is final that they can not, something else used the nonce. Of a permit that names another
+    /// account, only all the blocks tell.
+    async fn explain_unseen_use(
+        &self,
+        payment: &Prechecked,
+        transactions: &[B256],
+        is_complete: bool,
+        transaction: Option<B256>,
+    ) -> Result<SettlementOutcome, FacilitatorError> {
+        let unknown = Ok(SettlementOutcome::Unknown { transaction });
+        let is_final = self.node.is_use_final(payment).await?;
+        let sender = payment.terms().permit().map(|permit| permit.facilitator);
+        let is_ours = self.accounts.iter().any(|account| Some(account.address()) == sender);
+        if !(is_ours || is_complete && is_final) {
+            return unknown;
+        }
+        let expected = ExpectedTransfer::of_payment(payment);
+        for hash in transactions {
+            let may_pay = match self.node.rpc().receipt(*hash).await? {
+                Some(receipt) => self.node.is_paid_by(&expected, &receipt).await?,
+                None => !is_final || self.may_pay(*hash, None, u64::MAX).await?,
+            };
+            if may_pay {
+                return unknown;
+            }
+        }
+        Ok(SettlementOutcome::used_otherwise(transaction, is_final))
     }
 
     /// Returns the outcome of a payment that an earlier call or process did not follow to its end. The transaction of a settled one is
@@ -236,7 +288,7 @@ impl Confirmation {
         let mut unpaid_in = HashMap::new();
         for transaction in newest_first() {
             let Some(receipt) = self.node.rpc().receipt(transaction).await? else { continue };
-            if !expected.is_paid_by(&receipt) {
+            if !self.node.is_paid_by(&expected, &receipt).await? {
                 unpaid_in.insert(transaction, receipt.block_hash);
                 continue;
             }

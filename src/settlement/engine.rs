@@ -107,8 +107,8 @@ impl Engine {
             journal.clone(),
             costs.clone(),
             backoff.clone(),
-            settings.depths,
-            confirm_timeout,
+            accounts.clone(),
+            (settings.depths, confirm_timeout),
         );
         let engine = Arc::new(Self {
             queue: Queue::new(settings.backlog),
@@ -129,6 +129,8 @@ impl Engine {
             backoff,
         });
         engine.deployment.look_up_early().await;
+        // Those who offer permits ask what is known then.
+        engine.takes_permits().await;
         reconciler::spawn(&engine, settings.reconcile_interval, engine.wake.clone());
         engine
     }
@@ -150,9 +152,14 @@ impl Engine {
         &self.costs
     }
 
-    /// Returns `true` if the chain is known to have the contracts that permits are settled through.
+    /// Returns `true` if the chain has the contracts that permits are settled through.
     pub(crate) async fn takes_permits(&self) -> bool {
-        self.node.takes_permits().await
+        self.node.has_permits().await.unwrap_or(false)
+    }
+
+    /// Returns the account that offers of permits name, if the chain was seen to have these contracts. Does not ask.
+    pub(crate) fn permit_account(&self) -> Option<Address> {
+        self.addresses().next().filter(|_| self.node.is_known_to_have_permits())
     }
 
     /// Returns the lowest balance of a settlement account, in wei.
@@ -197,6 +204,11 @@ impl Engine {
         self.node.check_known_fees()?;
         self.node.check_known_receipts()?;
         self.accounts.check_known_balances()
+    }
+
+    /// Fails if this account, which alone may send a payment, could not pay for gas a moment ago. Does not ask the node.
+    pub(crate) fn check_sender(&self, account: Address) -> Result<(), FacilitatorError> {
+        self.accounts.check_known_balance(account)
     }
 
     /// Fails if settling this amount is expected to cost more than it brings in, and losses are refused.
@@ -331,15 +343,7 @@ impl Engine {
         if fit.is_empty() {
             return;
         }
-        let place = match self.place_for(&fit, place).await {
-            Ok(place) => place,
-            Err(error) => {
-                for queued in fit {
-                    queued.give_up(&self.journal, error.clone()).await;
-                }
-                return;
-            }
-        };
+        let Some((fit, place)) = self.enter_for(fit, place).await else { return };
         let mut transfers = Transfers::new(fit, self.gas);
         let Attempt { result, watched } = self.submitter.make(place, &mut transfers).await;
         let payments = transfers.payments;
@@ -358,14 +362,21 @@ impl Engine {
         drop(watched);
     }
 
-    /// Returns a place of the account that has to send these payments. A permit names it, and is settled alone.
-    async fn place_for(&self, payments: &[QueuedPayment], place: Place) -> Result<Place, FacilitatorError> {
+    /// Returns the payments with a place of the account that has to send them. A permit names it, and is settled alone; the account may be busy
+    /// for long, so the permit is verified again then. Returns `None` if the settlement has ended.
+    async fn enter_for(&self, mut payments: Vec<QueuedPayment>, place: Place) -> Option<(Vec<QueuedPayment>, Place)> {
         let Some(permit) = payments.first().and_then(|queued| queued.payment.terms().permit()) else {
-            return Ok(place);
+            return Some((payments, place));
         };
-        self.submitter.exchange(place, permit.facilitator).await.ok_or_else(|| {
-            FacilitatorError::Misconfigured(format!("the key of {}, for which a permit was signed", permit.facilitator))
-        })
+        let queued = payments.pop()?;
+        match self.submitter.exchange(place, permit.facilitator, queued.deadline).await {
+            Ok(place) if self.is_fresh(&queued) => Some((vec![queued], place)),
+            Ok(place) => Some((vec![self.verify_again(queued).await?], place)),
+            Err(error) => {
+                queued.give_up(&self.journal, error).await;
+                None
+            }
+        }
     }
 
     fn is_fresh(&self, queued: &QueuedPayment) -> bool {

@@ -141,7 +141,11 @@ impl FinalityTracker {
         finalized: Option<u64>,
     ) -> Result<bool, FacilitatorError> {
         let expected = ExpectedTransfer::of_payment(&record.payment());
-        let Some(paid) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
+        let paid = match receipt {
+            Some(receipt) => self.node.is_paid_by(&expected, receipt).await?.then_some(receipt),
+            None => None,
+        };
+        let Some(paid) = paid else {
             if receipt.is_none() && self.is_pruned(&record, finalized).await? {
                 let key = &record.key;
                 tracing::warn!(payer = %key.payer, nonce = %key.nonce, %transaction, "the node keeps no receipt of a settlement");

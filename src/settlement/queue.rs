@@ -53,7 +53,7 @@ pub(super) struct QueuedPayment {
     /// How often a transaction was signed for it.
     pub(super) attempts: usize,
     /// Until when it waits for a transaction.
-    deadline: Instant,
+    pub(super) deadline: Instant,
     /// All its transactions in the journal.
     pub(super) journalled: Vec<B256>,
     /// Those that cannot pay it any more: no node took them, or they are in a block and did not pay.

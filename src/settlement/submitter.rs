@@ -289,16 +289,30 @@ impl Submitter {
         timeout(patience, entering).await.map_err(|_| busy())?
     }
 
-    /// Exchanges a place for one of this account, for what only that account may send. Returns `None` if it is none of ours.
-    pub(super) async fn exchange(&self, place: Place, sender: Address) -> Option<Place> {
+    /// Exchanges a place for one of this account, for what only that account may send. Waits for it until then.
+    ///
+    /// # Errors
+    /// [`FacilitatorError::Misconfigured`] if it is none of ours, [`FacilitatorError::Busy`] if its window stays full.
+    pub(super) async fn exchange(
+        &self,
+        place: Place,
+        sender: Address,
+        until: Instant,
+    ) -> Result<Place, FacilitatorError> {
         if place.account.address() == sender {
-            return Some(place);
+            return Ok(place);
         }
-        let (account, urgency) =
-            (self.accounts.iter().find(|account| account.address() == sender)?.clone(), place.urgency);
+        let urgency = place.urgency;
+        // Others need it meanwhile.
         drop(place);
-        let permit = account.enter().await;
-        Some(Place { account, permit, urgency })
+        let account = self.accounts.iter().find(|account| account.address() == sender).ok_or_else(|| {
+            FacilitatorError::Misconfigured(format!("the key of {sender}, for which a permit was signed"))
+        })?;
+        let permit = timeout_at(until, account.enter()).await.map_err(|_| FacilitatorError::Busy {
+            what: "places of the gas key that a permit names",
+            retry_after: Duration::from_secs(2),
+        })?;
+        Ok(Place { account: account.clone(), permit, urgency })
     }
 
     fn serve(&self) {

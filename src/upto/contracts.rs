@@ -1,6 +1,6 @@
 //! The contracts: Permit2, and the proxy through which the scheme uses it.
 
-use alloy_primitives::{B256, Bytes, U256};
+use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::{SolCall as _, SolInterface as _};
 
 use super::{
@@ -30,10 +30,21 @@ alloy_sol_types::sol! {
         uint256 validAfter;
     }
 
+    /// An approval by EIP-2612, which other facilitators submit together with the permit.
+    #[derive(Debug)]
+    struct EIP2612Permit {
+        uint256 value;
+        uint256 deadline;
+        bytes32 r;
+        bytes32 s;
+        uint8 v;
+    }
+
     /// The scheme's proxy.
     #[derive(Debug)]
     interface UptoProxy {
         event Settled();
+        event SettledWithPermit();
 
         error ReentrancyGuardReentrantCall();
         error AmountExceedsPermitted();
@@ -43,9 +54,18 @@ alloy_sol_types::sol! {
         error InvalidDestination();
         error PaymentTooEarly();
 
+        function PERMIT2() external view returns (address);
         function WITNESS_TYPEHASH() external view returns (bytes32);
         function settle(
             PermitTransferFrom permit, uint256 amount, address owner, Witness witness, bytes signature
+        );
+        function settleWithPermit(
+            EIP2612Permit approval,
+            PermitTransferFrom permit,
+            uint256 amount,
+            address owner,
+            Witness witness,
+            bytes signature
         );
     }
 
@@ -85,9 +105,34 @@ pub(crate) fn calldata(maximum: &Authorization, permit: &Permit, amount: U256, s
     call.abi_encode().into()
 }
 
-/// Returns the nonce of the permit that this calldata of the proxy uses.
-pub(crate) fn nonce_of(calldata: &[u8]) -> Option<B256> {
-    UptoProxy::settleCall::abi_decode(calldata).ok().map(|call| call.permit.nonce.into())
+/// What a call of the proxy moves, if it succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SettleCall {
+    pub(crate) owner: Address,
+    pub(crate) token: Address,
+    pub(crate) payee: Address,
+    pub(crate) facilitator: Address,
+    pub(crate) nonce: B256,
+    pub(crate) amount: U256,
+}
+
+impl SettleCall {
+    /// Returns what this calldata of the proxy says, or `None` if it settles nothing.
+    pub(crate) fn read(calldata: &[u8]) -> Option<Self> {
+        let (permit, amount, owner, witness) = match UptoProxy::UptoProxyCalls::abi_decode(calldata).ok()? {
+            UptoProxy::UptoProxyCalls::settle(call) => (call.permit, call.amount, call.owner, call.witness),
+            UptoProxy::UptoProxyCalls::settleWithPermit(call) => (call.permit, call.amount, call.owner, call.witness),
+            UptoProxy::UptoProxyCalls::PERMIT2(_) | UptoProxy::UptoProxyCalls::WITNESS_TYPEHASH(_) => return None,
+        };
+        Some(Self {
+            owner,
+            token: permit.permitted.token,
+            payee: witness.to,
+            facilitator: witness.facilitator,
+            nonce: permit.nonce.into(),
+            amount,
+        })
+    }
 }
 
 /// Returns the word of an owner's bitmap that has this nonce, and its bit there.

@@ -59,7 +59,7 @@ pub(crate) use codes::{
     TOKEN_MISMATCH, is_not_executed, of_exact, of_permit,
 };
 #[cfg(feature = "onchain")]
-pub(crate) use contracts::{Permit2, UptoProxy, calldata, nonce_of, nonce_place, revert_name};
+pub(crate) use contracts::{Permit2, SettleCall, UptoProxy, calldata, nonce_place, revert_name};
 #[cfg(feature = "onchain")]
 pub(crate) use message::witness_type_hash;
 pub(crate) use payload::Permit2Authorization;

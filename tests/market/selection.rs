@@ -1,5 +1,7 @@
 //! The simulated market, in small: the promises of `docs/market.md` hold with a margin for few seeds.
 
+#[path = "../../examples/baselines.rs"]
+mod baselines;
 #[allow(dead_code)]
 #[path = "../../examples/market/oracle.rs"]
 mod oracle;
@@ -14,6 +16,7 @@ use std::{path::PathBuf, thread};
 
 use run::{Outcomes, Policy};
 use world::World;
+use x402_market::selection::ThompsonConfig;
 
 const SEEDS: [u64; 3] = [101, 102, 103];
 
@@ -27,7 +30,10 @@ fn world(name: &str) -> World {
 
 fn runs(world: &World, policy: Policy) -> Vec<Outcomes> {
     thread::scope(|scope| {
-        let runs: Vec<_> = SEEDS.iter().map(|seed| scope.spawn(|| run::run(world, policy, *seed))).collect();
+        let runs: Vec<_> = SEEDS
+            .iter()
+            .map(|seed| scope.spawn(|| run::run(world, policy, &ThompsonConfig::default(), *seed)))
+            .collect();
         runs.into_iter().map(|run| run.join().unwrap()).collect()
     })
 }
@@ -99,7 +105,7 @@ fn new_identities_gain_little() {
 fn same_seed_gives_the_same_run() {
     let world = World { tasks_per_student: 60, ..world("collusion") };
     let of = |seed| {
-        let run = run::run(&world, Policy::Thompson, seed);
+        let run = run::run(&world, Policy::Thompson, &ThompsonConfig::default(), seed);
         (run.value, run.paid, run.trust)
     };
     assert_eq!(of(7), of(7));

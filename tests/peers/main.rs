@@ -12,6 +12,7 @@
 //! bazaar.rs         catalogues: their client reads ours, ours is listed by theirs
 //! browser_wallet    a person pays in Chromium
 //! channels.rs       our buyer pays by vouchers
+//! command.rs        their clients pay a service in Python, for which the command x402 charges
 //! comparison.rs     the same payments, presented the same way to their server and to ours
 //! fidelity.rs       the devnet's token answers as Circle's does
 //! identifiers.rs    the extension payment-identifier
@@ -28,6 +29,7 @@ mod bazaar;
 mod browser_wallet;
 mod channels;
 mod clients;
+mod command;
 mod comparison;
 mod cors;
 mod facilitators;

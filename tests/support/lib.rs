@@ -17,7 +17,7 @@
 //! postgres.rs       a PostgreSQL server of the tests' own; tests on it need the feature `test-postgres`
 //! power_cut.rs      a process whose files lose what was not synced (power_cut.c)
 //! scripted.rs       a facilitator that does as it is told, and a service that charges through it
-//! programs.rs       the examples, compiled and run
+//! programs.rs       the examples and the command x402, compiled and run
 //! sqlite_file.rs    files of SQLite as other versions leave them behind
 //! uploads.rs        a seller over real connections, and our clients that pay it for long bodies
 //! numbers.rs        what was reported to the metrics recorder

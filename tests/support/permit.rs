@@ -50,6 +50,7 @@ sol! {
 
     function settle(PermitTransferFrom permit, uint256 amount, address owner, Witness witness, bytes signature);
     function approve(address spender, uint256 amount);
+    function transferFrom(address from, address to, uint256 amount);
     function invalidateUnorderedNonces(uint256 wordPos, uint256 mask);
 }
 
@@ -77,6 +78,64 @@ pub fn settle(devnet: &Devnet, payment: &Prechecked, amount: u64) -> B256 {
         signature: payment.signature().as_bytes().to_vec().into(),
     };
     devnet.execute(permit.facilitator, PROXY, call.abi_encode()).expect("the permit is good").transaction_hash
+}
+
+/// Another account uses the nonce that a payment has, for a token of its own that calls another contract when it is moved. Returns the
+/// transaction, which calls the proxy like a settlement of the payment.
+pub fn decoy(devnet: &Devnet, payment: &Prechecked, target: Address, data: &[u8]) -> B256 {
+    let (stranger, token) = (PrivateKeySigner::random(), PrivateKeySigner::random().address());
+    devnet.set_code(token, calling(target, data));
+    use_nonce(devnet, &stranger, payment.authorization().nonce.into(), token, payment.authorization().to)
+}
+
+/// The payer uses a nonce for something that leaves no trace: a transfer to somebody else, by another facilitator.
+pub fn burn(devnet: &Devnet, payer: &PrivateKeySigner, nonce: U256) {
+    use_nonce(devnet, payer, nonce, devnet.asset().address, PrivateKeySigner::random().address());
+}
+
+/// Signs for a transfer of one unit with this nonce, and settles it from the same account.
+///
+/// # Panics
+/// If the contracts revert.
+fn use_nonce(devnet: &Devnet, signer: &PrivateKeySigner, nonce: U256, token: Address, to: Address) -> B256 {
+    let owner = signer.address();
+    let permitted = TokenPermissions { token, amount: U256::ONE };
+    let witness = Witness { to, facilitator: owner, validAfter: U256::ZERO };
+    let permit = PermitTransferFrom { permitted, nonce, deadline: U256::MAX };
+    let message = PermitWitnessTransferFrom {
+        permitted: permit.permitted.clone(),
+        spender: PROXY,
+        nonce,
+        deadline: permit.deadline,
+        witness: witness.clone(),
+    };
+    let domain = eip712_domain! {
+        name: "Permit2",
+        chain_id: devnet.chain_id(),
+        verifying_contract: PERMIT2,
+    };
+    let signature = signer.sign_hash_sync(&message.eip712_signing_hash(&domain)).expect("a local key");
+    let signature = signature.as_bytes().to_vec().into();
+    let call = settleCall { permit, amount: U256::ONE, owner, witness, signature };
+    devnet.execute(owner, PROXY, call.abi_encode()).expect("the permit is good").transaction_hash
+}
+
+/// The calldata of a transfer that anybody may make, of nothing.
+pub fn transfer_of_nothing(from: Address, to: Address) -> Vec<u8> {
+    transferFromCall { from, to, amount: U256::ZERO }.abi_encode()
+}
+
+/// The code of a contract that makes one call whatever it is asked, and answers `true`.
+fn calling(target: Address, data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(data.len()).expect("a short call").to_be_bytes();
+    let mut code = vec![0x61, length[0], length[1], 0x61, 0, 0, 0x5f, 0x39]; // codecopy(0, data, length)
+    code.extend([0x5f, 0x5f, 0x61, length[0], length[1], 0x5f, 0x5f, 0x73]); // call(gas, target, 0, 0, length, 0, 0)
+    code.extend(target);
+    code.extend([0x5a, 0xf1, 0x5f, 0x52, 0x60, 0x20, 0x5f, 0xf3]); // return its success
+    let offset = u16::try_from(code.len()).expect("short").to_be_bytes();
+    code[4..6].copy_from_slice(&offset);
+    code.extend(data);
+    code
 }
 
 /// The payer invalidates a nonce of Permit2.

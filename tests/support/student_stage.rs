@@ -16,6 +16,7 @@ use x402_market::{
     AgentCard, AgentCardBuilder, Confidence, EvaluatorService, Score, Student, StudentBuilder, Submission, Task,
     Verdict,
     judge::{Judge, output_judge},
+    selection::{Candidate, Job, Observation, Selector},
 };
 
 use crate::{chain::Chain, devnet::DevnetChain};
@@ -141,4 +142,18 @@ pub fn single(output: &str) -> Submission {
 
 pub fn task() -> Task {
     Task::new("prose", "Write.").unwrap().with_id("mine").unwrap()
+}
+
+/// Hires the cheapest evaluators.
+#[derive(Debug, Default)]
+pub struct Cheapest;
+
+impl Selector for Cheapest {
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Vec<usize> {
+        let mut order: Vec<_> = (0..market.len()).collect();
+        order.sort_unstable_by_key(|position| (market[*position].price, *position));
+        job.hire(market, order)
+    }
+
+    fn learn(&mut self, _: &Observation) {}
 }

@@ -47,11 +47,10 @@ pub struct EvaluatorId {
 /// An evaluator's verdict on one output.
 ///
 /// ```
-/// use x402_market::{Confidence, Critique, Score, Verdict};
+/// use x402_market::Verdict;
 ///
-/// let verdict = Verdict::new(Score::new(0.75)?, Confidence::new(0.9)?, Critique::new("Right, but hard to follow."));
+/// let verdict = Verdict::new(0.75, 0.9, "Right, but hard to follow.");
 /// assert_eq!(verdict.reward.get(), 0.5, "from -1 to 1 unless set otherwise");
-/// # Ok::<(), x402_market::OutOfRange>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -162,15 +161,17 @@ impl EvaluatorId {
 }
 
 impl Verdict {
-    /// Creates a verdict. Its reward is the score, mapped from [0, 1] to [-1, 1].
-    pub fn new(score: Score, confidence: Confidence, critique: impl Into<Critique>) -> Self {
-        Self { score, reward: score.into(), confidence, critique: critique.into(), rest: Unknown }
+    /// Creates a verdict. Its reward is the score, mapped from [0, 1] to [-1, 1]. Numbers can be given as `f64`, too: out of range they become
+    /// the nearest in range.
+    pub fn new(score: impl Into<Score>, confidence: impl Into<Confidence>, critique: impl Into<Critique>) -> Self {
+        let score = score.into();
+        Self { score, reward: score.into(), confidence: confidence.into(), critique: critique.into(), rest: Unknown }
     }
 
     /// Sets a reward on another scale.
     #[must_use]
-    pub fn with_reward(self, reward: Reward) -> Self {
-        Self { reward, ..self }
+    pub fn with_reward(self, reward: impl Into<Reward>) -> Self {
+        Self { reward: reward.into(), ..self }
     }
 }
 

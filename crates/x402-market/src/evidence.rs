@@ -6,11 +6,11 @@
 //! ```
 //! use alloy_primitives::Address;
 //! use tower_x402::Usdc;
-//! use x402_market::evidence::{CallOutcome, Evidence, EvidenceLog, EvidenceQuery};
+//! use x402_market::evidence::{CallOutcome, Evidence, EvidenceLog, EvidenceQuery, Pairs};
 //!
 //! let log = EvidenceLog::in_memory(1_000);
 //! let evaluator = Address::repeat_byte(7);
-//! let outcome = CallOutcome::answered(0.9, Some(0.8), Some(true));
+//! let outcome = CallOutcome::answered(Pairs::of(&[0.9, 0.2, 0.4], &[true, false, true]));
 //! let paid = Usdc::from_atomic(300);
 //! let now = 1_800_000_000;
 //! log.record(Evidence::new(evaluator, "prose", paid, now, outcome), now)?;
@@ -38,7 +38,10 @@ use tower_x402::{
     vouchers::{ChannelConfig, ChannelId, Escrow},
 };
 
-use super::selection::{Observation, Skill};
+use super::{
+    selection::{Observation, Skill},
+    submission::MAX_OUTPUTS,
+};
 
 /// How far ahead the clocks of others may be, in seconds.
 const MAX_CLOCK_SKEW: u64 = 300;
@@ -53,14 +56,9 @@ pub enum CallOutcome {
     /// A valid evaluation.
     #[non_exhaustive]
     Answered {
-        /// The score of the verdict, from 0 to 1.
-        score: f64,
-        /// The probability, stated by the evaluator, that the verdict is right.
+        /// How it ordered pairs of outputs, if it was audited.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        confidence: Option<f64>,
-        /// Whether the verdict was right, if the student knew the truth (an audit).
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        right: Option<bool>,
+        pairs: Option<Pairs>,
     },
     /// An answer that is no valid evaluation.
     #[serde(rename = "garbage")]
@@ -79,9 +77,110 @@ pub enum CallOutcome {
 }
 
 impl CallOutcome {
-    /// Creates the outcome of a valid evaluation. A confidence outside 0 to 1 is left out.
-    pub fn answered(score: f64, confidence: Option<f64>, right: Option<bool>) -> Self {
-        Self::Answered { score, confidence: confidence.filter(|p| (0.0..=1.0).contains(p)), right }
+    /// Creates the outcome of a valid evaluation, with the pairs that it ordered if it was audited.
+    pub const fn answered(pairs: Option<Pairs>) -> Self {
+        Self::Answered { pairs }
+    }
+
+    /// Returns how an audited evaluation ordered pairs of outputs.
+    pub const fn pairs(&self) -> Option<Pairs> {
+        match self {
+            Self::Answered { pairs } => *pairs,
+            _ => None,
+        }
+    }
+}
+
+/// How an audited evaluation ordered the pairs of a good and a bad output.
+///
+/// ```
+/// use x402_market::evidence::Pairs;
+///
+/// let scores = [0.4, 0.1, 0.1, 0.4];
+/// let pairs = Pairs::of(&scores, &[true, false, true, true]).unwrap();
+/// assert_eq!((pairs.right(), pairs.wrong(), pairs.all()), (2, 0, 3), "one pair has equal scores");
+/// assert!((pairs.worth() - 2.0 / 3.0).abs() < 1e-12);
+/// assert_eq!(Pairs::of(&scores, &[true; 4]), None, "outputs that are equally good show nothing");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "PairsJson")]
+pub struct Pairs {
+    right: u32,
+    wrong: u32,
+    all: u32,
+}
+
+#[derive(Deserialize)]
+struct PairsJson {
+    right: u32,
+    wrong: u32,
+    all: u32,
+}
+
+impl Pairs {
+    /// The most pairs of one evaluation: 32 good and 32 bad outputs.
+    pub const MAX: u32 = (MAX_OUTPUTS * MAX_OUTPUTS / 4) as u32;
+
+    /// Creates counts of pairs: in which the good output has the higher score, in which the bad one has, and in all. Returns `None` unless
+    /// there are 1 to [`MAX`](Self::MAX), and as many as the other two together.
+    pub const fn new(right: u32, wrong: u32, all: u32) -> Option<Self> {
+        match right.checked_add(wrong) {
+            Some(ordered) if ordered <= all && 1 <= all && all <= Self::MAX => Some(Self { right, wrong, all }),
+            _ => None,
+        }
+    }
+
+    /// Counts the pairs of outputs with these scores, of which `good` says whether they are good. Returns `None` if there is no pair.
+    pub fn of(scores: &[f64], good: &[bool]) -> Option<Self> {
+        let of =
+            |wanted: bool| scores.iter().zip(good).filter(move |(_, good)| **good == wanted).map(|(score, _)| score);
+        let (mut right, mut wrong, mut all) = (0, 0, 0);
+        for (better, worse) in of(true).flat_map(|better| of(false).map(move |worse| (better, worse))) {
+            right += u32::from(better > worse);
+            wrong += u32::from(better < worse);
+            all += 1;
+        }
+        Self::new(right, wrong, all)
+    }
+
+    /// Returns the number of pairs in which the good output has the higher score.
+    pub const fn right(self) -> u32 {
+        self.right
+    }
+
+    /// Returns the number of pairs in which the bad output has the higher score.
+    pub const fn wrong(self) -> u32 {
+        self.wrong
+    }
+
+    /// Returns the number of pairs, those with equal scores included.
+    pub const fn all(self) -> u32 {
+        self.all
+    }
+
+    /// Returns the ordering advantage D, from -1 to 1: the share of pairs ordered rightly, minus that ordered wrongly. It is 0 for equal
+    /// scores, and on average for scores at random.
+    pub fn worth(self) -> f64 {
+        (f64::from(self.right) - f64::from(self.wrong)) / f64::from(self.all)
+    }
+
+    /// Returns how many independent comparisons the pairs count as, for and against the evaluator.
+    ///
+    /// Pairs of one group share outputs, so *n*·*m* of them say less than as many comparisons of different outputs. The variance of the
+    /// share ordered rightly by a coin is (*n*+*m*+1) / 12*nm*, that of 3*nm* / (*n*+*m*+1) independent comparisons. Only the product is
+    /// known; the sum is taken as if *n* = *m*.
+    pub(super) fn counts(self) -> [f32; 2] {
+        let all = f64::from(self.all);
+        let comparisons = 3.0 * all / (2.0 * all.sqrt() + 1.0);
+        [0.5, -0.5].map(|half| (comparisons * (0.5 + half * self.worth())) as f32)
+    }
+}
+
+impl TryFrom<PairsJson> for Pairs {
+    type Error = &'static str;
+
+    fn try_from(PairsJson { right, wrong, all }: PairsJson) -> Result<Self, Self::Error> {
+        Self::new(right, wrong, all).ok_or("right and wrong exceed all, or all is outside 1..=1024")
     }
 }
 
@@ -188,7 +287,7 @@ impl Evidence {
 
     /// Returns the observation for a selector, in which the skill has this number.
     pub const fn observation(&self, skill: Skill) -> Observation {
-        Observation { evaluator: self.evaluator, skill, paid: self.paid, at: self.at, outcome: self.outcome }
+        Observation { evaluator: self.evaluator, skill, paid: self.paid, outcome: self.outcome }
     }
 }
 
@@ -254,7 +353,6 @@ struct Inner {
     /// The payments of all records.
     payments: HashSet<EvidencePayment>,
     charges: Charges,
-    first_seen: BTreeMap<Address, u64>,
     exploration_cost: Usdc,
     /// The time of the newest dropped record. Whether a record as old as that was in the log before is not known.
     dropped_until: Option<u64>,
@@ -299,12 +397,13 @@ impl Charges {
 #[serde(tag = "event", rename_all = "camelCase")]
 enum Line {
     Evidence(Box<Evidence>),
+    /// A late audit of a call that is on record.
+    Audited {
+        payment: EvidencePayment,
+        pairs: Pairs,
+    },
     Dropped {
         until: u64,
-    },
-    Seen {
-        evaluator: Address,
-        at: u64,
     },
     #[serde(rename = "examined")]
     Explored {
@@ -320,7 +419,6 @@ impl EvidenceLog {
             records: VecDeque::new(),
             payments: HashSet::new(),
             charges: Charges::default(),
-            first_seen: BTreeMap::new(),
             exploration_cost: Usdc::ZERO,
             dropped_until: None,
             file: None,
@@ -345,8 +443,8 @@ impl EvidenceLog {
             for (index, line) in text.lines().enumerate() {
                 match serde_json::from_str(line) {
                     Ok(Line::Evidence(evidence)) => inner.keep(*evidence),
+                    Ok(Line::Audited { payment, pairs }) => inner.audit(payment, pairs),
                     Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
-                    Ok(Line::Seen { evaluator, at }) => inner.see(evaluator, at),
                     Ok(Line::Explored { paid }) => inner.add_exploration_cost(paid),
                     Err(_) => return Err(EvidenceError::Line { path: path.into(), line: index + 1 }),
                 }
@@ -372,31 +470,25 @@ impl EvidenceLog {
         Ok(())
     }
 
-    /// Returns when an evaluator was first seen. If it is new, that is `now`, and it is recorded. Beyond the log's capacity nothing is
-    /// recorded, and further evaluators are always new.
+    /// Adds the result of an audit to the record of the call that this payment paid for. Returns `false` if there is no such record of a
+    /// valid evaluation, or it was audited before.
     ///
     /// # Errors
-    /// [`EvidenceError::Write`] if it cannot be written. It is not recorded then.
-    pub fn first_seen(&self, evaluator: Address, now: u64) -> Result<u64, EvidenceError> {
+    /// An I/O error if it cannot be written. It does not count then.
+    pub fn audit(&self, payment: EvidencePayment, pairs: Pairs) -> io::Result<bool> {
         let mut inner = self.lock();
-        if let Some(at) = inner.first_seen.get(&evaluator) {
-            return Ok(*at);
+        if inner.unaudited(payment).is_none() {
+            return Ok(false);
         }
-        if inner.first_seen.len() < inner.capacity {
-            let line = line(&Line::Seen { evaluator, at: now })?;
-            inner.append(&line)?;
-            inner.see(evaluator, now);
-        }
-        Ok(now)
+        let line = line(&Line::Audited { payment, pairs })?;
+        inner.append(&line)?;
+        inner.audit(payment, pairs);
+        inner.shorten();
+        Ok(true)
     }
 
-    /// Returns when evaluators were [first seen](Self::first_seen), in seconds since the Unix epoch.
-    pub fn first_seen_times(&self) -> BTreeMap<Address, u64> {
-        self.lock().first_seen.clone()
-    }
-
-    /// Records what it cost to hire an evaluator for exploration ([`Panel::explored`](super::selection::Panel::explored)), so that a restarted
-    /// student does not spend its [share](super::selection::ThompsonConfig::exploration_share) twice.
+    /// Records what it cost to ask an evaluator only to learn about it ([`Selector::explore`](super::selection::Selector::explore)), so that a
+    /// restarted student does not spend its [share](super::selection::ThompsonConfig::exploration_share) twice.
     ///
     /// # Errors
     /// An I/O error if it cannot be written. It is not recorded then.
@@ -482,15 +574,8 @@ impl Inner {
         if self.has_payment_of(evidence) {
             return Err(EvidenceError::Duplicate);
         }
-        let is_probability = |p: f64| (0.0..=1.0).contains(&p);
-        let is_in_range = match evidence.outcome {
-            CallOutcome::Answered { score, confidence, .. } => {
-                is_probability(score) && confidence.is_none_or(is_probability)
-            }
-            _ => true,
-        };
-        if !is_in_range || evidence.skill.len() > MAX_SKILL_BYTES {
-            return Err(EvidenceError::OutOfRange);
+        if evidence.skill.len() > MAX_SKILL_BYTES {
+            return Err(EvidenceError::LongSkill);
         }
         Ok(())
     }
@@ -518,9 +603,19 @@ impl Inner {
         }
     }
 
-    fn see(&mut self, evaluator: Address, at: u64) {
-        let first = self.first_seen.entry(evaluator).or_insert(at);
-        *first = at.min(*first);
+    /// Returns the pairs, still missing, of the valid evaluation that a payment paid for.
+    fn unaudited(&mut self, payment: EvidencePayment) -> Option<&mut Option<Pairs>> {
+        let record = self.records.iter_mut().rev().find(|record| record.payment == Some(payment))?;
+        match &mut record.outcome {
+            CallOutcome::Answered { pairs } if pairs.is_none() => Some(pairs),
+            _ => None,
+        }
+    }
+
+    fn audit(&mut self, payment: EvidencePayment, pairs: Pairs) {
+        if let Some(missing) = self.unaudited(payment) {
+            *missing = Some(pairs);
+        }
     }
 
     fn add_exploration_cost(&mut self, paid: Usdc) {
@@ -529,22 +624,21 @@ impl Inner {
 
     /// Rewrites a file that holds twice as much as is kept. If that fails, the file stays as it is until the next attempt.
     fn shorten(&mut self) {
-        if self.lines <= 2 * (self.capacity + self.first_seen.len()) {
+        if self.lines <= 2 * self.capacity {
             return;
         }
         let Some(file) = &mut self.file else { return };
         let dropped = self.dropped_until.map(|until| Line::Dropped { until });
         let kept = self.records.iter().cloned().map(Box::new).map(Line::Evidence);
-        let seen = self.first_seen.iter().map(|(evaluator, at)| Line::Seen { evaluator: *evaluator, at: *at });
         let paid = self.exploration_cost;
         let explored = (paid > Usdc::ZERO).then_some(Line::Explored { paid });
-        let lines = dropped.into_iter().chain(explored).chain(seen).chain(kept);
+        let lines = dropped.into_iter().chain(explored).chain(kept);
         let lines = lines.map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
-            Ok(()) => self.lines = self.records.len() + self.first_seen.len() + 2,
+            Ok(()) => self.lines = self.records.len() + 2,
             Err(error) => {
                 tracing::warn!(%error, "could not shorten the evidence log");
-                self.lines = self.capacity + self.first_seen.len();
+                self.lines = self.capacity;
             }
         }
     }
@@ -572,9 +666,9 @@ pub enum EvidenceError {
     /// The record's time is more than five minutes ahead. Check the clocks.
     #[error("the record is from the future")]
     Future,
-    /// A score or a confidence is outside 0 to 1, or the skill's name exceeds 128 bytes.
-    #[error("a score or a confidence is outside 0 to 1, or the skill's name is too long")]
-    OutOfRange,
+    /// The skill's name exceeds 128 bytes.
+    #[error("the skill's name exceeds 128 bytes")]
+    LongSkill,
     /// The file cannot be opened, read or locked. It is locked while another process uses it.
     #[error("could not open the log {}, which another process may be using", path.display())]
     Open {
@@ -612,7 +706,7 @@ mod tests {
             skill: if number.is_multiple_of(2) { "prose" } else { "arithmetic" }.into(),
             at,
             paid: Usdc::from_atomic(1_000),
-            outcome: CallOutcome::answered(0.5, Some(0.9), Some(number.is_multiple_of(3))),
+            outcome: CallOutcome::answered(Pairs::new(number.into(), 1, 300)),
         }
     }
 
@@ -647,6 +741,23 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 100).unwrap();
         assert_eq!(all(&log), before);
         assert_eq!((before.len(), &before[0]), (9, &unpaid));
+    }
+
+    #[test]
+    fn late_audit_counts_once_and_survives_a_restart() {
+        let path = Path::new();
+        let log = EvidenceLog::open(path.file(), 100).unwrap();
+        let plain = Evidence { outcome: CallOutcome::answered(None), ..evidence(1, 1) };
+        let failed = Evidence { outcome: CallOutcome::InvalidAnswer, ..evidence(2, 2) };
+        [&plain, &failed].into_iter().for_each(|evidence| log.record(evidence.clone(), 9).unwrap());
+        let (first, other) = (Pairs::new(3, 1, 4).unwrap(), Pairs::new(0, 4, 4).unwrap());
+        assert!(log.audit(plain.payment.unwrap(), first).unwrap());
+        assert!(!log.audit(plain.payment.unwrap(), other).unwrap(), "it was audited");
+        assert!(!log.audit(failed.payment.unwrap(), other).unwrap(), "there was no evaluation");
+        assert!(!log.audit(evidence(5, 5).payment.unwrap(), other).unwrap(), "there is no record");
+        drop(log);
+        let log = EvidenceLog::open(path.file(), 100).unwrap();
+        assert_eq!(all(&log).iter().map(|evidence| evidence.outcome.pairs()).collect::<Vec<_>>(), [Some(first), None]);
     }
 
     #[test]
@@ -743,11 +854,9 @@ mod tests {
     }
 
     #[test]
-    fn first_seen_times_and_exploration_cost_survive_restart_and_dropping() {
+    fn exploration_cost_survives_restart_and_dropping() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
-        let who = Address::repeat_byte;
-        assert_eq!((log.first_seen(who(1), 5).unwrap(), log.first_seen(who(1), 9).unwrap()), (5, 5));
         log.record_exploration_cost(Usdc::from_atomic(30)).unwrap();
         for number in 0..100 {
             log.record(evidence(number, u64::from(number)), 100).unwrap();
@@ -755,22 +864,33 @@ mod tests {
         }
         assert!(std::fs::read_to_string(path.file()).unwrap().lines().count() < 30);
         drop(log);
-        let log = EvidenceLog::open(path.file(), 10).unwrap();
-        assert_eq!((log.first_seen(who(1), 9).unwrap(), log.exploration_cost().atomic()), (5, 130));
-        // Beyond the capacity nobody is remembered, and everybody is new.
-        (2..20).for_each(|number| assert_eq!(log.first_seen(who(number), 9).unwrap(), 9));
-        assert_eq!((log.first_seen_times().len(), log.first_seen(who(19), 11).unwrap()), (10, 11));
+        assert_eq!(EvidenceLog::open(path.file(), 10).unwrap().exploration_cost().atomic(), 130);
     }
 
     #[test]
     fn records_out_of_range_are_refused() {
         let log = EvidenceLog::in_memory(10);
         assert!(matches!(log.record(evidence(1, 1_000), 500), Err(EvidenceError::Future)));
-        let outcome = CallOutcome::answered(1.5, None, None);
-        assert!(matches!(log.record(Evidence { outcome, ..evidence(1, 1) }, 9), Err(EvidenceError::OutOfRange)));
         let skill = "x".repeat(129);
-        assert!(matches!(log.record(Evidence { skill, ..evidence(1, 1) }, 9), Err(EvidenceError::OutOfRange)));
+        assert!(matches!(log.record(Evidence { skill, ..evidence(1, 1) }, 9), Err(EvidenceError::LongSkill)));
         assert!(log.is_empty());
+        for pairs in [(1, 1, 1), (0, 0, 0), (u32::MAX, 1, 1), (1, 0, 1_025)] {
+            assert_eq!(Pairs::new(pairs.0, pairs.1, pairs.2), None);
+            let json = serde_json::json!({ "right": pairs.0, "wrong": pairs.1, "all": pairs.2 });
+            assert!(serde_json::from_value::<Pairs>(json).is_err());
+        }
+    }
+
+    #[test]
+    fn pairs_of_one_group_count_less_than_as_many_comparisons() {
+        let near = |[right, wrong]: [f32; 2], expected: [f32; 2]| {
+            assert!((right - expected[0]).abs() < 1e-5 && (wrong - expected[1]).abs() < 1e-5, "{right} {wrong}");
+        };
+        near(Pairs::new(1, 0, 1).unwrap().counts(), [1.0, 0.0]);
+        near(Pairs::new(0, 1, 1).unwrap().counts(), [0.0, 1.0]);
+        near(Pairs::new(0, 0, 1).unwrap().counts(), [0.5, 0.5]);
+        // Four good and four bad outputs: 3 · 16 / 9 comparisons.
+        near(Pairs::new(12, 4, 16).unwrap().counts(), [4.0, 4.0 / 3.0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Evaluators that sell verdicts over x402, and students that find, hire, pay and audit them.
 //!
 //! An **evaluator** can judge something: answers, proofs, code. It sells its verdicts per output, and is paid only for verdicts that it
-//! gives. A **student** trains a model or runs an agent. It buys verdicts within a budget, learns from hidden audits whom to trust, and
+//! gives. A **student** trains a model or runs an agent. It buys verdicts within a budget, learns from audits whom to trust, and
 //! replaces evaluators that fail. [`tower_x402`] does the charging and paying.
 //!
 //! # Sell verdicts
@@ -9,26 +9,27 @@
 //! A function is enough. This evaluator charges $0.001 for each output:
 //!
 //! ```no_run
-//! # #[cfg(feature = "onchain")]
-//! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
-//! # use axum::Router;
+//! # #[cfg(feature = "serve")]
+//! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
 //! # use tower_x402::Network;
-//! # use x402_market::{AgentCard, Confidence, EvaluatorService, Score, Verdict, judge::output_judge};
-//! # let key = alloy_signer_local::PrivateKeySigner::random();
-//! # let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
+//! use x402_market::{Evaluator, Verdict, judge::output_judge};
+//!
 //! let judge = output_judge(async |_task, output| {
-//!     let score = if output.contains("because") { Score::MAX } else { Score::MIN };
-//!     Ok(Verdict::new(score, Confidence::new(0.7)?, "whether it gives reasons"))
+//!     let score = if output.contains("because") { 1.0 } else { 0.0 };
+//!     Ok(Verdict::new(score, 0.7, "whether it gives reasons"))
 //! });
-//! let card = AgentCard::builder("Reasons", "https://reasons.example")
-//!     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.7)?)
-//!     .price("$0.001").pay_to(Network::BASE_SEPOLIA, key.address()).build()?.sign(&key).await?;
-//! let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator).build()?;
-//! axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
+//! Evaluator::new("Reasons", "https://reasons.example", judge)
+//!     .skill("reasoning", "Says whether an answer gives reasons", 0.4)
+//!     .price("$0.001")
+//!     .key(key)
+//!     .network(Network::BASE_SEPOLIA)
+//!     .serve("0.0.0.0:4021")
+//!     .await?;
 //! # Ok(()) }
 //! ```
 //!
-//! [`EvaluatorService`] lists what is served and when nothing is charged. [`judge`] has judges for arithmetic, prose and anything that a
+//! `Evaluator` needs the feature `serve`. [`EvaluatorService`] is the service below it, for servers of your own: it lists what is served and
+//! when nothing is charged. [`judge`] has judges for arithmetic, prose and anything that a
 //! language model can judge.
 //!
 //! # Hire evaluators
@@ -46,11 +47,11 @@
 //! let task = Task::new("reasoning", "Why is the sky blue?")?;
 //! let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
 //! let feedback = student.evaluate(&answers).await?;
-//! println!("{:?} for {}", feedback.outputs[0].verdict, feedback.paid);
+//! println!("{:?} for {}", feedback.rewards(), feedback.paid);
 //! # Ok(()) }
 //! ```
 //!
-//! [`Student`] says what happens to evaluators that fail, misquote or time out. Hidden tasks ([`Gold`]) show who is right.
+//! [`Student`] says what happens to evaluators that fail, misquote or time out. [Audits](Student::audit) show what they are worth.
 //! [`EvaluationClient`] buys a single evaluation from one evaluator.
 //!
 //! # Be found
@@ -97,7 +98,7 @@
 //! | `payTo` | the payee on every network; its key signs the card |
 //! | `accepts` | tokens: `{network, asset, name, version}`, the last two of their EIP-712 domain |
 //! | `maxOutputs` | how many outputs a submission may have, up to 64 |
-//! | `expertise` | `{skill, claim}`: the share of right verdicts that the evaluator claims |
+//! | `expertise` | `{skill, claim}`: the worth that the evaluator claims, from 0 to 1 ([`Pairs::worth`](evidence::Pairs::worth)) |
 //! | `schemas` | the URLs of the schemas of `submission` and `evaluation` |
 //!
 //! # Features
@@ -106,6 +107,7 @@
 //! |---|---|---|
 //! | `onchain` | [`directory::PaymentChecker`](directory), which checks on a chain that reported payments took place | yes |
 //! | `directory` | [`directory::DirectoryService`](directory), to run a directory | no |
+//! | `serve` | [`Evaluator`], to sell verdicts in ten lines | no |
 //!
 //! The [guides](guide) start with complete programs.
 
@@ -153,12 +155,14 @@ pub use evaluation::{
     Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Preference, Severity, Span, Verdict,
 };
 pub use evaluator::{Earnings, EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
+#[cfg(feature = "serve")]
+pub use evaluator::{Evaluator, ServeError};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};
 pub use student::{
-    AggregateVerdict, CallPayment, CardSource, DiscoveryReport, EvaluatorAccount, Failure, Feedback, FoundEvaluator,
-    Gold, Hire, OutputFeedback, PanelVerdict, RefusedEvaluator, RefusedReason, SourceError, SpendingReport, Student,
-    StudentBuilder, StudentError, Truth,
+    AggregateVerdict, AuditReport, AuditedEvaluation, CallPayment, CardSource, DiscoveryReport, EvaluatorAccount,
+    Failure, Feedback, FoundEvaluator, Hire, OutputFeedback, PanelVerdict, RefusedEvaluator, RefusedReason,
+    SourceError, SpendingReport, Student, StudentBuilder, StudentError, Truth,
 };
 pub use submission::{Input, LongText, MAX_OUTPUTS, Message, Outputs, SkillId, Submission, Task, TaskId};

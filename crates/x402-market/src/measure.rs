@@ -19,11 +19,16 @@ pub struct OutOfRange {
     pub most: f64,
 }
 
+/// A number as it was read.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Unchecked(f64);
+
 macro_rules! measure {
     ($(#[$documentation:meta])* $name:ident, $what:literal, $least:literal ..= $most:literal) => {
         $(#[$documentation])*
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-        #[serde(try_from = "f64", into = "f64")]
+        #[serde(try_from = "Unchecked", into = "f64")]
         pub struct $name(f64);
 
         impl $name {
@@ -56,11 +61,19 @@ macro_rules! measure {
             }
         }
 
-        impl TryFrom<f64> for $name {
+        impl TryFrom<Unchecked> for $name {
             type Error = OutOfRange;
 
-            fn try_from(value: f64) -> Result<Self, OutOfRange> {
+            fn try_from(Unchecked(value): Unchecked) -> Result<Self, OutOfRange> {
                 Self::new(value)
+            }
+        }
+
+        impl From<f64> for $name {
+            /// Creates the nearest value in the range, as [`clamped`](Self::clamped) does. It is for numbers that are in the range unless
+            /// there is a bug.
+            fn from(value: f64) -> Self {
+                Self::clamped(value)
             }
         }
 

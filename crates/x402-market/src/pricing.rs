@@ -64,7 +64,7 @@ pub struct AcceptedToken {
 pub struct Expertise {
     /// The skill.
     pub skill: SkillId,
-    /// The share of its verdicts that are right. Nobody has checked it.
+    /// The [worth](crate::evidence::Pairs::worth) that it claims: 0 for a coin, 1 if it never orders two outputs wrongly. Nobody has checked it.
     pub claim: Score,
 }
 

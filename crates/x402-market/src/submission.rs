@@ -39,6 +39,8 @@ pub struct Submission {
     pub task: Task,
     /// The outputs to be judged.
     pub outputs: Outputs,
+    /// Outputs of known quality, and whether each is good. They are no part of the JSON.
+    pub(super) anchors: Vec<(LongText, bool)>,
 }
 
 /// The outputs to be judged. Each costs the evaluator's price.
@@ -56,7 +58,7 @@ pub enum Outputs {
 impl Submission {
     /// Creates a submission of these outputs.
     pub const fn new(task: Task, outputs: Outputs) -> Self {
-        Self { task, outputs }
+        Self { task, outputs, anchors: Vec::new() }
     }
 
     /// Creates a submission of one output.
@@ -64,7 +66,7 @@ impl Submission {
     /// # Errors
     /// [`LengthError`] if it is too long.
     pub fn single(task: Task, output: impl Into<String>) -> Result<Self, LengthError> {
-        Ok(Self { task, outputs: Outputs::Single(LongText::new(output)?) })
+        Ok(Self::new(task, Outputs::Single(LongText::new(output)?)))
     }
 
     /// Creates a submission of two outputs to be compared.
@@ -72,7 +74,7 @@ impl Submission {
     /// # Errors
     /// [`LengthError`] if one is too long.
     pub fn pair(task: Task, first: impl Into<String>, second: impl Into<String>) -> Result<Self, LengthError> {
-        Ok(Self { task, outputs: Outputs::Pair([LongText::new(first)?, LongText::new(second)?]) })
+        Ok(Self::new(task, Outputs::Pair([LongText::new(first)?, LongText::new(second)?])))
     }
 
     /// Creates a submission of a group of outputs.
@@ -81,7 +83,24 @@ impl Submission {
     /// [`LengthError`] if one is too long, or there are none or more than [`MAX_OUTPUTS`].
     pub fn group(task: Task, outputs: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, LengthError> {
         let outputs = outputs.into_iter().map(LongText::new).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { task, outputs: Outputs::Group(List::new(outputs)?) })
+        Ok(Self::new(task, Outputs::Group(List::new(outputs)?)))
+    }
+
+    /// Adds an anchor: an output of the same task whose quality is known.
+    ///
+    /// A [`Student`](super::Student) mixes anchors in with the outputs, pays for them, and leaves them out of the feedback. In an
+    /// [audit](super::Student::audit) they are compared with the outputs. So they show what evaluators are worth even if all outputs are
+    /// equally good or bad. Anchors that look unlike the outputs can be recognized. They are no part of the JSON of a submission.
+    ///
+    /// # Errors
+    /// [`LengthError`] if the output is too long, or there are more than [`MAX_OUTPUTS`] outputs and anchors.
+    pub fn with_anchor(mut self, output: impl Into<String>, is_good: bool) -> Result<Self, LengthError> {
+        let length = self.outputs().len() + self.anchors.len() + 1;
+        if length > MAX_OUTPUTS {
+            return Err(LengthError { length, least: 1, most: MAX_OUTPUTS });
+        }
+        self.anchors.push((LongText::new(output)?, is_good));
+        Ok(self)
     }
 
     /// Reads a submission from JSON.
@@ -253,13 +272,13 @@ impl TryFrom<SubmissionJson> for Submission {
             (None, None, None) => return Err("output, pair or outputs is missing"),
             _ => return Err("output, pair and outputs exclude each other"),
         };
-        Ok(Self { task, outputs })
+        Ok(Self::new(task, outputs))
     }
 }
 
 impl From<Submission> for SubmissionJson {
     fn from(submission: Submission) -> Self {
-        let Submission { task, outputs } = submission;
+        let Submission { task, outputs, anchors: _ } = submission;
         let mut json = Self { version: Version, task, output: None, pair: None, outputs: None, rest: Unknown };
         match outputs {
             Outputs::Single(output) => json.output = Some(output),

@@ -73,7 +73,7 @@ pub(super) fn paid_but(why: impl Into<Refusal>, record: &Record, paid_by: B256, 
 /// Returns a settlement as the payer is told of it.
 fn settled(record: &Record, payer: &str, paid_by: B256) -> SettlementResponse {
     let amount = record.amount();
-    // Nothing that was charged is in no transaction.
+    // There is no transaction for a charge of nothing.
     let transaction = if amount.is_zero() { String::new() } else { hex::encode_prefixed(paid_by) };
     let settled = SettlementResponse::settled(transaction, record.terms.offer().network().to_string());
     SettlementResponse { payer: Some(payer.to_owned()), amount: Some(amount.to_string()), ..settled }

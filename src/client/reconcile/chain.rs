@@ -9,7 +9,7 @@ use alloy_rpc_client::RpcClient;
 use super::{Budget, JournalEntry, Proof, Reconciliation};
 use crate::chain::{
     authorization_use::{self, AuthorizationUse, FOR_THE_OLDEST},
-    permit::{self, PermitUse},
+    permit::{self, PermitUse, Searched},
     receipt_check::ExpectedTransfer,
     rpc::{Block, Rpc, RpcFailure},
 };
@@ -131,28 +131,28 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         payee: entry.pay_to,
         value: entry.amount.into(),
         nonce: entry.nonce,
-        by_permit: entry.facilitator.is_some(),
+        facilitator: entry.facilitator,
     };
     let Some(used) = authorization_use::is_used(rpc, &expected, last.number.saturating_to()).await? else {
         return Ok(None);
     };
     if !used {
         // A permit is valid up to and including its deadline.
-        let void_from = entry.valid_before.saturating_add(expected.by_permit.into());
+        let void_from = entry.valid_before.saturating_add(expected.is_by_permit().into());
         let expired = last.timestamp.saturating_to::<u64>() >= void_from;
         return Ok(expired.then_some(Proof::Void));
     }
     let (from, _) = around(rpc, entry.signed_at.saturating_sub(CLOCK_SKEW), last).await?;
     let (_, to) = around(rpc, entry.valid_before, last).await?;
-    if expected.by_permit {
+    if expected.is_by_permit() {
         let blocks = [from.saturating_add(1), to];
-        if let Some(PermitUse { transaction, amount, .. }) =
+        if let Searched::Found(PermitUse { transaction, amount, .. }) =
             permit::find_use(rpc, &expected, blocks, FOR_THE_OLDEST).await?
         {
             return Ok(Some(Proof::Paid { transaction, charged: Usdc::try_from(amount).ok() }));
         }
         let invalidated = permit::find_invalidation(rpc, &expected, blocks, FOR_THE_OLDEST).await?;
-        return Ok(invalidated.map(|_| Proof::Void));
+        return Ok(matches!(invalidated, Searched::Found(_)).then_some(Proof::Void));
     }
     Ok(match authorization_use::find(rpc, &expected, from, to).await? {
         AuthorizationUse::Paid { transaction, .. } => Some(Proof::Paid { transaction, charged: None }),
@@ -161,7 +161,7 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
             let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;
             expected.is_cancelled_by(&receipt).then_some(Proof::Void)
         }
-        AuthorizationUse::NotFound => None,
+        AuthorizationUse::NotFound { .. } => None,
     })
 }
 

@@ -169,7 +169,7 @@ impl Facilitator for OnchainFacilitator {
     }
 
     fn permit_account(&self, network: Network) -> Option<Address> {
-        self.engine.addresses().next().filter(|_| network == self.engine.network())
+        self.engine.permit_account().filter(|_| network == self.engine.network())
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
@@ -224,11 +224,12 @@ impl OnchainFacilitator {
     async fn check(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let authorization = payment.authorization();
         self.engine.check_open()?;
-        if let Some(permit) = payment.terms().permit()
-            && !self.serves(payment.terms())
-        {
-            let detail = format!("the permit is for {}, which is none of the accounts here", permit.facilitator);
-            return Err(Rejection::new(upto::FACILITATOR_MISMATCH.into(), detail).into());
+        if let Some(permit) = payment.terms().permit() {
+            if !self.serves(payment.terms()) {
+                let detail = format!("the permit is for {}, which is none of the accounts here", permit.facilitator);
+                return Err(Rejection::new(upto::FACILITATOR_MISMATCH.into(), detail).into());
+            }
+            self.engine.check_sender(permit.facilitator)?;
         }
         if payment.amount().is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());

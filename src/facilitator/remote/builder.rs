@@ -166,6 +166,9 @@ impl RemoteFacilitatorBuilder {
             Err(error) => tracing::warn!(%error, "payments are taken as soon as the facilitator answers"),
             Ok(()) => {}
         }
+        for observer in &observers {
+            observer.look_at(supported.permit_account(observer.network())).await;
+        }
         let remote = Arc::new(Remote {
             api,
             journal,

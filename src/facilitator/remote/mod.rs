@@ -64,7 +64,8 @@ const VERIFY_TRIES: u32 = 2;
 ///   if payer, amount and network are the payment's. With one (feature `onchain`) a payment is settled only if the chain shows it.
 ///   A false report is logged, and the outcome stays unknown until the chain shows it. Transactions of others count, and
 ///   a payer's payments in flight are checked against its balance. The node gets one request per verification, at the same time as the
-///   facilitator, and one per settlement.
+///   facilitator, and one per settlement. Permits are offered then only if the chain has the scheme's contracts and the facilitator's account
+///   is no contract: which permit a contract settles, no receipt shows.
 /// - **Reorganizations** are noticed only with a node. A payment is settled as soon as its transaction is in a block; then it
 ///   is followed until that block is final. A reorged payment is due again, and the facilitator is asked to settle it again if the
 ///   payer has the response. Without a node a settlement is never final here, and reorganizations are left to the facilitator.
@@ -124,7 +125,9 @@ impl Facilitator for RemoteFacilitator {
     }
 
     fn permit_account(&self, network: Network) -> Option<Address> {
-        self.remote.supported.permit_account(network)
+        let account = self.remote.supported.permit_account(network)?;
+        let is_confirmable = self.remote.observer(network).is_none_or(|observer| observer.can_confirm(account));
+        is_confirmable.then_some(account)
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {

@@ -43,9 +43,12 @@ impl Fate {
 
 #[cfg(feature = "onchain")]
 mod confirming {
-    use std::{sync::Arc, time::Duration};
+    use std::{
+        sync::{Arc, OnceLock},
+        time::Duration,
+    };
 
-    use alloy_primitives::B256;
+    use alloy_primitives::{Address, B256};
     use tokio::time::{Instant, sleep};
 
     use super::{Fate, Observation};
@@ -92,6 +95,8 @@ mod confirming {
     pub(in super::super) struct ChainObserver {
         node: Arc<Node>,
         finality: FinalityTracker,
+        /// The account for whose settlements of permits the chain can show which permit was used.
+        permit_account: OnceLock<Address>,
     }
 
     impl ChainObserver {
@@ -118,7 +123,34 @@ mod confirming {
             }
             let node = Node::new(network, rpc, MAX_TRANSFER_GAS, None, None).ok_or(RemoteBuildError::Probe)?;
             let node = Arc::new(node);
-            Ok(Self { finality: FinalityTracker::new(node.clone(), journal.clone(), SECOND_LOOK), node })
+            let finality = FinalityTracker::new(node.clone(), journal.clone(), SECOND_LOOK);
+            Ok(Self { finality, node, permit_account: OnceLock::new() })
+        }
+
+        /// Looks whether what this account does with permits can be confirmed: the chain has the scheme's contracts, and the account has no
+        /// code. A contract, or an account that delegates to one, may settle many in a transaction whose calldata does not say which.
+        pub(in super::super) async fn look_at(&self, account: Option<Address>) {
+            let Some(account) = account else { return };
+            let has_no_code = async || self.node.rpc().code(account).await.map(|code| code.is_empty());
+            match (self.node.has_permits().await, has_no_code().await) {
+                (Ok(true), Ok(true)) => {
+                    let _ = self.permit_account.set(account);
+                }
+                (Ok(false), _) => {
+                    tracing::warn!(network = %self.network(), "the chain lacks the contracts for permits: none are offered");
+                }
+                (_, Ok(false)) => {
+                    tracing::warn!(%account, "the facilitator settles permits by a contract, which cannot be confirmed: none are offered");
+                }
+                _ => {
+                    tracing::warn!(%account, "the node did not say whether permits can be confirmed: none are offered")
+                }
+            }
+        }
+
+        /// Returns `true` if settlements of permits by this account can be confirmed.
+        pub(in super::super) fn can_confirm(&self, account: Address) -> bool {
+            self.permit_account.get() == Some(&account)
         }
 
         pub(in super::super) fn network(&self) -> Network {
@@ -201,9 +233,15 @@ mod confirming {
             Ok(match self.node.find_use(&expected, seen_unused, used.block).await? {
                 AuthorizationUse::Paid { transaction, block } => paid(transaction, block),
                 AuthorizationUse::Otherwise { transaction, block } => {
-                    Fate::Known(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
+                    Fate::Known(SettlementOutcome::used_otherwise(Some(transaction), self.node.is_final(block).await))
                 }
-                AuthorizationUse::NotFound => Fate::Unclear,
+                // Permit2 tells nobody of a use. It was for something else if no final block shows a transfer; a newer one may not be searchable.
+                AuthorizationUse::NotFound { is_complete: true }
+                    if expected.is_by_permit() && self.node.is_use_final(payment).await? =>
+                {
+                    Fate::Known(SettlementOutcome::used_otherwise(None, true))
+                }
+                AuthorizationUse::NotFound { .. } => Fate::Unclear,
             })
         }
 
@@ -233,7 +271,7 @@ mod confirming {
 mod missing {
     use std::sync::Arc;
 
-    use alloy_primitives::B256;
+    use alloy_primitives::{Address, B256};
 
     use super::{Fate, Observation};
     use crate::{
@@ -244,6 +282,14 @@ mod missing {
 
     impl ChainObserver {
         pub(in super::super) fn network(&self) -> Network {
+            match *self {}
+        }
+
+        pub(in super::super) async fn look_at(&self, _: Option<Address>) {
+            match *self {}
+        }
+
+        pub(in super::super) fn can_confirm(&self, _: Address) -> bool {
             match *self {}
         }
 

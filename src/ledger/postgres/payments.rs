@@ -314,8 +314,8 @@ fn values(statement: Statement, record: &Record, holders: Holders) -> Result<Sta
         .bind(record.admitted)
         .bind(record.is_resolved())
         .bind(record.settlement.block().map(capped))
-        // A payment that a reorganization removed counts neither as moved nor as history.
-        .bind(record.settled_at.filter(|_| record.settlement.paid_by().is_some()).map(capped))
+        // A payment that a reorganization removed, or that was charged nothing, counts neither as moved nor as history.
+        .bind(record.settled_at.filter(|_| record.transaction().is_some()).map(capped))
         .bind(capped(record.lease_until))
         .bind(settling_until(record))
         .bind(!record.owed().is_zero())

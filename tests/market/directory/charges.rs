@@ -20,7 +20,7 @@ use url::Url;
 use x402_market::{
     AgentCard, EvaluatorService, Score, Student, Submission, Task, Truth,
     directory::{PaymentCheckError, ReportQuery, SignedEvidence},
-    evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment},
+    evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment, Pairs},
     judge::ArithmeticJudge,
     reputation::Reputation,
 };
@@ -63,7 +63,7 @@ impl Tab {
     /// The evidence of an evaluation that cost `paid`, after which `charged` units had been charged in all.
     fn record(&self, charged: u64, paid: u64) -> Evidence {
         let charge = ChannelCharge { channel: self.channel.config, charged: Usdc::from_atomic(charged) };
-        let outcome = CallOutcome::answered(0.75, Some(0.9), Some(true));
+        let outcome = CallOutcome::answered(Pairs::new(1, 0, 1));
         let receiver = self.channel.config.receiver;
         support::changed(Evidence::new(receiver, "prose", Usdc::from_atomic(paid), self.at, outcome), |record| {
             record.payment = Some(charge.payment(Network::BASE_SEPOLIA));
@@ -418,11 +418,12 @@ async fn student_that_pays_with_vouchers_publishes_once_the_evaluator_has_claime
     let payer = Payer::builder(key.clone()).budget(budget).vouchers(ChannelPolicy::new().exact_first(1)).build();
     let student = Student::builder(payer).source(stage.client()).private_hosts(true).tasks(4).build().unwrap();
     assert_eq!(student.discover().await.found.len(), 1);
-    let sum = Submission::single(Task::new("arithmetic", "What is 17 * 23?").unwrap(), "17 * 23 = 391").unwrap();
+    let sum = Task::new("arithmetic", "What is 17 * 23?").unwrap();
+    let sum = Submission::group(sum, ["17 * 23 = 391", "17 * 23 = 381"]).unwrap();
     for _ in 0..4 {
-        assert_eq!(student.evaluate_known(&sum, &Truth::good([true])).await.unwrap().judged_outputs(), 1);
+        let feedback = student.evaluate(&sum).await.unwrap();
+        assert_eq!(student.audit(&feedback, &Truth::good([true, false])).await.unwrap().evaluations.len(), 1);
     }
-    student.wait_until_idle().await;
     let records = student.evidence().find(&Default::default());
     assert_eq!(records.iter().filter(|record| record.charge.is_some()).count(), 3, "{records:?}");
 

@@ -14,12 +14,12 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, CardFetcher, EvaluationClient, EvaluatorService, Score, Student, Submission, Task,
+    AgentCard, CardFetcher, EvaluationClient, EvaluatorService, Score, Student, Submission, Task, Truth,
     directory::{
         CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, PaymentChecker, Publication, ReportQuery,
         SignedEvidence,
     },
-    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment, Pairs},
     judge::ArithmeticJudge,
     reputation::Reputation,
 };
@@ -68,15 +68,9 @@ async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
     let card = CardFetcher::new().unwrap().fetch(&url).await.unwrap();
     let bought = EvaluationClient::new(payer(&key)).unwrap().evaluate(&card, &sum()).await.unwrap();
     let receipt = bought.receipt.unwrap();
-    let verdict = &bought.evaluation.verdicts[0];
-    let record = Evidence::new(
-        payee,
-        "arithmetic",
-        receipt.amount,
-        unix_now(),
-        CallOutcome::answered(verdict.score.get(), Some(verdict.confidence.get()), Some(true)),
-    )
-    .with_payment(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
+    let record =
+        Evidence::new(payee, "arithmetic", receipt.amount, unix_now(), CallOutcome::answered(Pairs::new(1, 0, 1)))
+            .with_payment(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
     let published = stage.client().publish(record.clone(), &receipt, &key).await.unwrap();
     assert_eq!(published, Publication::Accepted);
 
@@ -96,15 +90,18 @@ async fn student_finds_evaluators_in_a_directory_and_publishes_reports() {
     let key = stage.payer().await;
     let log = EvidenceLog::in_memory(100);
     let student = Student::builder(payer(&key)).source(stage.client()).private_hosts(true);
-    let student = student.evidence(log.clone()).tasks(3).build().unwrap();
+    let student = student.evidence(log.clone()).tasks(4).build().unwrap();
     assert_eq!(student.discover().await.found.len(), 1);
-    let truth = x402_market::Truth::good([true]);
+    let task = Task::new("arithmetic", "What is 17 * 23?").unwrap();
+    let sums = Submission::group(task, ["17 * 23 = 391", "17 * 23 = 381"]).unwrap();
+    let audited = Truth::good([true, false]);
     for _ in 0..3 {
-        let feedback = student.evaluate_known(&sum(), &truth).await.unwrap();
-        assert_eq!(feedback.judged_outputs(), 1, "{feedback:?}");
+        let feedback = student.evaluate(&sums).await.unwrap();
+        assert_eq!(student.audit(&feedback, &audited).await.unwrap().evaluations.len(), 1, "{feedback:?}");
     }
-    student.wait_until_idle().await;
-    assert_eq!(log.len(), 3);
+    // One that was not audited is no news.
+    student.evaluate(&sums).await.unwrap();
+    assert_eq!(log.len(), 4);
     // Evidence without a payment is not published.
     let lie = support::changed(log.find(&Default::default())[0].clone(), |record| {
         record.payment = None;
@@ -313,7 +310,7 @@ async fn of_different_reports_about_one_payment_one_is_accepted() {
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut all = Vec::new();
     for number in 0..20_u32 {
-        let outcome = CallOutcome::answered(f64::from(number) / 20.0, None, Some(number % 2 == 0));
+        let outcome = CallOutcome::answered(Pairs::new(number, 1, 30));
         let record = support::changed(paid.record(evaluator), |record| record.outcome = outcome);
         all.push(super::stage::sign_report(record, Some(paid.transaction), &payer).await);
     }
@@ -328,7 +325,7 @@ async fn reader_ignores_invented_reports_and_circular_pages() {
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
     let mut altered = all[1].clone();
-    altered.evidence.outcome = CallOutcome::answered(0.75, Some(0.9), Some(false));
+    altered.evidence.outcome = CallOutcome::answered(Pairs::new(0, 1, 1));
     // Signed, and about an invented payment.
     let key = PrivateKeySigner::random();
     let mut invented = all[2].evidence.clone();
@@ -430,7 +427,7 @@ async fn made_up(reports: u64, per_page: usize) -> DirectoryClient {
             "prose",
             Usdc::from_atomic(PRICE),
             1_000_000 + number,
-            CallOutcome::answered(0.75, Some(0.9), Some(true)),
+            CallOutcome::answered(Pairs::new(1, 0, 1)),
         )
         .with_payment(EvidencePayment { payer: key.address(), nonce: random_nonce() });
         let mut line =

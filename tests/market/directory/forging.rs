@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 use x402_market::{
     directory::{CardQuery, PaymentCheckError, PaymentChecker, Publication, ReportError, SignedEvidence},
-    evidence::{CallOutcome, EvidencePayment},
+    evidence::{CallOutcome, EvidencePayment, Pairs},
 };
 
 use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, checker, forge, moved, send_as, sign_report, used};
@@ -51,9 +51,9 @@ async fn payment_has_one_report(chain: &dyn Chain) {
     assert_eq!(stage.post(&report).await, (201, String::new()));
     assert_eq!(stage.post(&report).await, (200, String::new()), "the same again changes nothing");
     for (outcome, at) in [
-        (CallOutcome::answered(0.75, Some(0.9), Some(false)), paid.at),
+        (CallOutcome::answered(Pairs::new(0, 1, 1)), paid.at),
         (CallOutcome::InvalidAnswer, paid.at),
-        (CallOutcome::answered(0.75, Some(0.9), Some(true)), paid.at + 1),
+        (CallOutcome::answered(Pairs::new(1, 0, 1)), paid.at + 1),
     ] {
         let otherwise = support::changed(paid.record(booth.payee.address()), |record| {
             record.outcome = outcome;
@@ -145,11 +145,10 @@ async fn changed_report_is_refused(chain: &dyn Chain) {
         ("/evidence/skill", json!("arithmetic")),
         ("/evidence/at", json!(paid.at + 1)),
         ("/evidence/paid", json!("1001")),
-        ("/evidence/outcome/score", json!(0.750_000_000_000_000_1)),
-        ("/evidence/outcome/confidence", json!(0.8)),
-        ("/evidence/outcome/confidence", Value::Null),
-        ("/evidence/outcome/right", json!(false)),
-        ("/evidence/outcome/right", Value::Null),
+        ("/evidence/outcome/pairs/right", json!(0)),
+        ("/evidence/outcome/pairs/all", json!(2)),
+        ("/evidence/outcome/pairs", json!({ "right": 0, "wrong": 1, "all": 1 })),
+        ("/evidence/outcome/pairs", Value::Null),
         ("/evidence/outcome", json!({ "kind": "garbage" })),
         ("/evidence/outcome", json!({ "kind": "timeout" })),
     ] {
@@ -162,8 +161,6 @@ async fn changed_report_is_refused(chain: &dyn Chain) {
     for (at, value) in [
         ("/evidence/payment", Value::Null),
         ("/evidence/outcome", json!({ "kind": "priceLie" })),
-        ("/evidence/outcome/score", json!(1.5)),
-        ("/evidence/outcome/confidence", json!(-0.1)),
         ("/evidence/skill", json!("")),
         ("/evidence/skill", json!("x".repeat(129))),
     ] {
@@ -172,7 +169,7 @@ async fn changed_report_is_refused(chain: &dyn Chain) {
         assert_eq!(stage.refusal(&forged).await, "bad_voice", "{at}");
         changed += 1;
     }
-    assert_eq!((changed, stage.count().await, stage.post(&good).await.0), (21, 0, 201));
+    assert_eq!((changed, stage.count().await, stage.post(&good).await.0), (18, 0, 201));
 }
 
 async fn invented_payment_is_refused(chain: &dyn Chain) {

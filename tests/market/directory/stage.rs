@@ -17,7 +17,7 @@ use url::Url;
 use x402_market::{
     AgentCard, CARD_PATH, Score,
     directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker, SignedEvidence},
-    evidence::{CallOutcome, Evidence, EvidencePayment},
+    evidence::{CallOutcome, Evidence, EvidencePayment, Pairs},
 };
 
 use support::{
@@ -201,7 +201,7 @@ impl Paid {
             "prose",
             Usdc::try_from(self.message.value).unwrap(),
             self.at,
-            CallOutcome::answered(0.75, Some(0.9), Some(true)),
+            CallOutcome::answered(Pairs::new(1, 0, 1)),
         )
         .with_payment(EvidencePayment { payer: self.message.from, nonce: self.message.nonce })
     }

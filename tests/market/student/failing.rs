@@ -20,14 +20,11 @@ use tower_x402::{
     client::{Budget, Payer, reconcile},
     server::RequirePaymentLayer,
 };
-use x402_market::{
-    CARD_PATH, Failure, SpendingReport, Student, StudentBuilder, StudentError, evidence::EvidenceQuery,
-    selection::Cheapest,
-};
+use x402_market::{CARD_PATH, Failure, SpendingReport, Student, StudentBuilder, StudentError, evidence::EvidenceQuery};
 
 use support::chain::Chain;
 use support::crowd::{Endpoint, failing, garbage, honestly, income, praise};
-use support::student_stage::{Booth, PRICE, Stage, group, honest, says, single};
+use support::student_stage::{Booth, Cheapest, PRICE, Stage, group, honest, says, single};
 
 /// The only failure of those hired from `booth`.
 fn failure<'a>(feedback: &'a x402_market::Feedback, booth: &Booth) -> Option<&'a Failure> {

@@ -28,11 +28,11 @@ use tower_x402::{
 use url::Url;
 use x402_market::{
     AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, EvaluatorService,
-    RefusedReason, SourceError, Student, selection::Cheapest,
+    RefusedReason, SourceError, Student,
 };
 
 use support::crowd::signed;
-use support::student_stage::{Booth, PRICE, Stage, card, honest, serve, single};
+use support::student_stage::{Booth, Cheapest, PRICE, Stage, card, honest, serve, single};
 
 #[tokio::test]
 async fn evaluators_are_found_through_a_facilitator() {

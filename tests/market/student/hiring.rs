@@ -3,12 +3,10 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use tower_x402::Usdc;
-use x402_market::{
-    MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::EvidenceQuery, selection::Cheapest,
-};
+use x402_market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::EvidenceQuery};
 
 use support::crowd::{Endpoint, praise};
-use support::student_stage::{PRICE, Stage, group, honest, single, task};
+use support::student_stage::{Cheapest, PRICE, Stage, group, honest, single, task};
 
 #[tokio::test]
 async fn panel_judges_a_group_and_every_unit_is_reported() {
@@ -62,8 +60,9 @@ async fn large_group_is_sent_in_parts() {
     let stage = Stage::set().await;
     let narrow = stage.open_with(honest(), |card| card.max_outputs(3)).await;
     let student = stage.student(1_000 * PRICE, &[&narrow], |student| student).await;
-    let outputs: Vec<_> = (0..MAX_OUTPUTS).map(|n| if n % 3 == 0 { "a good one" } else { "a poor one" }).collect();
-    let feedback = student.evaluate(&group(&outputs)).await.unwrap();
+    let output = |n| format!("{} one, number {n}", if n % 3 == 0 { "a good" } else { "a poor" });
+    let outputs = Submission::group(task(), (0..MAX_OUTPUTS).map(output)).unwrap();
+    let feedback = student.evaluate(&outputs).await.unwrap();
     for (number, output) in feedback.outputs.iter().enumerate() {
         let expected = if number % 3 == 0 { 0.9 } else { 0.1 };
         assert_eq!(output.verdict.unwrap().score.get(), expected, "output {number}");
@@ -72,7 +71,7 @@ async fn large_group_is_sent_in_parts() {
     assert_eq!(feedback.paid.atomic(), 64 * PRICE);
     assert_eq!((student.spending().paid.atomic(), stage.income(&narrow).await), (64 * PRICE, 64 * PRICE));
     // Of one size, so that none is too small to be compared.
-    student.evaluate(&group(&["a good one"; 4])).await.unwrap();
+    student.evaluate(&group(&["one", "two", "three", "four"])).await.unwrap();
     let sizes: Vec<_> =
         student.evidence().find(&EvidenceQuery::default()).iter().rev().take(2).map(|seen| seen.paid).collect();
     assert_eq!(sizes, [Usdc::from_atomic(2 * PRICE); 2]);

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256, U256, hex};
+use alloy_primitives::{Address, B256, Bytes, U256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
 use axum::body::Body;
@@ -13,8 +13,9 @@ use support::{
     authorization::unix_now,
     chain::Chain as _,
     devnet::DevnetChain,
+    eventually::eventually,
     faulty_ledger::{Fault as LedgerFault, How, faulty},
-    permit::{Permit, approve},
+    permit::{PROXY, Permit, approve, burn},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
@@ -294,6 +295,24 @@ async fn permit_that_is_invalidated_during_the_work_is_not_settled_and_its_answe
     assert_eq!(stage.received().await, 0);
 }
 
+/// Of such a use there is nothing to be found, and the payment has failed all the same.
+#[tokio::test]
+async fn nonce_that_is_used_for_something_else_during_the_work_has_its_answer_not_given() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("held, costs 250").await;
+    let (answer, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        burn(&stage.chain.devnet, &stage.payer, permit.message.nonce);
+        stage.go_on.notify_one();
+    });
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "permit2_invalid_nonce"));
+    assert_eq!(stage.received().await, 0);
+    stage.chain.mine().await;
+    stage.shop.facilitator.reconcile_now();
+    eventually("it is dead", async || stage.record(&permit).await.is_none_or(|it| it.settlement == Settlement::Dead))
+        .await;
+}
+
 /// By whatever scheme it pays, a payer with money for one request gets one.
 #[tokio::test]
 async fn balance_covers_what_is_in_flight_by_either_scheme() {
@@ -453,6 +472,32 @@ async fn layer_that_nobody_settles_permits_for_is_not_built() {
         .facilitator(support::scripted::Scripted::new())
         .upto();
     assert!(matches!(layer.build(), Err(BuildError::NoPermits(_))));
+    // Nor one on a chain that lacks the proxy.
+    chain.devnet.set_code(PROXY, Bytes::new());
+    let shop = Shop::open(&chain).await;
+    assert!(matches!(shop.layer().upto().build(), Err(BuildError::NoPermits(_))));
+}
+
+/// What a contract settles cannot be told by the transaction that calls it.
+#[tokio::test]
+async fn confirmed_facilitator_that_settles_by_a_contract_is_offered_no_permits() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await.unwrap() });
+    let (network, account) = (chain.asset().network, shop.facilitator.settlement_address());
+    let offered = async |confirms: bool| {
+        let mut remote = RemoteFacilitator::builder(&url);
+        if confirms {
+            remote = remote.confirm(network, chain.rpc_url());
+        }
+        remote.build().await.unwrap().permit_account(network)
+    };
+    assert_eq!([offered(false).await, offered(true).await], [Some(account); 2]);
+    chain.devnet.delegate(account, PROXY);
+    assert_eq!([offered(false).await, offered(true).await], [Some(account), None]);
 }
 
 /// The calldata is what the specification's contract takes: its selector, and the words in order.
@@ -465,7 +510,7 @@ async fn settlement_calls_the_proxy_as_its_documents_say() {
     let permit = stage.permit("costs 250").await;
     let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
     let sent = stage.chain.provider().get_transaction_by_hash(answer.transaction()).await.unwrap().unwrap();
-    assert_eq!(sent.to(), Some(support::permit::PROXY));
+    assert_eq!(sent.to(), Some(PROXY));
     let input = sent.input();
     assert_eq!((input.len(), hex::encode(&input[..4])), (452, "ff11e7b4".to_owned()));
     assert_eq!(U256::from_be_slice(&input[4 + 32..4 + 64]), U256::from(PRICE));
@@ -680,4 +725,39 @@ async fn payer_is_not_told_what_the_node_says_of_a_revert() {
     let said = (answer.status, answer.reason());
     assert_eq!(said, (StatusCode::PAYMENT_REQUIRED, "permit2_simulation_failed".to_owned()), "{answer:?}");
     assert!(!format!("{answer:?} {}", demand(&answer)).contains("node.internal"), "{answer:?}");
+}
+
+/// A call of an address without code would succeed.
+#[tokio::test]
+async fn chain_without_the_proxy_takes_no_permits() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("a").await;
+    stage.chain.devnet.set_code(support::permit::PROXY, alloy_primitives::Bytes::new());
+    let answer = send(&stage.app, permit.on(evaluate("a"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "permit2_proxy_not_deployed"));
+    assert_eq!(stage.shop.handled(), 0);
+    let other = Shop::open(&stage.chain).await;
+    let supported = other.facilitator.supported().await.unwrap();
+    assert!(supported.kinds.iter().all(|kind| kind.scheme == "exact"), "{supported:?}");
+}
+
+/// An account with a contract's signature, and one that delegates to a contract.
+#[tokio::test]
+async fn contract_wallets_pay_by_permit() {
+    let stage = Stage::open().await;
+    let wallet = stage.chain.deploy_wallet(stage.payer.address()).await;
+    stage.chain.mint(wallet, 10 * PRICE).await;
+    approve(&stage.chain.devnet, wallet, U256::from(10 * PRICE));
+    let mut permit = stage.permit("costs 250").await;
+    permit.from = wallet;
+    let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((answer.status, answer.settlement().unwrap()["amount"].clone()), (StatusCode::OK, json!("250")));
+    let again = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((again.status, stage.shop.handled()), (StatusCode::OK, 1), "{again:?}");
+    // Another key's signature is refused by the wallet.
+    let mut forged = stage.permit("costs 250").await;
+    (forged.from, forged.signer) = (wallet, PrivateKeySigner::random());
+    forged.resign();
+    let answer = send(&stage.app, forged.on(evaluate("costs 250"))).await;
+    assert_eq!(answer.reason(), "invalid_permit2_signature");
 }

@@ -2,25 +2,35 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{B256, Bytes, U256};
 use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
 use tower_x402::{
-    Clock as _,
-    devnet::Orphans,
-    facilitator::{Facilitator as _, OnchainFacilitator},
+    Clock as _, Usdc,
+    devnet::{DevnetBuilder, Orphans},
+    facilitator::{Facilitator as _, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
+    upto::approval,
 };
 
 use support::{
     engine_stage::*,
-    permit::{approve, invalidate, settle},
+    permit::{PERMIT2, PROXY, approve, burn, decoy, invalidate, settle, transfer_of_nothing},
 };
+
+alloy_sol_types::sol! {
+    function mint(address to, uint256 value);
+}
 
 /// A facilitator whose terms are to be charged at most the price.
 async fn permit_stage() -> Stage {
-    let mut stage = stage().await;
+    permit_stage_with(|devnet| devnet).await
+}
+
+async fn permit_stage_with(devnet: impl FnOnce(DevnetBuilder) -> DevnetBuilder) -> Stage {
+    let mut stage = Stage::with(devnet, |builder| builder).await;
     let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
     stage.terms = Arc::new(Terms::new(offer.up_to(settlement_key().address())));
     stage
@@ -132,6 +142,92 @@ async fn settlement_by_another_process_is_found_and_is_not_that_of_another_permi
     let SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, .. } = outcome else { panic!("{outcome:?}") };
 }
 
+/// Of all that calls the proxy with this nonce and moves money from payer to payee, only the payer's own permit is the payment.
+#[tokio::test(start_paused = true)]
+async fn transfer_that_pays_for_something_else_does_not_pay_for_a_permit_with_the_same_nonce() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let permit = stage.payment(&key).charging(U256::from(PRICE));
+    stage.admit(&permit).await;
+    // Another payment of the payer is executed within a stranger's settlement.
+    let exact = Terms::new(ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID));
+    let authorization = stage.authorization(key.address());
+    let execution = execution(&authorization, &sign(&key, &authorization, &exact));
+    burn(&stage.devnet, &key, permit.authorization().nonce.into());
+    decoy(&stage.devnet, &permit, stage.devnet.asset().address, &execution);
+    assert_eq!(received(&stage), PRICE);
+    let outcome = stage.reconcile(&permit).await.unwrap();
+    assert!(!matches!(outcome, SettlementOutcome::Settled { .. }), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn transfers_of_nothing_and_of_other_payments_do_not_hide_a_settlement() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    stage.admit(&payment).await;
+    let token = stage.devnet.asset().address;
+    let nothing = transfer_of_nothing(key.address(), PAYEE);
+    decoy(&stage.devnet, &payment, token, &nothing);
+    for _ in 0..300 {
+        stage.devnet.execute(new_key().address(), token, nothing.clone()).unwrap();
+        let unit = Token::transferCall { to: PAYEE, value: U256::ONE }.abi_encode();
+        stage.devnet.execute(key.address(), token, unit).unwrap();
+    }
+    let by = settle(&stage.devnet, &payment, 250);
+    stage.devnet.faults().reset();
+    let outcome = stage.reconcile(&payment).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Settled { transaction, .. } if transaction == by), "{outcome:?}");
+    // Only one of them settled something.
+    assert_eq!(stage.calls("eth_getTransactionByHash"), 1);
+}
+
+/// Permit2 has no event for a use, so there is nothing to find.
+#[tokio::test(start_paused = true)]
+async fn permit_whose_nonce_was_used_for_something_else_has_failed_and_is_dead_once_that_is_final() {
+    let stage = permit_stage_with(|devnet| devnet.finality_depth(3)).await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    let verified = stage.admit(&payment).await;
+    burn(&stage.devnet, &key, payment.authorization().nonce.into());
+    let outcome = stage.settle(&payment, &verified).await.unwrap();
+    let SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, transaction: Some(sent), .. } =
+        outcome
+    else {
+        panic!("{outcome:?}")
+    };
+    assert_eq!(stage.record(&payment).await.transactions, [sent]);
+    for _ in 0..2 {
+        let outcome = stage.reconcile(&payment).await.unwrap();
+        assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}");
+        stage.devnet.mine();
+    }
+    stage.facilitator.reconcile_now();
+    until(async || stage.record(&payment).await.settlement == Settlement::Dead).await;
+    assert_eq!(received(&stage), 0);
+}
+
+/// The seller pays for each of the transactions.
+#[tokio::test(start_paused = true)]
+async fn payer_that_uses_its_nonces_for_something_else_has_to_wait() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let third = stage.payment(&key);
+    for _ in 0..2 {
+        stage.verify(&third).await.unwrap();
+        let payment = stage.payment(&key);
+        let verified = stage.admit(&payment).await;
+        burn(&stage.devnet, &key, payment.authorization().nonce.into());
+        stage.settle(&payment, &verified).await.unwrap();
+    }
+    assert_eq!(stage.facilitator.stats().reverted, 2);
+    assert_eq!(stage.rejection(&third).await.reason, Reason::InvalidTransactionState);
+}
+
 #[tokio::test(start_paused = true)]
 async fn permit_that_was_invalidated_or_has_expired_is_dead() {
     let stage = permit_stage().await;
@@ -167,4 +263,118 @@ async fn what_is_charged_is_what_is_verified() {
     stage.verify(&payment.clone().charging(U256::from(250))).await.unwrap();
     approve(&stage.devnet, key.address(), U256::from(PRICE));
     stage.verify(&payment).await.unwrap();
+}
+
+/// A call of an address without code succeeds, and does nothing.
+#[tokio::test]
+async fn permits_are_neither_offered_nor_verified_where_a_contract_is_missing() {
+    for missing in [PROXY, PERMIT2] {
+        let stage = permit_stage().await;
+        let payment = stage.payment(&payer(&stage));
+        assert_eq!(stage.facilitator.permit_account(stage.devnet.network()), Some(settlement_key().address()));
+        stage.devnet.set_code(missing, Bytes::new());
+        let restarted = restarted(&stage).await;
+        assert_eq!(restarted.permit_account(stage.devnet.network()), None);
+        let Err(VerifyError::Invalid(rejection)) = restarted.verify(&payment).await else { panic!("{missing}") };
+        assert_eq!(rejection.reason.as_str(), "permit2_proxy_not_deployed");
+    }
+}
+
+/// The code of a payer decides how much gas its signature takes, and the transaction has a limit.
+#[tokio::test]
+async fn payer_whose_signature_takes_more_gas_than_a_transaction_has_is_refused() {
+    let stage = permit_stage().await;
+    let owner = stage.payer(1);
+    let wallet = stage.wallet(owner.address());
+    stage.devnet.mint(wallet, Usdc::from_atomic(10 * PRICE)).unwrap();
+    approve(&stage.devnet, wallet, U256::MAX >> 1);
+    let burn_gas = |amount: u64| {
+        let data = Wallet::setGasBurnCall { amount: U256::from(amount) }.abi_encode();
+        stage.devnet.execute(owner.address(), wallet, data).unwrap();
+    };
+    burn_gas(200_000);
+    let payment = stage.payment_from(&owner, wallet).charging(U256::from(250));
+    let verified = stage.admit(&payment).await;
+    let outcome = stage.settle(&payment, &verified).await;
+    stage.devnet.mine();
+    assert!(matches!(outcome, Ok(SettlementOutcome::Settled { .. })), "{outcome:?}");
+    burn_gas(600_000);
+    let rejection = stage.rejection(&stage.payment_from(&owner, wallet)).await;
+    assert_eq!(rejection.reason, Reason::SimulationFailed, "{rejection:?}");
+    assert_eq!((received(&stage), stage.facilitator.stats().reverted), (250, 0));
+}
+
+/// A facilitator with two keys, each for one transaction at a time. Permits are for the second one.
+async fn stage_of_two_keys() -> (Stage, PrivateKeySigner) {
+    let second = new_key();
+    let signer = second.clone();
+    let mut stage = Stage::with(|devnet| devnet, |builder| builder.signer(signer).in_flight(1)).await;
+    let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
+    stage.terms = Arc::new(Terms::new(offer.up_to(second.address())));
+    (stage, second)
+}
+
+/// Only the account that a permit names can send it, however much room others have.
+#[tokio::test(start_paused = true)]
+async fn permit_whose_account_is_busy_ends_in_time_and_is_verified_again_when_its_turn_comes() {
+    let (stage, second) = stage_of_two_keys().await;
+    stage.devnet.fund(second.address(), U256::from(ETHER));
+    let [first, then, last] = [0; 3].map(|_| payer(&stage));
+    let [first, waiting] = [&first, &then].map(|key| stage.payment(key));
+    let last = (stage.payment(&last), last);
+    let mut verified = Vec::new();
+    for payment in [&first, &waiting, &last.0] {
+        verified.push(stage.admit(payment).await);
+    }
+    stage.devnet.stall(true);
+    let outcome = stage.settle(&first, &verified[0]).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Unknown { transaction: Some(_) }), "{outcome:?}");
+    let outcome = stage.facilitator.settle(&waiting, &verified[1]).await;
+    assert!(matches!(outcome, Err(FacilitatorError::Busy { .. })), "{outcome:?}");
+    // Its nonce is used for something else while it waits.
+    let settling = stage.facilitator.settle(&last.0, &verified[2]);
+    let (outcome, ()) = tokio::join!(settling, async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stage.clock.advance(10);
+        burn(&stage.devnet, &last.1, last.0.authorization().nonce.into());
+        stage.devnet.stall(false);
+        stage.devnet.mine();
+    });
+    let Ok(SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((stage.facilitator.stats().transactions, stage.facilitator.stats().reverted), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn permit_whose_account_cannot_pay_for_gas_is_not_verified() {
+    let (stage, second) = stage_of_two_keys().await;
+    let [first, then] = [0; 2].map(|_| stage.payment(&payer(&stage)));
+    let verified = stage.admit(&first).await;
+    let outcome = stage.facilitator.settle(&first, &verified).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    let refused = stage.verify(&then).await;
+    assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::InsufficientGas { .. }))), "{refused:?}");
+    stage.devnet.fund(second.address(), U256::from(ETHER));
+    until(async || stage.verify(&then).await.is_ok()).await;
+}
+
+/// Its logs show the whole amount.
+#[tokio::test]
+async fn token_that_keeps_a_part_of_what_is_sent_is_refused() {
+    let mut stage = permit_stage().await;
+    let artifact: serde_json::Value =
+        serde_json::from_str(include_str!("../../../contracts/artifacts/FeeToken.json")).unwrap();
+    let address = stage.devnet.deploy(artifact["bytecode"].as_str().unwrap().parse::<Bytes>().unwrap()).unwrap();
+    let mut asset = stage.devnet.asset();
+    asset.address = address;
+    let offer = ExactOffer::new(asset, U256::from(PRICE), PAYEE, VALID);
+    stage.terms = Arc::new(Terms::new(offer.up_to(settlement_key().address())));
+    let key = new_key();
+    let mint = mintCall { to: key.address(), value: U256::from(10 * PRICE) }.abi_encode();
+    stage.devnet.execute(key.address(), address, mint).unwrap();
+    stage.devnet.execute(key.address(), address, approval(U256::from(PRICE))).unwrap();
+    let rejection = stage.rejection(&stage.payment(&key)).await;
+    assert_eq!(rejection.reason, Reason::SimulationFailed);
+    assert!(rejection.detail.contains("receive 990 atomic units, not 1000"), "{rejection:?}");
+    // Of a charge so small that it keeps nothing, the payee has all.
+    stage.verify(&stage.payment(&key).charging(U256::from(99))).await.unwrap();
 }

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use http::{HeaderMap, header::AUTHORIZATION};
 use tower_x402::{
     facilitator::{Facilitator as _, Outgoing, RemoteBuildError, RemoteFacilitator},
-    protocol::PaymentFlow,
+    protocol::{PaymentFlow, SupportedKind},
 };
 
 use super::stage::Stage;
@@ -63,8 +63,10 @@ async fn supported_kinds_are_asked_for_once() {
     let stage = Stage::open().await;
     let facilitator = RemoteFacilitator::builder(format!("http://{}", stage.address)).build().await.unwrap();
     let said = facilitator.supported().await.unwrap();
-    let kinds: Vec<_> = said.kinds.iter().map(|kind| (kind.x402_version, kind.network.as_str())).collect();
-    assert_eq!(kinds, [(1, "base-sepolia"), (2, "eip155:84532")]);
+    let kind = |kind: &SupportedKind| (kind.x402_version, kind.scheme.clone(), kind.network.clone());
+    let kinds: Vec<_> = said.kinds.iter().map(kind).collect();
+    let expected = [(1, "exact", "base-sepolia"), (2, "exact", "eip155:84532"), (2, "upto", "eip155:84532")];
+    assert_eq!(kinds, expected.map(|(version, scheme, network)| (version, scheme.to_owned(), network.to_owned())));
     assert_eq!(said.signers["eip155:*"], [stage.bank.settlement_address().to_string()]);
 }
 

@@ -349,7 +349,7 @@ async fn invalid_payment_is_refused_with_a_reason_and_not_sent() {
     };
     let cases = [
         ("invalid_payment_requirements", 200, change(|body| body["paymentRequirements"]["amount"] = json!("1"))),
-        ("unsupported_scheme", 400, change(|body| body["paymentRequirements"]["scheme"] = json!("upto"))),
+        ("unsupported_scheme", 400, change(|body| body["paymentRequirements"]["scheme"] = json!("escrow"))),
         ("invalid_x402_version", 400, change(|body| body["x402Version"] = json!(1))),
         ("invalid_payload", 400, change(|body| body["paymentPayload"]["payload"]["signature"] = json!(7))),
         ("invalid_payload", 400, json!({})),

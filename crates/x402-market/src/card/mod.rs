@@ -220,9 +220,9 @@ impl AgentCardBuilder {
         self
     }
 
-    /// Adds a skill. `expertise` is the share of verdicts that are right, as the evaluator claims.
-    pub fn skill(mut self, id: impl Into<String>, description: impl Into<String>, expertise: Score) -> Self {
-        let (id, description) = (id.into(), description.into());
+    /// Adds a skill. `expertise` is the [worth](crate::evidence::Pairs::worth) that the evaluator claims; 0 claims nothing.
+    pub fn skill(mut self, id: impl Into<String>, description: impl Into<String>, expertise: impl Into<Score>) -> Self {
+        let (id, description, expertise) = (id.into(), description.into(), expertise.into());
         let tags = vec!["evaluation".to_owned(), id.clone()];
         self.skills.push((AgentSkill { name: id.clone(), id, description, tags, rest: Map::new() }, expertise));
         self

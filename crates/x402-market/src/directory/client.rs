@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     VerifiedCard,
-    evidence::{Evidence, EvidenceLog, EvidencePayment},
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
     net::{BodyError, below, read_body},
 };
 
@@ -311,8 +311,7 @@ impl DirectoryClient {
     /// finds only recent ones. A payment by voucher can be reported once the evaluator has claimed it, as a rule within an hour; until then
     /// it is among [`Published::later`]. Its transaction is that of the claim, not of the deposit.
     ///
-    /// Evidence that says whether a verdict was right tells the evaluator that the task was an audit. Publish it only after you no
-    /// longer use that task.
+    /// Valid evaluations that were not audited are left out: they say nothing, and each payment supports one report.
     ///
     /// # Errors
     /// [`DirectoryError`] if the signer fails, or the directory cannot be asked.
@@ -326,7 +325,8 @@ impl DirectoryClient {
         let mut published = Published::default();
         let mine = log.find(&crate::evidence::EvidenceQuery::default().payer(signer.address()));
         for evidence in mine {
-            let Some(payment) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
+            let is_news = !matches!(evidence.outcome, CallOutcome::Answered { pairs: None, .. });
+            let Some(payment) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO && is_news) else { continue };
             let transaction = transaction(&payment);
             let signed = SignedEvidence::sign(evidence, asset.network, asset.address, transaction, signer).await;
             let signed = match signed {

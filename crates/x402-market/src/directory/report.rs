@@ -48,10 +48,10 @@ mod typed {
 /// use alloy_signer_local::PrivateKeySigner;
 /// use tower_x402::Network;
 /// use x402_market::directory::SignedEvidence;
-/// use x402_market::evidence::{CallOutcome, Evidence, EvidencePayment};
+/// use x402_market::evidence::{CallOutcome, Evidence, EvidencePayment, Pairs};
 ///
 /// let payer = PrivateKeySigner::random();
-/// let outcome = CallOutcome::answered(0.9, None, Some(true));
+/// let outcome = CallOutcome::answered(Pairs::new(12, 3, 16));
 /// let evidence = Evidence::new(Address::repeat_byte(2), "prose", "$0.001".parse()?, 1_760_000_000, outcome)
 ///     .with_payment(EvidencePayment { payer: payer.address(), nonce: B256::repeat_byte(1) });
 /// let usdc = Network::BASE.usdc().ok_or("USDC is known on Base")?.address;
@@ -86,9 +86,9 @@ pub enum ReportError {
     /// The outcome is one that is found before anything is paid, such as a wrong price.
     #[error("the outcome is one that no payment can have")]
     Outcome,
-    /// A score or a confidence is outside [0, 1], or the name of the skill is empty or longer than 128 bytes.
-    #[error("a score or a confidence is outside [0, 1], or the skill's name is not 1 to 128 bytes long")]
-    OutOfRange,
+    /// The name of the skill is empty or longer than 128 bytes.
+    #[error("the skill's name is not 1 to 128 bytes long")]
+    Skill,
     /// The evidence names a charge on a payment channel that is of another payer, evaluator, token, chain or amount than the report.
     #[error("the payment channel contradicts the report: {0}")]
     Channel(&'static str),
@@ -177,22 +177,21 @@ fn reportable(evidence: &Evidence, network: Network, asset: Address) -> Result<E
             return Err(ReportError::Channel(why));
         }
     }
-    let probability = |p: f64| (0.0..=1.0).contains(&p);
-    let is_in_range = match evidence.outcome {
-        CallOutcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
-        CallOutcome::InvalidAnswer | CallOutcome::Timeout => true,
-        CallOutcome::PriceMismatch | CallOutcome::PayeeMismatch | CallOutcome::TokenMismatch => {
-            return Err(ReportError::Outcome);
-        }
+    let is_unpaid = match evidence.outcome {
+        CallOutcome::Answered { .. } | CallOutcome::InvalidAnswer | CallOutcome::Timeout => false,
+        CallOutcome::PriceMismatch | CallOutcome::PayeeMismatch | CallOutcome::TokenMismatch => true,
     };
-    if !is_in_range || evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
-        return Err(ReportError::OutOfRange);
+    if is_unpaid {
+        return Err(ReportError::Outcome);
+    }
+    if evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
+        return Err(ReportError::Skill);
     }
     Ok(payment)
 }
 
 fn typed(evidence: &Evidence, asset: Address, payment: EvidencePayment) -> Result<typed::Evidence, ReportError> {
-    let outcome = serde_json_canonicalizer::to_string(&evidence.outcome).map_err(|_| ReportError::OutOfRange)?;
+    let outcome = serde_json_canonicalizer::to_string(&evidence.outcome).map_err(|_| ReportError::Outcome)?;
     Ok(typed::Evidence {
         asset,
         payer: payment.payer,

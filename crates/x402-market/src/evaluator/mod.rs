@@ -1,6 +1,8 @@
 //! An evaluator: a judge behind an HTTP service that charges for its verdicts.
 
 mod judging;
+#[cfg(feature = "serve")]
+mod program;
 mod service;
 mod stats;
 
@@ -16,6 +18,8 @@ use tower_x402::{
 };
 use url::Url;
 
+#[cfg(feature = "serve")]
+pub use program::{Evaluator, ServeError};
 pub use service::EvaluatorService;
 pub use stats::{Earnings, EvaluatorStats, SkillStats};
 

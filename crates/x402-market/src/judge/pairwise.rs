@@ -37,7 +37,7 @@ impl<J: Judge> PairwiseJudge<J> {
     /// Returns the verdicts on two outputs, merged from both orders.
     async fn compare(&self, submission: &Submission, pair: [&LongText; 2]) -> Result<[Verdict; 2], JudgeError> {
         let [first, second] = pair.map(Clone::clone);
-        let ordered = |pair| Submission { task: submission.task.clone(), outputs: Outputs::Pair(pair) };
+        let ordered = |pair| Submission::new(submission.task.clone(), Outputs::Pair(pair));
         let (forth, back) = (ordered([first.clone(), second.clone()]), ordered([second, first]));
         let (forth, back) = tokio::try_join!(self.0.judge(&forth), self.0.judge(&back))?;
         let [first_forth, second_forth] = two(forth)?;

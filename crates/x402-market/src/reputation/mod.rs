@@ -5,7 +5,7 @@
 //!
 //! Counting reports would not do. An evaluator can pay itself a thousand times from accounts of its own, and each of these payments
 //! supports a report. So a payer is trusted as far as its reports agree with the reader's **own audits** of the same evaluators in the
-//! same skills. The measure is the Bayes factor of "the same accuracies" over "independent accuracies".
+//! same skills. The measure is the Bayes factor of "the same worth" over "independent worth".
 //! [`Thompson`](super::selection::Thompson) computes it, with these rules:
 //!
 //! - Many payers who report the same are together trusted no more than the most trusted of them.
@@ -284,7 +284,7 @@ impl Reputation {
         match self.log.record(report.evidence.clone(), self.clock.now()) {
             Ok(()) => self.undelivered.push(report.evidence.clone()),
             Err(EvidenceError::Duplicate | EvidenceError::TooOld) => pulled.known += 1,
-            Err(EvidenceError::Future | EvidenceError::OutOfRange) => pulled.refused += 1,
+            Err(EvidenceError::Future | EvidenceError::LongSkill) => pulled.refused += 1,
             Err(error) => return Err(error.into()),
         }
         Ok(true)

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::apply_report;
 use crate::{
-    evidence::{CallOutcome, Evidence, EvidenceLog},
-    selection::{Observation, Selector as _, Skills, Thompson, ThompsonConfig},
+    evidence::{Evidence, EvidenceLog, Pairs},
+    selection::{Selector as _, Skills, Thompson, ThompsonConfig},
 };
 
 /// How many payers a standing lists.
@@ -34,9 +34,9 @@ pub struct Standing {
     pub evaluator: Address,
     /// The skill.
     pub skill: String,
-    /// The expected probability that a verdict is right.
-    pub accuracy: f64,
-    /// The interval that contains this probability with 90 %.
+    /// The expected [worth](crate::evidence::Pairs::worth), from -1 to 1.
+    pub worth: f64,
+    /// The interval that contains the worth with 90 %.
     pub interval: [f64; 2],
     /// The results of the reader's own audits.
     pub audits: Tally,
@@ -45,21 +45,25 @@ pub struct Standing {
     pub reported: Tally,
     /// The number of payers that report.
     pub payers: usize,
-    /// The probability that the reports are genuine: that of the most trusted payer. The accuracy mixes the estimate with the reports and
-    /// the one without them, with this weight.
+    /// The probability that the reports are genuine: that of the most trusted payer. The worth mixes the estimate with the reports and the one
+    /// without them, with this weight.
     pub trusted: f64,
     /// The payers with the most reports, at most ten.
     #[serde(rename = "opinions")]
     pub reporters: Vec<ReportedStats>,
 }
 
-/// Counts of right and wrong verdicts.
+/// Counts of audited evaluations, and of the pairs in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Tally {
-    /// Right verdicts.
+    /// Audited evaluations.
+    pub evaluations: u32,
+    /// Pairs of a good and a bad output.
+    pub pairs: u32,
+    /// Pairs in which the good output has the higher score.
     pub right: u32,
-    /// Wrong verdicts.
+    /// Pairs in which the bad output has the higher score.
     pub wrong: u32,
 }
 
@@ -123,27 +127,28 @@ impl ReputationReport {
         all.sort_by_key(|(_, evidence)| evidence.at);
         for (is_mine, evidence) in all {
             let Some(skill) = skills.get(&evidence.skill) else { continue };
-            let Evidence { evaluator, paid, at, outcome, .. } = evidence;
+            let evaluator = evidence.evaluator;
             if is_mine {
-                selector.learn(&Observation { evaluator, skill, paid, at, outcome });
+                selector.learn(&evidence.observation(skill));
             } else {
                 apply_report(&mut selector, skills, &evidence);
             }
-            let CallOutcome::Answered { right: Some(right), .. } = outcome else { continue };
+            let Some(pairs) = evidence.outcome.pairs() else { continue };
             let reporter = evidence.payment.map(|payment| payment.payer);
             if !is_mine && reporter.is_none_or(|payer| payer == evaluator) {
                 continue;
             }
             let cell = cells.entry((evaluator, evidence.skill)).or_default();
             match reporter {
-                Some(payer) if !is_mine => cell.reported.entry(payer).or_default().count(right),
-                _ => cell.audits.count(right),
+                Some(payer) if !is_mine => cell.reported.entry(payer).or_default().count(pairs),
+                _ => cell.audits.count(pairs),
             }
         }
         let compared = compared(&cells);
         let standings = cells.into_iter().filter_map(|((evaluator, skill), cell)| {
             let number = skills.get(&skill)?;
-            let (posteriors, trusted) = selector.posteriors(evaluator, number)?;
+            let belief = selector.belief(evaluator, number)?;
+            let trusted = f64::from(belief.trust);
             let mut reporters: Vec<ReportedStats> = cell
                 .reported
                 .iter()
@@ -159,15 +164,14 @@ impl ReputationReport {
                 .collect();
             let mut reported = Tally::default();
             for reporter in &reporters {
-                reported.right += reporter.reported.right;
-                reported.wrong += reporter.reported.wrong;
+                reported.add(reporter.reported);
             }
-            reporters.sort_by_key(|reporter| (std::cmp::Reverse(reporter.reported.total()), reporter.payer));
+            reporters.sort_by_key(|reporter| (std::cmp::Reverse(reporter.reported.evaluations), reporter.payer));
             reporters.truncate(MAX_REPORTERS);
             Some(Standing {
                 evaluator,
-                accuracy: selector.estimate(evaluator, number)?.accuracy,
-                interval: ninety_percent(posteriors, trusted),
+                worth: f64::from(belief.mean()),
+                interval: ninety_percent([belief.own, belief.with_reports], trusted).map(|share| 2.0 * share - 1.0),
                 audits: cell.audits,
                 reported,
                 payers: cell.reported.len(),
@@ -188,29 +192,31 @@ impl ReputationReport {
 /// Counts the reader's audits with which each payer's reports can be compared.
 fn compared(cells: &Cells) -> HashMap<Address, u32> {
     let mut compared = HashMap::new();
-    for cell in cells.values().filter(|cell| cell.audits.total() > 0) {
+    for cell in cells.values().filter(|cell| cell.audits.evaluations > 0) {
         for payer in cell.reported.keys() {
-            *compared.entry(*payer).or_default() += cell.audits.total();
+            *compared.entry(*payer).or_default() += cell.audits.evaluations;
         }
     }
     compared
 }
 
 impl Tally {
-    /// Returns the number of all verdicts.
-    pub const fn total(self) -> u32 {
-        self.right + self.wrong
+    const fn count(&mut self, pairs: Pairs) {
+        let (pairs, right, wrong) = (pairs.all(), pairs.right(), pairs.wrong());
+        self.add(Self { evaluations: 1, pairs, right, wrong });
     }
 
-    const fn count(&mut self, right: bool) {
-        let side = if right { &mut self.right } else { &mut self.wrong };
-        *side = side.saturating_add(1);
+    const fn add(&mut self, other: Self) {
+        self.evaluations = self.evaluations.saturating_add(other.evaluations);
+        self.pairs = self.pairs.saturating_add(other.pairs);
+        self.right = self.right.saturating_add(other.right);
+        self.wrong = self.wrong.saturating_add(other.wrong);
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.right, self.total())
+        write!(f, "{} ({} pairs: {} right, {} wrong)", self.evaluations, self.pairs, self.right, self.wrong)
     }
 }
 
@@ -227,15 +233,11 @@ impl fmt::Display for TrustReason {
 impl fmt::Display for ReputationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for standing in &self.standings {
-            let Standing {
-                evaluator, skill, accuracy, interval: [low, high], audits, reported, payers, trusted, ..
-            } = standing;
+            let Standing { evaluator, skill, worth, interval: [low, high], audits, reported, payers, trusted, .. } =
+                standing;
             writeln!(
                 f,
-                "{evaluator} {skill}: right {:.0} % ({:.0} to {:.0}), own audits {audits}, others {reported} by {payers}, trusted {:.0} %",
-                100.0 * accuracy,
-                100.0 * low,
-                100.0 * high,
+                "{evaluator} {skill}: worth {worth:.2} ({low:.2} to {high:.2}), own audits {audits}, others {reported} by {payers}, trusted {:.0} %",
                 100.0 * trusted,
             )?;
             for ReportedStats { payer, reported, trust, reason } in &standing.reporters {
@@ -251,8 +253,8 @@ const CELLS: usize = 2_000;
 
 /// Returns the 90 % interval of a probability that follows the second beta distribution with probability `second`, and else the first.
 /// Each is given by its alpha and beta.
-fn ninety_percent(betas: [[f64; 2]; 2], second: f64) -> [f64; 2] {
-    let [first, other] = betas.map(cells);
+fn ninety_percent(betas: [[f32; 2]; 2], second: f64) -> [f64; 2] {
+    let [first, other] = betas.map(|beta| cells(beta.map(f64::from)));
     let density = |cell: usize| (1.0 - second) * first[cell] + second * other[cell];
     let (mut sum, mut bounds) = (0.0, [None, None]);
     for cell in 0..CELLS {

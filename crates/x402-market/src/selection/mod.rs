@@ -1,7 +1,6 @@
-//! Which evaluators to hire for a task, by accuracy and price, or whether to keep the money.
+//! Which evaluators to hire for a task, by worth and price, or whether to keep the money.
 //!
-//! A [`Selector`] is asked before every task and told afterwards what became of it. [`Thompson`] is the one to use. [`Random`],
-//! [`Cheapest`], [`CardClaims`] and [`Greedy`] are baselines.
+//! A [`Selector`] is asked before every task and told afterwards what became of it. [`Thompson`] is the one to use.
 //!
 //! ```
 //! use alloy_primitives::Address;
@@ -9,74 +8,72 @@
 //! use x402_market::selection::{Candidate, Job, Selector, Skills, Thompson};
 //!
 //! let skills: Skills = ["arithmetic"].into_iter().collect();
-//! let now = 1_800_000_000;
 //! let claims = skills.set(["arithmetic"]);
-//! let market = [Candidate::new(Address::repeat_byte(7), claims, Usdc::from_atomic(300), now)];
+//! let market = [Candidate::new(Address::repeat_byte(7), claims, Usdc::from_atomic(300))];
 //! let mut selector = Thompson::seeded(1);
-//! let mut job = Job::new(skills.get("arithmetic").unwrap(), "$0.09".parse()?, 100);
-//! job.now = now;
-//! let panel = selector.select(&job, &market);
-//! assert_eq!(panel.hired, [0]);
+//! let job = Job::new(skills.get("arithmetic").unwrap(), "$0.09".parse()?, 100);
+//! assert_eq!(selector.select(&job, &market), [0]);
 //! # Ok::<(), tower_x402::ParseUsdcError>(())
 //! ```
 //!
 //! # How [`Thompson`] chooses
 //!
-//! A verdict that is right with probability *a* is worth 2*a* − 1: a coin toss is worth nothing. The student wants to buy the most value
-//! with its budget. If every *a* were known, this would be a linear program, and its solution a *price of money* λ: hire the evaluator with
-//! the largest 2*a* − 1 − λ·price, and nobody if that is negative. Since no *a* is known:
+//! An evaluator is worth how well it orders outputs: the [ordering advantage](Pairs::worth) D, from -1 to 1, is 0 for a coin and for
+//! one that always says the same. The student wants to buy the most worth with its budget. If every D were known, this would be a linear
+//! program, and its solution a *price of money* λ: hire the evaluator with the largest D − λ·price, and nobody if that is negative. Since
+//! no D is known:
 //!
-//! - **Posteriors** (`posterior.rs`): the posterior of *a* for each evaluator and skill is a beta distribution. Evidence in other skills
-//!   moves its mean. Claims on cards are a weak prior, worth what claims have proved worth. Old evidence fades.
-//! - **Audits**: only tasks whose truth the student knows show who is right. In an audit a few more evaluators are *explored*: those whose
-//!   accuracy, drawn from its posterior, is worth the price (Thompson sampling), within a share of the budget. For all other tasks the
-//!   expected accuracy decides, except for a few decoys, so that a new evaluator cannot infer that it is being audited.
-//! - **Reports of other payers** (`reports.rs`) count as far as their payer agrees with the student's own audits. Payers that report the
-//!   same are together trusted no more than the most trusted of them, and cannot make the student forget what it has seen itself.
-//! - **Pacing** (`pacing.rs`) moves λ so that the budget is used up by the last task, and not before.
-//! - **Newcomers**, which came after the student began and which it has not audited often enough, together cost at most a share of the
-//!   budget. So a bad evaluator gains little from a new identity, even if others praise it.
+//! - **Posteriors**: (1 + D) / 2 has a beta distribution for each evaluator and skill. The claim on the card is a weak prior.
+//! - **Audits** alone show who orders rightly. After an audit, a few more evaluators are asked about the same outputs: those whose D,
+//!   drawn from its posterior, is worth the price (Thompson sampling), within a share of the budget.
+//! - **Reports of other payers** count as far as their payer agrees with the student's own audits, up to a limit for each payer. Payers
+//!   that report the same are together trusted no more than the most trusted of them.
+//! - **Forgetting**: all evidence fades at one rate, as new evidence comes in.
+//! - **Pacing** moves λ so that the budget is used up by the last task, and not before.
 //!
 //! Agreement between panel members is not evidence: evaluators that collude always agree.
 
-mod baselines;
-mod index;
-mod pacing;
-mod posterior;
-mod reports;
+mod beliefs;
+mod config;
 mod thompson;
 
 use std::collections::BTreeMap;
 
 use alloy_primitives::Address;
 use auto_impl::auto_impl;
-pub use baselines::{CardClaims, Cheapest, Greedy, Random};
-pub use thompson::{Estimate, Thompson, ThompsonConfig};
+pub use config::ThompsonConfig;
+pub use thompson::{Estimate, Thompson};
 use tower_x402::Usdc;
 
-use super::evidence::{CallOutcome, EvidenceLog};
+use super::evidence::{CallOutcome, EvidenceLog, Pairs};
 
 /// A way to choose evaluators.
 ///
 /// Implementations neither wait nor do I/O: the student calls them under its lock.
 #[auto_impl(Box)]
+#[allow(unused_variables, reason = "the defaults learn nothing")]
 pub trait Selector: Send {
-    /// Chooses evaluators for a job; none if keeping the money is worth more. Together they cost at most `job.remaining`.
-    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel;
+    /// Returns the evaluators to hire for a job, by position in the market, the best first; none if keeping the money is worth more.
+    /// Together they cost at most `job.remaining`.
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Vec<usize>;
+
+    /// Returns further evaluators to ask about outputs whose truth is known, only to learn about them. By default there are none.
+    fn explore(&mut self, job: &Job, market: &[Candidate]) -> Vec<usize> {
+        Vec::new()
+    }
 
     /// Learns what became of a request. A choice leads to several requests if its outputs are sent in parts, and to none if the evaluator
     /// is not to blame.
     fn learn(&mut self, observation: &Observation);
 
-    /// Learns what a choice has cost in the end, which may be nothing. It is called once for every choice.
-    fn record_cost(&mut self, choice: &Choice, paid: Usdc) {
-        let _ = (choice, paid);
-    }
+    /// Learns the result of an audit of an evaluation that it has [learned](Self::learn) of before. By default it is ignored.
+    fn learn_audit(&mut self, evaluator: Address, skill: Skill, pairs: Pairs) {}
 
     /// Learns what another payer reports. The caller has checked that the payment took place. By default reports are ignored.
-    fn learn_report(&mut self, payer: Address, observation: &Observation) {
-        let _ = (payer, observation);
-    }
+    fn learn_report(&mut self, payer: Address, observation: &Observation) {}
+
+    /// Learns what explorations have cost in an earlier run. By default it is ignored.
+    fn learn_exploration_cost(&mut self, paid: Usdc) {}
 
     /// Learns a log of earlier evidence. `own` are the addresses that the student pays from; records of other payers are reports.
     fn restore(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
@@ -88,11 +85,12 @@ pub trait Selector: Send {
                 _ => self.learn(&observation),
             }
         });
+        self.learn_exploration_cost(log.exploration_cost());
     }
 
-    /// Returns the probability that a verdict of this evaluator is right; 0.5 is a coin toss. By default there is no estimate.
-    fn expected_accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
-        let _ = (evaluator, skill);
+    /// Returns the worth that is expected of this evaluator: its [ordering advantage](Pairs::worth) D, from -1 to 1. By default there is no
+    /// estimate.
+    fn expected_worth(&self, evaluator: Address, skill: Skill) -> Option<f64> {
         None
     }
 }
@@ -107,14 +105,12 @@ pub struct Candidate {
     pub claims: SkillSet,
     /// The price per output.
     pub price: Usdc,
-    /// When it was first seen, in seconds since the Unix epoch.
-    pub first_seen: u64,
 }
 
 impl Candidate {
-    /// Creates a candidate. `evaluator` is the address that is paid, `first_seen` a time in seconds since the Unix epoch.
-    pub const fn new(evaluator: Address, claims: SkillSet, price: Usdc, first_seen: u64) -> Self {
-        Self { evaluator, claims, price, first_seen }
+    /// Creates a candidate. `evaluator` is the address that is paid.
+    pub const fn new(evaluator: Address, claims: SkillSet, price: Usdc) -> Self {
+        Self { evaluator, claims, price }
     }
 }
 
@@ -128,76 +124,37 @@ pub struct Job {
     pub outputs: u32,
     /// The number of evaluators to hire at most.
     pub seats: usize,
-    /// `true` if the student knows the truth, and so will learn whether a verdict is right. Evaluators must not know this.
-    pub audit: bool,
     /// The amount that may be spent, without what is promised already.
     pub remaining: Usdc,
     /// The number of tasks that `remaining` must last for, this one included. Zero counts as one.
     pub tasks_left: u64,
-    /// The time, in seconds since the Unix epoch.
-    pub now: u64,
 }
 
 impl Job {
-    /// Creates a job for one evaluator and one output, without audit, at the epoch. Change the fields that differ.
+    /// Creates a job for one evaluator and one output. Change the fields that differ.
     pub const fn new(skill: Skill, remaining: Usdc, tasks_left: u64) -> Self {
-        Self { skill, outputs: 1, seats: 1, audit: false, remaining, tasks_left, now: 0 }
+        Self { skill, outputs: 1, seats: 1, remaining, tasks_left }
     }
 
-    /// Returns what hiring this candidate costs, in atomic units; `None` if that is more than remains.
-    fn cost(&self, candidate: &Candidate) -> Option<u64> {
-        let cost = candidate.price.checked_mul(u64::from(self.outputs))?;
-        (cost <= self.remaining).then_some(cost.atomic())
+    /// Returns what hiring this candidate costs: the price of all outputs. `None` if that cannot be expressed.
+    pub fn cost(&self, candidate: &Candidate) -> Option<Usdc> {
+        candidate.price.checked_mul(u64::from(self.outputs))
+    }
+
+    /// Takes candidates in this order, by position in the market, as many as there are seats and money for.
+    pub fn hire(&self, market: &[Candidate], order: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let mut left = self.remaining;
+        let is_affordable = |position: &usize| {
+            let rest = market.get(*position).and_then(|candidate| left.checked_sub(self.cost(candidate)?));
+            rest.inspect(|rest| left = *rest).is_some()
+        };
+        order.into_iter().filter(is_affordable).take(self.seats).collect()
     }
 
     /// Returns what remains for each task, in atomic units.
     fn allowance(&self) -> f64 {
-        self.remaining.atomic() as f64 / self.tasks_left.max(1) as f64
+        (self.remaining.atomic() as f64 / self.tasks_left.max(1) as f64).max(1e-6)
     }
-}
-
-/// The evaluators to send a task to, by position in the market.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Panel {
-    /// The evaluators whose verdict the student wants, best first.
-    pub hired: Vec<usize>,
-    /// The evaluators that are sent an audit only to learn how accurate they are.
-    pub explored: Vec<usize>,
-}
-
-impl Panel {
-    /// Creates a panel from positions in the market.
-    pub const fn new(hired: Vec<usize>, explored: Vec<usize>) -> Self {
-        Self { hired, explored }
-    }
-
-    /// Returns all evaluators that are sent the task, and paid: those hired, then those explored.
-    pub fn all(&self) -> impl Iterator<Item = usize> {
-        self.hired.iter().chain(&self.explored).copied()
-    }
-
-    /// Returns the same in the same order, each with the choice whose [cost is recorded](Selector::record_cost) later.
-    pub fn choices(&self, job: &Job, market: &[Candidate]) -> impl Iterator<Item = (usize, Choice)> {
-        self.all().enumerate().filter_map(|(number, position)| {
-            let candidate = market.get(position)?;
-            let promised = candidate.price.checked_mul(u64::from(job.outputs))?;
-            let is_exploration = number >= self.hired.len();
-            Some((position, Choice { evaluator: candidate.evaluator, promised, is_exploration }))
-        })
-    }
-}
-
-/// An evaluator that is sent a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Choice {
-    /// The address that is paid.
-    pub evaluator: Address,
-    /// The most that the choice may cost: the price of all outputs.
-    pub promised: Usdc,
-    /// `true` if it is only to learn how accurate the evaluator is ([`Panel::explored`]).
-    pub is_exploration: bool,
 }
 
 /// The result of one request to one evaluator.
@@ -210,16 +167,14 @@ pub struct Observation {
     pub skill: Skill,
     /// The amount paid, zero for some failures.
     pub paid: Usdc,
-    /// The time, in seconds since the Unix epoch.
-    pub at: u64,
     /// The result.
     pub outcome: CallOutcome,
 }
 
 impl Observation {
-    /// Creates an observation. `evaluator` is the address that is paid, `at` the time in seconds since the Unix epoch.
-    pub const fn new(evaluator: Address, skill: Skill, paid: Usdc, at: u64, outcome: CallOutcome) -> Self {
-        Self { evaluator, skill, paid, at, outcome }
+    /// Creates an observation. `evaluator` is the address that is paid.
+    pub const fn new(evaluator: Address, skill: Skill, paid: Usdc, outcome: CallOutcome) -> Self {
+        Self { evaluator, skill, paid, outcome }
     }
 }
 
@@ -235,11 +190,6 @@ impl Skill {
     pub const fn new(number: usize) -> Option<Self> {
         if number < Self::LIMIT { Some(Self(number as u8)) } else { None }
     }
-
-    /// Returns the number.
-    pub const fn number(self) -> usize {
-        self.0 as usize
-    }
 }
 
 /// A set of skills.
@@ -251,18 +201,11 @@ impl SkillSet {
     pub const fn contains(self, skill: Skill) -> bool {
         self.0 >> skill.0 & 1 == 1
     }
-
-    /// Adds a skill.
-    pub const fn insert(&mut self, skill: Skill) {
-        self.0 |= 1 << skill.0;
-    }
 }
 
 impl FromIterator<Skill> for SkillSet {
     fn from_iter<I: IntoIterator<Item = Skill>>(skills: I) -> Self {
-        let mut set = Self::default();
-        skills.into_iter().for_each(|skill| set.insert(skill));
-        set
+        Self(skills.into_iter().fold(0, |set, skill| set | 1 << skill.0))
     }
 }
 
@@ -295,16 +238,6 @@ impl Skills {
     /// Returns the skill of this name.
     pub fn get(&self, name: &str) -> Option<Skill> {
         self.0.get(name).copied()
-    }
-
-    /// Returns the number of skills.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns `true` if there are no skills.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Returns those of the names that have a number.

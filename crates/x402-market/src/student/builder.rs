@@ -14,9 +14,7 @@ use tower_x402::{
 };
 
 use super::{
-    CardSource, Gold, Inner, Student, StudentError,
-    aggregate::ScoreHistory,
-    audit::GoldTasks,
+    CardSource, Inner, Student, StudentError,
     discovery::KnownEvaluators,
     spending::{AvailableBudget, SpendingRecords},
     state::State,
@@ -40,8 +38,6 @@ pub struct StudentBuilder {
     selector: Option<Box<dyn Selector>>,
     evidence: Option<EvidenceLog>,
     reports: Option<EvidenceLog>,
-    golds: Vec<Gold>,
-    audit_rate: f64,
     tasks: u64,
     tasks_done: u64,
     panel_size: usize,
@@ -64,8 +60,6 @@ impl StudentBuilder {
             selector: None,
             evidence: None,
             reports: None,
-            golds: Vec::new(),
-            audit_rate: 0.05,
             tasks: 1_000,
             tasks_done: 0,
             panel_size: 1,
@@ -121,19 +115,6 @@ impl StudentBuilder {
     /// displace the student's own evidence.
     pub fn reports(mut self, log: EvidenceLog) -> Self {
         self.reports = Some(log);
-        self
-    }
-
-    /// Adds a gold task: one whose truth is known, to be hidden among the submissions.
-    pub fn gold(mut self, gold: Gold) -> Self {
-        self.golds.push(gold);
-        self
-    }
-
-    /// Sets the share of submissions before which a gold task is judged, from 0 to 1. Default: 0.05. A gold task costs at most half of
-    /// what remains of the budget.
-    pub fn audit_rate(mut self, share: f64) -> Self {
-        self.audit_rate = if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) };
         self
     }
 
@@ -194,8 +175,8 @@ impl StudentBuilder {
         self
     }
 
-    /// Sets the seed of all random choices: which gold task is judged when, and those of the default selector. Default: from the operating
-    /// system.
+    /// Sets the seed of all random choices: the order in which anchors are mixed in, and those of the default selector. Default: from the
+    /// operating system.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -231,16 +212,12 @@ impl StudentBuilder {
         let evidence = self.evidence.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS_IN_MEMORY));
         let reports = self.reports.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS_IN_MEMORY));
         let selector = self.selector.unwrap_or_else(|| Box::new(Thompson::seeded(rng.random())));
-        let golds = GoldTasks::new(self.golds, &mut rng);
         let mut state = State {
             selector,
             skills: Skills::default(),
             evaluators: KnownEvaluators::new(self.max_evaluators),
             available: AvailableBudget::new(self.payer.budget().clone()),
             spending: SpendingRecords::new(self.tasks_done),
-            scores: ScoreHistory::default(),
-            audit_rate: if golds.is_empty() { 0.0 } else { self.audit_rate },
-            golds,
             rng,
             tasks: self.tasks,
             calls: HashMap::new(),

@@ -19,7 +19,7 @@ use url::Url;
 
 use super::{Inner, state::State};
 use crate::{
-    CardError, Outputs, Submission, VerifiedCard,
+    CardError, Outputs, Score, Submission, VerifiedCard,
     card::Fetched,
     directory::{CardQuery, DirectoryClient},
     selection::{Candidate, Skill, SkillSet, Skills},
@@ -354,13 +354,6 @@ fn insert(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvalua
         return Err(RefusedReason::Token);
     }
     let (evaluator, name) = (card.pay_to(), card.card().name.clone());
-    let now = inner.clock.now();
-    let first_seen = || {
-        inner.evidence.first_seen(evaluator, now).unwrap_or_else(|error| {
-            tracing::warn!(%error, "could not record when an evaluator was first seen");
-            now
-        })
-    };
     let mut state = inner.state();
     let state = &mut *state;
     if let Some(other) = state.evaluators.elsewhere(evaluator, url) {
@@ -373,7 +366,7 @@ fn insert(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvalua
     }
     // Not before: an evaluator that is refused may have any number of URLs.
     inner.cards.keep(fetched)?;
-    let is_new = state.evaluators.insert(place, card.clone(), &state.skills, first_seen)?;
+    let is_new = state.evaluators.insert(place, card.clone(), &state.skills)?;
     Ok(FoundEvaluator { url: url.clone(), evaluator, name, is_new })
 }
 
@@ -411,7 +404,6 @@ pub(super) struct KnownEvaluator {
     /// Only untrusted sources have named it: it must be on a public host.
     pub(super) is_untrusted: bool,
     pub(super) card: Arc<VerifiedCard>,
-    first_seen: u64,
     /// When its card was last fetched because of a failure.
     pub(super) rechecked_at: Option<u64>,
     /// How many calls to it were given up and have not ended.
@@ -466,7 +458,7 @@ impl KnownEvaluators {
                 return None;
             }
             let price = known.card.pricing().price_per_output();
-            let candidate = Candidate { evaluator, claims: known.claims, price, first_seen: known.first_seen };
+            let candidate = Candidate { evaluator, claims: known.claims, price };
             Some((known, candidate))
         })
     }
@@ -477,7 +469,6 @@ impl KnownEvaluators {
         (url, is_untrusted): &Place,
         card: Arc<VerifiedCard>,
         skills: &Skills,
-        first_seen: impl FnOnce() -> u64,
     ) -> Result<bool, RefusedReason> {
         let payee = card.pay_to();
         if let Some(known) = self.find(payee) {
@@ -495,7 +486,6 @@ impl KnownEvaluators {
             url: url.clone(),
             is_untrusted: *is_untrusted,
             card,
-            first_seen: first_seen(),
             rechecked_at: None,
             overdue: 0,
             is_banned: false,
@@ -548,7 +538,7 @@ impl KnownEvaluator {
     fn number_skills(&mut self, skills: &Skills) {
         let card = &self.card;
         self.offers = skills.set(card.card().skills.iter().map(|skill| skill.id.as_str()));
-        let claimed = card.pricing().expertise.iter().filter(|expertise| expertise.claim.get() > 0.5);
+        let claimed = card.pricing().expertise.iter().filter(|expertise| expertise.claim > Score::MIN);
         self.claims = skills.set(claimed.map(|expertise| &*expertise.skill));
     }
 }

@@ -1,6 +1,6 @@
 //! The result of a submission: the verdicts of a panel, the evaluators it hired, and why some of them failed.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
@@ -10,9 +10,10 @@ use tower_x402::{
 };
 use url::Url;
 
-use super::spending::sum;
+use super::{sent::Sent, spending::sum};
 use crate::{
-    Confidence, EvaluateError, EvaluatorId, Preference, Reward, Score, TaskId, Verdict, evidence::CallOutcome,
+    Confidence, EvaluateError, EvaluatorId, Preference, Reward, Score, TaskId, Verdict,
+    evidence::{CallOutcome, EvidencePayment},
 };
 
 /// The longest detail of a [`Failure`], in characters.
@@ -31,15 +32,32 @@ pub struct Feedback {
     /// One for each output, in order.
     pub outputs: Vec<OutputFeedback>,
     /// The evaluators that were asked, in the order in which they were hired, replacements included. Empty if no evaluator was worth its
-    /// price.
+    /// price, or if all outputs are the same.
     pub hires: Vec<Hire>,
+    /// The number of evaluations in this skill that the student has audited before. Without audits, evaluators are chosen by their prices
+    /// and claims, and by reports that the student cannot check.
+    #[serde(default)]
+    pub audits: u64,
     /// The amount paid, by the receipts of the evaluators.
     pub paid: Usdc,
     /// The sum of the signed payments whose outcome is unknown. It stays reserved in the budget.
     pub held: Usdc,
+    /// What was sent; `None` if all outputs are the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sent: Option<Sent>,
 }
 
 impl Feedback {
+    /// Returns a reward for each output, in order. `None` if there is nothing to learn: an output has no verdict, or all have the same.
+    ///
+    /// Within a group, rewards are the members' scores, each standardized to mean 0 and standard deviation 1, and averaged by weight.
+    pub fn rewards(&self) -> Option<Vec<f64>> {
+        let rewards: Vec<_> =
+            self.outputs.iter().map(|output| Some(output.verdict?.reward.get())).collect::<Option<_>>()?;
+        let is_uniform = rewards.len() > 1 && rewards.iter().all(|reward| *reward == rewards[0]);
+        (!is_uniform).then_some(rewards)
+    }
+
     /// Returns which output of a pair the panel prefers.
     pub fn preference(&self) -> Option<Preference> {
         let [first, second] = &*self.outputs else { return None };
@@ -57,7 +75,7 @@ impl Feedback {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct OutputFeedback {
-    /// The aggregate; `None` if no member answered whose verdict weighs more than a coin toss.
+    /// The aggregate; `None` if no member answered that is expected to be worth more than a coin.
     #[serde(rename = "judged")]
     pub verdict: Option<AggregateVerdict>,
     /// The verdict of each member, the one with the greatest weight first.
@@ -70,11 +88,12 @@ pub struct OutputFeedback {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct AggregateVerdict {
-    /// The weighted mean of the members' calibrated scores.
+    /// The weighted mean of the members' scores.
     pub score: Score,
-    /// The score on a scale from -1 to 1. Rewards given by evaluators are on scales of their own, and stay in their verdicts.
+    /// The weighted mean of the members' scores, each standardized within the group. For a single output, the score on a scale from -1 to 1.
+    /// Rewards given by evaluators are on scales of their own, and stay in their verdicts.
     pub reward: Reward,
-    /// The probability that the score is on the right side of one half, by the members' expected accuracies.
+    /// The weighted mean of the confidences that members state.
     pub confidence: Confidence,
 }
 
@@ -90,8 +109,6 @@ pub struct PanelVerdict {
     pub evaluator_id: EvaluatorId,
     /// Its share of the aggregate, from 0 to 1. The shares add up to 1, or to 0 if no verdict has any weight.
     pub weight: f64,
-    /// The score on the panel's common scale.
-    pub calibrated: Score,
     /// The verdict as it was received.
     pub verdict: Verdict,
 }
@@ -112,6 +129,17 @@ pub struct Hire {
     pub payments: Vec<CallPayment>,
     /// Why some or all of its verdicts are missing.
     pub failure: Option<Failure>,
+    /// What an audit needs, one for each part that was judged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) judged: Vec<Judged>,
+}
+
+/// The scores of a part of what was sent, and the payment under which they are on record.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Judged {
+    pub(super) range: Range<usize>,
+    pub(super) scores: Vec<Score>,
+    pub(super) payment: Option<EvidencePayment>,
 }
 
 impl Hire {

@@ -8,7 +8,8 @@
 //! | `state.rs` | what does the student know, and what does its lock guard? |
 //! | `discovery.rs` | which evaluators are known and can be hired? |
 //! | `aggregate.rs` | how do several verdicts become one? |
-//! | `audit.rs` | how is a known truth used without evaluators noticing? |
+//! | `sent.rs` | what is sent of a submission? |
+//! | `audit.rs`, `truth.rs` | what does the truth show about those who judged? |
 //! | `feedback.rs` | what does the caller get, and why do evaluators fail? |
 //! | `spending.rs` | what did it cost, and what may still be promised? |
 
@@ -18,8 +19,10 @@ mod builder;
 mod discovery;
 mod feedback;
 mod panel;
+mod sent;
 mod spending;
 mod state;
+mod truth;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -27,7 +30,6 @@ use std::{
 };
 
 use alloy_primitives::Address;
-pub use audit::{Gold, Truth};
 pub use builder::StudentBuilder;
 pub use discovery::{CardSource, DiscoveryReport, FoundEvaluator, RefusedEvaluator, RefusedReason, SourceError};
 pub use feedback::{AggregateVerdict, CallPayment, Failure, Feedback, Hire, OutputFeedback, PanelVerdict};
@@ -38,6 +40,7 @@ use tower_x402::{
     Clock, Usdc,
     client::{Budget, Payer},
 };
+pub use truth::{AuditReport, AuditedEvaluation, Truth};
 
 use super::{
     CardFetcher, EvaluationClient, Submission,
@@ -49,15 +52,11 @@ use super::{
 /// ```no_run
 /// # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
 /// use tower_x402::client::{Budget, DiscoveryClient, Payer};
-/// use x402_market::{Gold, Student, Submission, Task};
+/// use x402_market::{Student, Submission, Task, Truth};
 ///
 /// let budget = Budget::builder().per_payment("$0.01".parse()?).total("$1.00".parse()?).build();
-/// let gold = Gold::new(Task::new("reasoning", "Why do we have seasons?")?)
-///     .good("Because the Earth's axis is tilted.")?
-///     .bad("Because the Earth is nearer to the Sun in summer.")?;
 /// let student = Student::builder(Payer::builder(key).budget(budget).build())
 ///     .source(DiscoveryClient::builder("https://www.x402.org/facilitator").build()?)
-///     .gold(gold)
 ///     .tasks(500)
 ///     .panel_size(3)
 ///     .build()?;
@@ -66,30 +65,32 @@ use super::{
 /// let task = Task::new("reasoning", "Why is the sky blue?")?;
 /// let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
 /// let feedback = student.evaluate(&answers).await?;
-/// for output in &feedback.outputs {
-///     match output.verdict {
-///         Some(verdict) => println!("{} with confidence {}", verdict.score, verdict.confidence),
-///         None => println!("no verdict: {:?}", feedback.hires),
-///     }
+/// match feedback.rewards() {
+///     Some(rewards) => println!("{rewards:?} for {}", feedback.paid),
+///     None => println!("nothing to learn: {:?}", feedback.hires),
 /// }
-/// println!("{} paid for this submission, {} in all", feedback.paid, student.spending().paid);
+/// // Of one group in twenty, find out the truth.
+/// student.audit(&feedback, &Truth::good([true, false])).await?;
+/// println!("{} paid in all", student.spending().paid);
 /// # Ok(()) }
 /// ```
 ///
 /// # How evaluators are hired
 ///
 /// [`discover`](Self::discover) asks the [sources](StudentBuilder::source) for evaluators and verifies their signed cards. For each
-/// submission, the [selector](StudentBuilder::selector) chooses up to [`panel_size`](StudentBuilder::panel_size) of them, by accuracy and
+/// submission, the [selector](StudentBuilder::selector) chooses up to [`panel_size`](StudentBuilder::panel_size) of them, by worth and
 /// price, or none if keeping the money is worth more. They are asked at the same time. Each sees a random id in place of the task's own.
 ///
 /// # What you get
 ///
-/// [`Feedback`] has one [verdict](OutputFeedback::verdict) for each output: the members' scores, calibrated to a common scale and weighted
-/// by how likely each member is right. It also has every member's own verdict.
+/// [`Feedback`] has one [verdict](OutputFeedback::verdict) for each output: the members' scores, standardized within the group, since a
+/// harsh and a lenient judge mean the same by different numbers, and averaged with the squares of their expected worth as weights. It also has
+/// every member's own verdict.
 ///
 /// # What it costs
 ///
-/// Each member is paid the price on its card for each output. A group that exceeds an evaluator's limit, or the budget's limit per payment,
+/// Each member is paid the price on its card for each output. Identical outputs are paid for once. If all outputs are the same, no verdict
+/// could tell them apart, and nothing is bought. A group that exceeds an evaluator's limit, or the budget's limit per payment,
 /// is sent in several parts, and each part is paid by itself. Spending never exceeds the payer's [`Budget`], and is paced so that the budget
 /// lasts for [`tasks`](StudentBuilder::tasks) submissions. [`spending`](Self::spending) reports what was paid to whom.
 ///
@@ -98,11 +99,12 @@ use super::{
 /// A member that cannot be reached, misquotes its price, answers late or answers no valid evaluation is recorded, and replaced while
 /// replacements, money and time last. [`Hire::failure`] says what happened. A member that demands more than on its card is not paid.
 ///
-/// # How it learns who is right
+/// # How it learns whom to hire
 ///
-/// Ordinary submissions show only who answers. Accuracy is learned from audits: [gold tasks](Gold) that are hidden among the submissions,
-/// and submissions whose truth you know ([`evaluate_known`](Self::evaluate_known)). A gold task is judged before the submission that draws
-/// it, which takes that much longer.
+/// Submissions show only who answers. What an evaluator is worth is learned from [audits](Self::audit): you find out the truth about outputs
+/// that were judged, in whatever way and as late as you like. A student without audits chooses by prices and claims; [`Feedback::audits`]
+/// and [`SpendingReport::audits`] say so. [Anchors](Submission::with_anchor) make audits of groups count in which all outputs are equally
+/// good.
 ///
 /// # Clones and cancellation
 ///
@@ -150,23 +152,21 @@ impl Student {
     /// Evaluators that fail are no error: the feedback says for which outputs there is no verdict, and why.
     ///
     /// # Errors
-    /// [`StudentError`] if no evaluator could be asked. Nothing was paid for this submission then, though a gold task before it may have
-    /// been.
+    /// [`StudentError`] if no evaluator could be asked. Nothing was paid then.
     pub async fn evaluate(&self, submission: &Submission) -> Result<Feedback, StudentError> {
-        panel::evaluate(&self.0, submission, None).await
+        panel::evaluate(&self.0, submission).await
     }
 
-    /// Buys verdicts on a submission whose truth is known, and learns which evaluators are right.
+    /// Compares the verdicts of a feedback with the truth, and learns from it what their evaluators are worth.
     ///
-    /// Evaluators cannot tell it from others. A few more than the panel may be asked in the background, to learn about them too.
+    /// It can be called at any time, also after a restart. It counts for everyone who judged. Then it asks up to three further evaluators about
+    /// the same outputs, within a share of the budget, and waits for them. Nobody can recognize an audit that is decided on after the answer.
+    /// Another audit of the same feedback changes nothing.
     ///
     /// # Errors
-    /// [`StudentError::TruthMismatch`] if the truth is about other outputs, and what [`evaluate`](Self::evaluate) returns.
-    pub async fn evaluate_known(&self, submission: &Submission, truth: &Truth) -> Result<Feedback, StudentError> {
-        if !truth.fits(submission) {
-            return Err(StudentError::TruthMismatch);
-        }
-        panel::evaluate(&self.0, submission, Some(truth.clone())).await
+    /// [`StudentError::TruthMismatch`] if the truth is about another number of outputs.
+    pub async fn audit(&self, feedback: &Feedback, truth: &Truth) -> Result<AuditReport, StudentError> {
+        audit::audit(&self.0, feedback, truth).await
     }
 
     /// Returns what was bought from which evaluator, and what it cost.
@@ -177,7 +177,7 @@ impl Student {
         state.spending.report(state.available.promised(), budget.spent())
     }
 
-    /// Waits until no call is under way: neither audits in the background nor calls that were given up.
+    /// Waits until no call is under way, not even one that was given up.
     pub async fn wait_until_idle(&self) {
         // The sender is in `self`, so that waiting cannot fail.
         let _ = self.0.calls.subscribe().wait_for(|calls| *calls == 0).await;
@@ -211,10 +211,11 @@ impl Student {
         Ok(true)
     }
 
-    /// Returns the probability that a verdict of this evaluator is right, by the selector's current estimate.
-    pub fn expected_accuracy(&self, evaluator: Address, skill: &str) -> Option<f64> {
+    /// Returns what this evaluator is expected to be worth, by the selector's current estimate: the
+    /// [ordering advantage](crate::evidence::Pairs::worth) D, from -1 to 1.
+    pub fn expected_worth(&self, evaluator: Address, skill: &str) -> Option<f64> {
         let state = self.0.state();
-        state.selector.expected_accuracy(evaluator, state.skills.get(skill)?)
+        state.selector.expected_worth(evaluator, state.skills.get(skill)?)
     }
 
     /// Returns the number of known evaluators.

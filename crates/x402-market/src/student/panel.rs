@@ -1,7 +1,7 @@
 //! One submission, from hiring to feedback.
 //!
-//! [`evaluate`] sometimes has a gold task judged first, hires a panel, replaces members that fail, and aggregates their verdicts. Each
-//! call to an evaluator is a task of its own that ends in bounded time and records what it cost, whether or not the panel still waits.
+//! [`evaluate`] hires a panel, replaces members that fail, and aggregates their verdicts; [`explore`] asks others for an audit. Each call
+//! to an evaluator is a task of its own that ends in bounded time and records what it cost, whether or not the panel still waits.
 
 use std::{
     ops::Range,
@@ -13,18 +13,21 @@ use std::{
 
 use alloy_primitives::{Address, U256};
 use tokio::{
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     task::JoinSet,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 use tower_x402::{Usdc, client::Purchase};
 
 use super::{
-    CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, StudentError, Truth,
-    aggregate::{self, MemberScore, ScoreStats},
+    AuditedEvaluation, CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, PanelVerdict, StudentError,
+    aggregate::{self, Member},
     discovery::{KnownEvaluator, Shape},
+    feedback::Judged,
+    sent::Sent,
     spending::sum,
-    state::{Ended, HireRequest, Hired, Part, State},
+    state::{Ended, HireRequest, Hired, Part},
+    truth,
 };
 use crate::{
     CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard,
@@ -32,74 +35,62 @@ use crate::{
     selection::Skill,
 };
 
-/// Has a submission judged, and sometimes a gold task before it.
-pub(super) async fn evaluate(
-    inner: &Arc<Inner>,
-    submission: &Submission,
-    truth: Option<Truth>,
-) -> Result<Feedback, StudentError> {
-    let audit = truth.is_some();
-    if !audit {
-        judge_gold(inner, submission).await;
-    }
-    let shape = Shape::of(submission);
-    let work = Arc::new(Work { submission: submission.clone(), truth });
-    let (skill, hired) = {
+/// Has a submission judged.
+pub(super) async fn evaluate(inner: &Arc<Inner>, submission: &Submission) -> Result<Feedback, StudentError> {
+    let (skill, audits, sent, hired) = {
         let mut state = inner.state();
+        let state = &mut *state;
         let skill = state.skill(&submission.task.skill, &inner.reports)?;
-        let now = inner.clock.now();
-        let request = HireRequest { skill, shape, seats: inner.panel_size, audit, is_gold: false, now, excluded: &[] };
+        let audits = state.spending.audited(skill);
+        let Some(sent) = Sent::of(submission, &mut state.rng) else {
+            state.spending.tasks += 1;
+            state.spending.uniform += 1;
+            let outputs = vec![OutputFeedback::default(); submission.outputs().len()];
+            let (task, none) = (submission.task.id.clone(), Usdc::ZERO);
+            return Ok(Feedback { task, outputs, hires: Vec::new(), audits, paid: none, held: none, sent: None });
+        };
+        let (shape, now) = (Shape::of(&sent.submission), inner.clock.now());
+        let request = HireRequest { skill, shape, seats: inner.panel_size, is_exploration: false, now, excluded: &[] };
         let hired = state.hire(&request)?;
         state.spending.tasks += 1;
-        state.spending.audits += u64::from(audit);
         state.spending.kept += u64::from(hired.is_empty());
-        (skill, hired)
+        (skill, audits, sent, hired)
     };
-    let (answers, inbox) = mpsc::channel(hired.len() + inner.max_replacements + 1);
-    let (excluded, calls, answered) = (Vec::new(), Vec::new(), Vec::new());
-    let mut panel = Panel { inner, work, skill, shape, audit, excluded, calls, answers, inbox, answered };
+    let work = Work { submission: sent.submission.clone(), good: None };
+    let mut panel = Panel::new(inner, work, skill, inner.max_replacements);
     panel.start(hired);
     panel.wait(Instant::now() + inner.deadline).await;
-    Ok(panel.feedback())
+    Ok(panel.feedback(sent, audits))
 }
 
-/// Draws whether a gold task is due, and waits until it is judged.
-///
-/// It comes before the submission and not at the same time: of two submissions at once from a student that otherwise sends one after
-/// the other, one would be recognized as gold. Lack of money for it is no error.
-async fn judge_gold(inner: &Arc<Inner>, like: &Submission) {
-    let hired = {
-        let mut state = inner.state();
-        hire_for_gold(inner, &mut state, like)
+/// Asks a few evaluators about outputs whose truth is known, but not the `judges` that have judged them.
+pub(super) async fn explore(
+    inner: &Arc<Inner>,
+    work: Work,
+    skill: Skill,
+    judges: Vec<Address>,
+) -> Vec<AuditedEvaluation> {
+    let (shape, now) = (Shape::of(&work.submission), inner.clock.now());
+    let request = HireRequest { skill, shape, seats: 0, is_exploration: true, now, excluded: &judges };
+    // Lack of money is no error: the audit counts without them.
+    let hired = inner.state().hire(&request).unwrap_or_default();
+    let mut panel = Panel::new(inner, work, skill, 0);
+    panel.start(hired);
+    panel.wait(Instant::now() + inner.deadline).await;
+    let good = panel.work.good.as_deref().unwrap_or_default();
+    let of = |(at, answer): &(usize, Answer)| {
+        let evaluator = panel.calls[*at].hired.card.pay_to();
+        let pairs = answer.judged.iter().filter_map(|part| truth::compare(&part.scores, good, &part.range));
+        pairs.map(|pairs| AuditedEvaluation { evaluator, pairs, is_exploration: true }).collect::<Vec<_>>()
     };
-    let Some((work, hired)) = hired else { return };
-    let (answers, mut inbox) = mpsc::channel(hired.len());
-    // The calls go on to the end even if the submission is given up.
-    let calls = hired.into_iter().map(|hired| start_call(inner, hired, &work, Some(&answers)).detach());
-    let calls: Vec<u64> = calls.collect();
-    drop(answers);
-    let answered = async { while inbox.recv().await.is_some() {} };
-    if timeout(inner.deadline, answered).await.is_err() {
-        let (now, mut state) = (inner.clock.now(), inner.state());
-        calls.into_iter().for_each(|call| state.give_up(call, now));
-    }
+    panel.answered.iter().flat_map(of).collect()
 }
 
-fn hire_for_gold(inner: &Inner, state: &mut State, like: &Submission) -> Option<(Arc<Work>, Vec<Hired>)> {
-    let skill = state.skill(&like.task.skill, &inner.reports).ok()?;
-    let (submission, truth) = state.draw_gold(like)?;
-    let (shape, now) = (Shape::of(&submission), inner.clock.now());
-    let request = HireRequest { skill, shape, seats: inner.panel_size, audit: true, is_gold: true, now, excluded: &[] };
-    let hired = state.hire(&request).ok().filter(|hired| !hired.is_empty())?;
-    state.spending.audits += 1;
-    Some((Arc::new(Work { submission, truth: Some(truth) }), hired))
-}
-
-/// A submission, and the truth about it if that is known.
+/// What evaluators are asked to judge, and which outputs are good as far as that is known.
 #[derive(Debug)]
-struct Work {
-    submission: Submission,
-    truth: Option<Truth>,
+pub(super) struct Work {
+    pub(super) submission: Submission,
+    pub(super) good: Option<Vec<Option<bool>>>,
 }
 
 /// The evaluators that are asked, and their answers so far.
@@ -107,8 +98,7 @@ struct Panel<'a> {
     inner: &'a Arc<Inner>,
     work: Arc<Work>,
     skill: Skill,
-    shape: Shape,
-    audit: bool,
+    replacements: usize,
     /// Everyone who was hired for this submission.
     excluded: Vec<Address>,
     calls: Vec<CallHandle>,
@@ -118,29 +108,29 @@ struct Panel<'a> {
     answered: Vec<(usize, Answer)>,
 }
 
-impl Panel<'_> {
-    /// Starts calls. Evaluators hired for exploration only come first, and are not waited for.
-    fn start(&mut self, mut hired: Vec<Hired>) {
-        hired.sort_by_key(|hired| !hired.is_exploration);
+impl<'a> Panel<'a> {
+    fn new(inner: &'a Arc<Inner>, work: Work, skill: Skill, replacements: usize) -> Self {
+        // Nobody is asked twice, so there is room for all answers.
+        let (answers, inbox) = mpsc::channel(inner.max_named.clamp(1, Semaphore::MAX_PERMITS));
+        let (excluded, calls, answered) = (Vec::new(), Vec::new(), Vec::new());
+        Self { inner, work: Arc::new(work), skill, replacements, excluded, calls, answers, inbox, answered }
+    }
+
+    fn start(&mut self, hired: Vec<Hired>) {
         for hired in hired {
             self.excluded.push(hired.card.pay_to());
-            if hired.is_exploration {
-                start_call(self.inner, hired, &self.work, None);
-            } else {
-                self.calls.push(start_call(self.inner, hired, &self.work, Some(&self.answers)));
-            }
+            self.calls.push(start_call(self.inner, hired, &self.work, &self.answers));
         }
     }
 
     /// Waits until all members have answered and failed ones have no replacement left, or until the deadline.
     async fn wait(&mut self, deadline: Instant) {
-        let mut replacements = self.inner.max_replacements;
         while self.answered.len() < self.calls.len() {
             let Ok(Some(answer)) = timeout_at(deadline, self.inbox.recv()).await else { break };
             let failed = answer.failure.is_some();
             self.accept(answer);
-            if failed && replacements > 0 && Instant::now() < deadline {
-                replacements -= 1;
+            if failed && self.replacements > 0 && Instant::now() < deadline {
+                self.replacements -= 1;
                 self.replace();
             }
         }
@@ -160,47 +150,31 @@ impl Panel<'_> {
 
     /// Hires another evaluator for one seat, if there is one and money for it.
     fn replace(&mut self) {
-        let Self { inner, skill, shape, audit, .. } = *self;
-        let now = inner.clock.now();
-        let request = HireRequest { skill, shape, seats: 1, audit, is_gold: false, now, excluded: &self.excluded };
+        let (inner, skill, now) = (self.inner, self.skill, self.inner.clock.now());
+        let shape = Shape::of(&self.work.submission);
+        let request = HireRequest { skill, shape, seats: 1, is_exploration: false, now, excluded: &self.excluded };
         let hired = inner.state().hire(&request).unwrap_or_default();
         self.start(hired);
     }
 
-    fn feedback(mut self) -> Feedback {
-        let timed_out = |call: &CallHandle| call.hire(Vec::new(), Some(Failure::Timeout));
+    fn feedback(mut self, sent: Sent, audits: u64) -> Feedback {
+        let timed_out = |call: &CallHandle| call.hire(Vec::new(), Vec::new(), Some(Failure::Timeout));
         let mut hires: Vec<_> = self.calls.iter().map(timed_out).collect();
-        let mut outputs = vec![Vec::new(); self.shape.outputs];
+        let mut members = Vec::new();
         self.answered.sort_by_key(|(at, _)| *at);
         for (at, answer) in self.answered {
-            for (verdicts, verdict) in outputs.iter_mut().zip(answer.verdicts) {
-                verdicts.extend(verdict.map(|(evaluator_id, verdict)| (hires[at].evaluator, evaluator_id, verdict)));
-            }
-            hires[at] = self.calls[at].hire(answer.payments, answer.failure);
+            let evaluator = hires[at].evaluator;
+            let verdict = |(evaluator_id, verdict)| PanelVerdict { evaluator, evaluator_id, weight: 0.0, verdict };
+            let verdicts: Vec<_> = answer.verdicts.into_iter().map(|given| given.map(verdict)).collect();
+            let worth = self.inner.state().selector.expected_worth(evaluator, self.skill);
+            members.push(Member { worth, verdicts: sent.own(&verdicts) });
+            hires[at] = self.calls[at].hire(answer.payments, answer.judged, answer.failure);
         }
-        let outputs = {
-            let state = self.inner.state();
-            let common = state.scores.common(self.skill, |judge| state.selector.expected_accuracy(judge, self.skill));
-            outputs.into_iter().map(|verdicts| aggregate_output(&state, self.skill, &common, verdicts)).collect()
-        };
+        let outputs = aggregate::aggregate(sent.outputs(), members);
         let (paid, held): (Vec<_>, Vec<_>) = hires.iter().map(Hire::sums).unzip();
-        Feedback { task: self.work.submission.task.id.clone(), outputs, hires, paid: sum(paid), held: sum(held) }
+        let task = self.work.submission.task.id.clone();
+        Feedback { task, outputs, hires, audits, paid: sum(paid), held: sum(held), sent: Some(sent) }
     }
-}
-
-/// Aggregates the verdicts on one output.
-fn aggregate_output(
-    state: &State,
-    skill: Skill,
-    common: &ScoreStats,
-    verdicts: Vec<(Address, EvaluatorId, Verdict)>,
-) -> OutputFeedback {
-    let scored = |(evaluator, evaluator_id, verdict): (Address, EvaluatorId, Verdict)| {
-        let accuracy = state.selector.expected_accuracy(evaluator, skill);
-        let score = MemberScore::new(&verdict, accuracy, &state.scores.of(evaluator, skill), common);
-        (score, evaluator, evaluator_id, verdict)
-    };
-    aggregate::aggregate(verdicts.into_iter().map(scored).collect())
 }
 
 /// The answer of one evaluator.
@@ -210,6 +184,7 @@ struct Answer {
     /// By output.
     verdicts: Vec<Option<(EvaluatorId, Verdict)>>,
     payments: Vec<CallPayment>,
+    judged: Vec<Judged>,
     failure: Option<Failure>,
 }
 
@@ -222,22 +197,16 @@ struct CallHandle {
 }
 
 impl CallHandle {
-    /// Lets the call go on by itself, and returns its number.
-    fn detach(mut self) -> u64 {
-        self.has_ended = true;
-        self.hired.call
-    }
-
     /// Tells the selector that the call took too long, unless it has ended.
     fn give_up(&mut self) {
         if !self.has_ended {
-            self.inner.state().give_up(self.hired.call, self.inner.clock.now());
+            self.inner.state().give_up(self.hired.call);
         }
     }
 
-    fn hire(&self, payments: Vec<CallPayment>, failure: Option<Failure>) -> Hire {
+    fn hire(&self, payments: Vec<CallPayment>, judged: Vec<Judged>, failure: Option<Failure>) -> Hire {
         let Hired { card, url, .. } = &self.hired;
-        Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure }
+        Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure, judged }
     }
 }
 
@@ -249,25 +218,18 @@ impl Drop for CallHandle {
     }
 }
 
-/// Starts a call and sends its answer to `answers`. Without `answers` nobody waits for it.
-fn start_call(
-    inner: &Arc<Inner>,
-    hired: Hired,
-    work: &Arc<Work>,
-    answers: Option<&mpsc::Sender<Answer>>,
-) -> CallHandle {
+/// Starts a call and sends its answer to `answers`.
+fn start_call(inner: &Arc<Inner>, hired: Hired, work: &Arc<Work>, answers: &mpsc::Sender<Answer>) -> CallHandle {
     let is_wanted = Arc::new(AtomicBool::new(true));
-    let has_ended = answers.is_none();
+    let has_ended = false;
     let handle = CallHandle { hired: hired.clone(), is_wanted: is_wanted.clone(), inner: inner.clone(), has_ended };
-    let (inner, work, answers) = (inner.clone(), work.clone(), answers.cloned());
+    let (inner, work, answers) = (inner.clone(), work.clone(), answers.clone());
     let calls = inner.calls.clone();
     calls.send_modify(|calls| *calls += 1);
     tokio::spawn(async move {
         let answer = call(&inner, &hired, &work, &is_wanted).await;
-        if let Some(answers) = answers {
-            // The channel has room for all answers. The receiver may be gone.
-            let _ = answers.try_send(answer);
-        }
+        // The channel has room for all answers. The receiver may be gone.
+        let _ = answers.try_send(answer);
         // Before the count falls, so that log files can be opened again once the student is idle.
         drop((inner, hired, work, is_wanted));
         calls.send_modify(|calls| *calls -= 1);
@@ -294,8 +256,8 @@ async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, is_wanted: &Arc<At
     }
     let now = inner.clock.now();
     let skill = &*work.submission.task.skill;
-    let ended = inner.state().end(hired, skill, &parts, work.truth.as_ref(), now);
-    let Ended { evidence, exploration_cost, failure, payments, in_time } = ended;
+    let ended = inner.state().end(hired, skill, &parts, work.good.as_deref(), now);
+    let Ended { evidence, exploration_cost, failure, payments, judged, in_time } = ended;
     record(inner, evidence, exploration_cost, now);
     let mut verdicts = vec![None; work.submission.outputs().len()];
     for Part { range, result, .. } in parts {
@@ -305,7 +267,7 @@ async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, is_wanted: &Arc<At
             *slot = Some((evaluator_id.clone(), verdict));
         }
     }
-    Answer { call: hired.call, verdicts, payments, failure }
+    Answer { call: hired.call, verdicts, payments, judged, failure }
 }
 
 /// Writes evidence to the log. What the log refuses is known until the process ends.
@@ -414,7 +376,7 @@ async fn current_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>>
     let mut state = inner.state();
     let state = &mut *state;
     // The payee is known already, so there is room.
-    let _ = state.evaluators.insert(&(hired.url.clone(), hired.is_untrusted), card.clone(), &state.skills, || now);
+    let _ = state.evaluators.insert(&(hired.url.clone(), hired.is_untrusted), card.clone(), &state.skills);
     Some(card)
 }
 

@@ -10,7 +10,7 @@ use tower_x402::{
 };
 
 use crate::{
-    evidence::{CallOutcome, Evidence},
+    evidence::{CallOutcome, Evidence, Pairs},
     selection::Skill,
 };
 
@@ -26,7 +26,10 @@ pub struct SpendingReport {
     pub tasks: u64,
     /// The number of submissions for which no evaluator was worth its price.
     pub kept: u64,
-    /// The number of gold tasks sent, plus the submissions whose truth was known.
+    /// The number of submissions whose outputs were all the same, so that nothing was bought.
+    pub uniform: u64,
+    /// The number of submissions that were audited. While it is 0, evaluators are chosen by their prices and claims, and by reports that the
+    /// student cannot check.
     pub audits: u64,
     /// One account for each evaluator and skill, in this order.
     pub accounts: Vec<EvaluatorAccount>,
@@ -55,10 +58,14 @@ pub struct EvaluatorAccount {
     pub skill: String,
     /// Valid evaluations.
     pub answered: u64,
-    /// The valid evaluations whose truth the student knew.
+    /// The valid evaluations that were audited.
     pub audited: u64,
-    /// The audited evaluations that were right.
+    /// The pairs of a good and a bad output in audits.
+    pub pairs: u64,
+    /// The pairs in which the good output has the higher score.
     pub right: u64,
+    /// The pairs in which the bad output has the higher score.
+    pub wrong: u64,
     /// Invalid answers.
     #[serde(rename = "garbage")]
     pub invalid: u64,
@@ -86,12 +93,20 @@ impl SpendingReport {
 }
 
 impl EvaluatorAccount {
+    fn audit(&mut self, pairs: Pairs) {
+        self.audited += 1;
+        self.pairs += u64::from(pairs.all());
+        self.right += u64::from(pairs.right());
+        self.wrong += u64::from(pairs.wrong());
+    }
+
     fn count(&mut self, outcome: &CallOutcome) {
         match outcome {
-            CallOutcome::Answered { right, .. } => {
+            CallOutcome::Answered { pairs, .. } => {
                 self.answered += 1;
-                self.audited += u64::from(right.is_some());
-                self.right += u64::from(*right == Some(true));
+                if let Some(pairs) = pairs {
+                    self.audit(*pairs);
+                }
             }
             CallOutcome::InvalidAnswer => self.invalid += 1,
             CallOutcome::Timeout => self.timeouts += 1,
@@ -107,6 +122,7 @@ impl EvaluatorAccount {
 pub(super) struct SpendingRecords {
     pub(super) tasks: u64,
     pub(super) kept: u64,
+    pub(super) uniform: u64,
     pub(super) audits: u64,
     pub(super) unrecorded: u64,
     accounts: BTreeMap<(Address, Skill), EvaluatorAccount>,
@@ -145,6 +161,16 @@ impl SpendingRecords {
         }
     }
 
+    /// Adds the result of a late audit.
+    pub(super) fn audit(&mut self, evaluator: Address, skill: (Skill, &str), pairs: Pairs) {
+        self.account(evaluator, skill).audit(pairs);
+    }
+
+    /// Returns how many evaluations in a skill were audited.
+    pub(super) fn audited(&self, skill: Skill) -> u64 {
+        self.accounts.iter().filter(|((_, of), _)| *of == skill).map(|(_, account)| account.audited).sum()
+    }
+
     /// Adds a record of an earlier run.
     pub(super) fn restore(&mut self, evidence: &Evidence, skill: Skill) {
         let account = self.account(evidence.evaluator, (skill, &evidence.skill));
@@ -178,6 +204,7 @@ impl SpendingRecords {
         SpendingReport {
             tasks: self.tasks,
             kept: self.kept,
+            uniform: self.uniform,
             audits: self.audits,
             paid,
             held: sum(accounts.iter().map(|account| account.held)),

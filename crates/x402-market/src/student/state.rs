@@ -8,17 +8,17 @@ use tower_x402::{Usdc, client::Receipt};
 use url::Url;
 
 use super::{
-    CallPayment, Failure, StudentError, Truth,
-    aggregate::ScoreHistory,
-    audit::{self, GoldTasks},
+    CallPayment, Failure, StudentError,
     discovery::{KnownEvaluators, Shape},
+    feedback::Judged,
     spending::{AvailableBudget, SpendingRecords, sum},
+    truth,
 };
 use crate::{
-    EvaluateError, Submission, VerifiedCard,
+    EvaluateError, VerifiedCard,
     client::PaidEvaluation,
     evidence::{CallOutcome, Evidence, EvidenceLog},
-    selection::{Candidate, Choice, Job, Observation, Selector, Skill, Skills},
+    selection::{Job, Observation, Selector, Skill, Skills},
 };
 
 pub(super) struct State {
@@ -27,13 +27,9 @@ pub(super) struct State {
     pub(super) evaluators: KnownEvaluators,
     pub(super) available: AvailableBudget,
     pub(super) spending: SpendingRecords,
-    pub(super) scores: ScoreHistory,
-    pub(super) golds: GoldTasks,
     pub(super) rng: Xoshiro256PlusPlus,
     /// The number of submissions over which the budget is paced.
     pub(super) tasks: u64,
-    /// The share of submissions before which a gold task is judged.
-    pub(super) audit_rate: f64,
     pub(super) calls: HashMap<u64, OpenCall>,
     pub(super) next_call: u64,
 }
@@ -41,7 +37,9 @@ pub(super) struct State {
 /// A call under way.
 #[derive(Debug)]
 pub(super) struct OpenCall {
-    choice: Choice,
+    evaluator: Address,
+    /// The most that it may cost: the price of all outputs.
+    promised: Usdc,
     skill: Skill,
     has_started: bool,
     /// It was given up, and the selector was told.
@@ -54,10 +52,8 @@ pub(super) struct HireRequest<'a> {
     pub(super) skill: Skill,
     pub(super) shape: Shape,
     pub(super) seats: usize,
-    /// The truth is known.
-    pub(super) audit: bool,
-    /// It is a gold task, which may cost at most half of what remains.
-    pub(super) is_gold: bool,
+    /// Only to learn about evaluators, about outputs whose truth is known.
+    pub(super) is_exploration: bool,
     pub(super) now: u64,
     pub(super) excluded: &'a [Address],
 }
@@ -111,6 +107,7 @@ pub(super) struct Ended {
     pub(super) exploration_cost: Usdc,
     pub(super) failure: Option<Failure>,
     pub(super) payments: Vec<CallPayment>,
+    pub(super) judged: Vec<Judged>,
     /// The call was not given up.
     pub(super) in_time: bool,
 }
@@ -148,9 +145,6 @@ impl State {
         evidence.for_each(|evidence| {
             let Some(skill) = self.skills.get(&evidence.skill).filter(|_| is_own(evidence)) else { return };
             self.spending.restore(evidence, skill);
-            if let CallOutcome::Answered { score, confidence: Some(confidence), .. } = evidence.outcome {
-                self.scores.learn(evidence.evaluator, skill, score, confidence);
-            }
         });
         reports.for_each(|evidence| {
             let payer = evidence.payment.map(|payment| payment.payer).filter(|payer| *payer != own);
@@ -162,34 +156,33 @@ impl State {
 
     /// Has the selector choose evaluators, and promises what they cost.
     pub(super) fn hire(&mut self, request: &HireRequest<'_>) -> Result<Vec<Hired>, StudentError> {
-        let HireRequest { skill, shape, seats, audit, is_gold, now, excluded } = *request;
+        let HireRequest { skill, shape, seats, is_exploration, now, excluded } = *request;
         let per_payment = self.available.budget().per_payment();
         let candidates = self.evaluators.candidates(skill, shape, per_payment, excluded);
         let (known, market): (Vec<_>, Vec<_>) = candidates.unzip();
         let outputs = u32::try_from(shape.outputs).unwrap_or(u32::MAX);
         // The budget does this only when it reserves, which it never does if nothing is left.
         self.available.budget().release_expired(now);
-        let remaining = match is_gold {
-            true => Usdc::from_atomic(self.available.remaining().atomic() / 2),
-            false => self.available.remaining(),
-        };
-        let cost = |candidate: &Candidate| candidate.price.checked_mul(outputs.into()).unwrap_or(Usdc::MAX);
-        if let Some(least) = market.iter().map(cost).min()
+        let remaining = self.available.remaining();
+        let tasks_left = self.tasks.saturating_sub(self.spending.tasks).max(1);
+        let job = Job { skill, outputs, seats, remaining, tasks_left };
+        if let Some(least) = market.iter().map(|candidate| job.cost(candidate).unwrap_or(Usdc::MAX)).min()
             && least > remaining
         {
             return Err(StudentError::BudgetExhausted { remaining, least });
         }
-        let tasks_left = self.tasks.saturating_sub(self.spending.tasks).max(1);
-        let tasks_left = (tasks_left as f64 * (1.0 + self.audit_rate)).ceil() as u64;
-        let job = Job { skill, outputs, seats, audit, remaining, tasks_left, now };
-        let panel = self.selector.select(&job, &market);
+        let chosen = match is_exploration {
+            true => self.selector.explore(&job, &market),
+            false => self.selector.select(&job, &market),
+        };
         let mut hired = Vec::new();
-        for (position, choice) in panel.choices(&job, &market) {
-            let Some(known) = known.get(position) else { continue };
-            self.available.promise(choice.promised);
+        for position in chosen {
+            let (Some(known), Some(candidate)) = (known.get(position), market.get(position)) else { continue };
+            let (evaluator, promised) = (candidate.evaluator, job.cost(candidate).unwrap_or(Usdc::MAX));
+            self.available.promise(promised);
             let call = self.next_call;
             self.next_call += 1;
-            self.calls.insert(call, OpenCall { choice, skill, has_started: false, is_overdue: false });
+            self.calls.insert(call, OpenCall { evaluator, promised, skill, has_started: false, is_overdue: false });
             hired.push(Hired {
                 call,
                 card: known.card.clone(),
@@ -197,7 +190,7 @@ impl State {
                 is_untrusted: known.is_untrusted,
                 max_outputs: known.card.pricing().outputs_for(per_payment),
                 skill,
-                is_exploration: choice.is_exploration,
+                is_exploration,
                 task_alias: format!("{:016x}", self.rng.random::<u64>()),
             });
         }
@@ -213,40 +206,41 @@ impl State {
     }
 
     /// Gives up a call that took too long. Until it ends its money stays promised, and its evaluator is not hired.
-    pub(super) fn give_up(&mut self, call: u64, now: u64) {
+    pub(super) fn give_up(&mut self, call: u64) {
         let Some(open) = self.calls.get_mut(&call).filter(|open| !open.is_overdue) else { return };
         open.is_overdue = true;
-        let OpenCall { choice: Choice { evaluator, promised, .. }, skill, has_started, .. } = *open;
+        let OpenCall { evaluator, promised, skill, has_started, .. } = *open;
         if has_started {
             // It may still be paid.
             let outcome = CallOutcome::Timeout;
-            self.selector.learn(&Observation { evaluator, skill, paid: promised, at: now, outcome });
+            self.selector.learn(&Observation { evaluator, skill, paid: promised, outcome });
         }
         if let Some(known) = self.evaluators.find(evaluator) {
             known.overdue += 1;
         }
     }
 
-    /// Records what became of a call, by its parts.
+    /// Records what became of a call, by its parts. `good` says which outputs are good, if that is known.
     pub(super) fn end(
         &mut self,
         hired: &Hired,
         skill_name: &str,
         parts: &[Part],
-        truth: Option<&Truth>,
+        good: Option<&[Option<bool>]>,
         now: u64,
     ) -> Ended {
         let (evaluator, skill) = (hired.card.pay_to(), hired.skill);
         let open = self.calls.remove(&hired.call);
         let is_overdue = open.as_ref().is_none_or(|open| open.is_overdue);
-        let (mut evidence, mut signed, mut first_failure) = (Vec::new(), Usdc::ZERO, None);
-        let audited = truth.filter(|_| !is_overdue).and_then(|truth| Some((self.draw_answered(parts)?, truth)));
-        for (at, part) in parts.iter().enumerate() {
+        let (mut evidence, mut judged, mut signed, mut first_failure) = (Vec::new(), Vec::new(), Usdc::ZERO, None);
+        for part in parts {
             let outcome = match &part.result {
                 _ if is_overdue => Some(CallOutcome::Timeout),
                 Ok(paid) => {
-                    let truth = audited.filter(|(audited, _)| *audited == at).map(|(_, truth)| truth.part(&part.range));
-                    Some(self.outcome(evaluator, skill, paid, truth))
+                    let scores: Vec<_> = paid.evaluation.verdicts.iter().map(|verdict| verdict.score).collect();
+                    let pairs = good.and_then(|good| truth::compare(&scores, good, &part.range));
+                    judged.push(Judged { range: part.range.clone(), scores, payment: None });
+                    Some(CallOutcome::answered(pairs))
                 }
                 Err(error) => {
                     let failure = part.failure(error);
@@ -265,52 +259,21 @@ impl State {
             if let Some(receipt) = receipt {
                 record = record.with_receipt(receipt);
             }
+            if let (CallOutcome::Answered { .. }, Some(judged)) = (&outcome, judged.last_mut()) {
+                judged.payment = record.payment;
+            }
             // The selector learned of the timeout when the call was given up.
             if !(is_overdue && evidence.is_empty()) {
                 self.selector.learn(&record.observation(skill));
             }
             evidence.push(record);
         }
-        self.available.release(open.as_ref().map_or(Usdc::ZERO, |open| open.choice.promised), signed);
-        if let Some(open) = open {
-            self.selector.record_cost(&open.choice, signed);
-        }
+        self.available.release(open.as_ref().map_or(Usdc::ZERO, |open| open.promised), signed);
         if is_overdue && let Some(known) = self.evaluators.find(evaluator) {
             known.overdue = known.overdue.saturating_sub(1);
         }
         let payments = parts.iter().filter_map(Part::receipt).map(CallPayment::from).collect();
         let exploration_cost = if hired.is_exploration { signed } else { Usdc::ZERO };
-        Ended { evidence, exploration_cost, failure: first_failure, payments, in_time: !is_overdue }
-    }
-
-    /// Draws one of the answered parts. An evaluator decides itself into how many parts a group is split, so an audit of each of them would
-    /// let it decide how much it counts.
-    fn draw_answered(&mut self, parts: &[Part]) -> Option<usize> {
-        let answered: Vec<_> = (0..parts.len()).filter(|at| parts[*at].result.is_ok()).collect();
-        match answered.len() {
-            0 | 1 => answered.first().copied(),
-            count => Some(answered[self.rng.random_range(0..count)]),
-        }
-    }
-
-    /// Learns the scores of an evaluation, and returns its outcome.
-    fn outcome(
-        &mut self,
-        evaluator: Address,
-        skill: Skill,
-        paid: &PaidEvaluation,
-        truth: Option<Truth>,
-    ) -> CallOutcome {
-        let verdicts = &paid.evaluation.verdicts;
-        for verdict in verdicts.iter() {
-            self.scores.learn(evaluator, skill, verdict.score.get(), verdict.confidence.get());
-        }
-        audit::outcome(verdicts, truth.as_ref(), &mut self.rng)
-    }
-
-    /// Returns a gold task that looks like a submission, if one is due.
-    pub(super) fn draw_gold(&mut self, like: &Submission) -> Option<(Submission, Truth)> {
-        let is_due = self.rng.random_bool(self.audit_rate);
-        if is_due { self.golds.next(like, &mut self.rng) } else { None }
+        Ended { evidence, exploration_cost, failure: first_failure, payments, judged, in_time: !is_overdue }
     }
 }

@@ -329,13 +329,13 @@ impl Inner {
             payee: Escrow::ERC3009_COLLECTOR,
             value: U256::from(deposit.amount),
             nonce,
-            by_permit: false,
+            facilitator: None,
         };
         let rpc = self.node.rpc();
         let found = authorization_use::find_newest(rpc, &expected, 0, now.block).await.map_err(unavailable)?;
         let transaction = match found {
             AuthorizationUse::Paid { transaction, .. } | AuthorizationUse::Otherwise { transaction, .. } => transaction,
-            AuthorizationUse::NotFound => return Err(not_found()),
+            AuthorizationUse::NotFound { .. } => return Err(not_found()),
         };
         let receipt = rpc.receipt(transaction).await.map_err(unavailable)?.ok_or_else(not_found)?;
         let receipt = self.await_depth(receipt, deposit.amount).await?;

@@ -268,7 +268,7 @@ impl Inner {
     /// Simulates a call of the contract. Returns the gas limit for it, or why it would not be executed: it reverts, or needs more gas than
     /// `most`. Accounts with code take part in most calls, and could have it use any amount.
     async fn simulate(&self, from: Address, input: &Bytes, most: u64) -> Result<Result<u64, String>, ChannelError> {
-        let estimate = self.node.rpc().estimate_gas(from, Escrow::ADDRESS, input).await.map_err(unavailable)?;
+        let estimate = self.node.rpc().estimate_gas(from, Escrow::ADDRESS, input, None).await.map_err(unavailable)?;
         Ok(match estimate {
             Ok(gas) if gas > most => Err(format!("it needs {gas} gas, and may use {most}")),
             Ok(gas) => Ok(gas.saturating_add(gas / 8).saturating_add(GAS_MARGIN).min(most)),

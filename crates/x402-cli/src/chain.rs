@@ -1,0 +1,180 @@
+//! The chain that is settled on: through a node, through a facilitator, or in this process.
+
+use std::sync::Arc;
+
+use alloy_primitives::Address;
+use tower_x402::{
+    Asset, Network,
+    channels::Channels,
+    devnet::Devnet,
+    facilitator::{
+        Facilitator, OnchainFacilitator, RemoteFacilitator,
+        channels::{OnchainChannels, OnchainChannelsBuilder},
+    },
+    ledger::channels::ChannelLedger,
+    signers::PrivateKeySigner,
+    vouchers::AuthorizerKey,
+};
+
+use crate::{
+    devnet::Local,
+    error::Error,
+    keys::{self, KeyFlags, Role},
+    values::{Books, HttpUrl},
+};
+
+/// The bearer token for a facilitator.
+const TOKEN: &str = "FACILITATOR_TOKEN";
+
+/// The chain and the token.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct ChainFlags {
+    /// The network: base, base-sepolia or eip155:N [default: base-sepolia]
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) network: Option<Network>,
+    /// A node of the network. Its URL often holds a key, so prefer the variable
+    #[arg(long, value_name = "URL", env = "X402_RPC_URL", hide_env_values = true)]
+    pub(crate) rpc_url: Option<HttpUrl>,
+    /// The EIP-3009 token, with six decimals [default: the network's USDC]
+    #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
+    pub(crate) asset: Option<Address>,
+    /// The EIP-712 name of --asset
+    #[arg(long, value_name = "NAME", requires = "asset")]
+    pub(crate) asset_name: Option<String>,
+    /// The EIP-712 version of --asset
+    #[arg(long, value_name = "VERSION", requires = "asset")]
+    pub(crate) asset_version: Option<String>,
+}
+
+impl ChainFlags {
+    pub(crate) fn network(&self) -> Network {
+        self.network.unwrap_or(Network::BASE_SEPOLIA)
+    }
+
+    /// Returns the token.
+    pub(crate) fn asset(&self) -> Result<Asset, Error> {
+        let network = self.network();
+        match (self.asset, &self.asset_name, &self.asset_version) {
+            (Some(address), Some(name), Some(version)) => {
+                Ok(Asset::new(network, address, name.clone(), version.clone()))
+            }
+            _ => network.usdc().ok_or_else(|| {
+                Error::setting(
+                    "--network",
+                    format!("no USDC is known on {network}: give --asset, --asset-name and --asset-version"),
+                )
+            }),
+        }
+    }
+
+    /// Returns the node, which must be there.
+    pub(crate) fn node(&self) -> Result<&HttpUrl, Error> {
+        self.rpc_url
+            .as_ref()
+            .ok_or_else(|| Error::setting("--rpc-url", "give a node of the network, or set X402_RPC_URL"))
+    }
+
+    /// Makes a facilitator that settles through the node.
+    pub(crate) async fn settle(&self, key: PrivateKeySigner, books: &Books) -> Result<OnchainFacilitator, Error> {
+        let builder = OnchainFacilitator::builder().network(self.network()).rpc_url(self.node()?.as_str()).signer(key);
+        builder.ledger(books.payments.clone()).build().await.map_err(Error::Node)
+    }
+
+    /// Opens the payment channels of this key.
+    pub(crate) async fn channels(
+        &self,
+        key: PrivateKeySigner,
+        ledger: Arc<dyn ChannelLedger>,
+    ) -> Result<Channels, Error> {
+        let contract = OnchainChannels::builder().network(self.network()).rpc_url(self.node()?.as_str());
+        open_channels(contract, key, self.asset()?, ledger).await
+    }
+}
+
+async fn open_channels(
+    contract: OnchainChannelsBuilder,
+    key: PrivateKeySigner,
+    asset: Asset,
+    ledger: Arc<dyn ChannelLedger>,
+) -> Result<Channels, Error> {
+    let contract = contract.signer(key.clone()).asset(asset).build().await.map_err(Error::ChannelNode)?;
+    Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).build().map_err(Error::Channels)
+}
+
+/// The facilitator, the channels and the ledger of a seller.
+pub(crate) struct Settlement {
+    pub(crate) facilitator: Arc<dyn Facilitator>,
+    /// The facilitator, if it is in this process.
+    pub(crate) own: Option<OnchainFacilitator>,
+    /// The channels whose vouchers are taken.
+    pub(crate) channels: Option<Channels>,
+    pub(crate) asset: Asset,
+    pub(crate) books: Books,
+    /// The chain, if it is in this process.
+    pub(crate) local: Option<Local>,
+}
+
+impl Settlement {
+    /// Settles through a node with the key in `SETTLEMENT_…`. Takes vouchers if there is a key in `CHANNELS_…`.
+    pub(crate) async fn by_node(chain: &ChainFlags, books: Books) -> Result<Self, Error> {
+        let asset = chain.asset()?;
+        let key = keys::require(Role::SETTLEMENT, &KeyFlags::default()).await?;
+        let claimer = keys::find(Role::CHANNELS, &KeyFlags::default()).await?;
+        if claimer.as_ref().is_some_and(|claimer| claimer.address() == key.address()) {
+            return Err(Error::setting(
+                "CHANNELS_PRIVATE_KEY",
+                "is the settlement key, too: use another key for channels",
+            ));
+        }
+        let own = chain.settle(key, &books).await?;
+        let channels = match claimer {
+            Some(claimer) => Some(chain.channels(claimer, books.channels.clone()).await?),
+            None => None,
+        };
+        Ok(Self { facilitator: Arc::new(own.clone()), own: Some(own), channels, asset, books, local: None })
+    }
+
+    /// Settles through a facilitator, whose answers a node confirms if there is one.
+    pub(crate) async fn by_facilitator(url: &HttpUrl, chain: &ChainFlags, books: Books) -> Result<Self, Error> {
+        let asset = chain.asset()?;
+        let mut remote = RemoteFacilitator::builder(url.as_str()).ledger(books.payments.clone());
+        if let Ok(token) = std::env::var(TOKEN)
+            && !token.trim().is_empty()
+        {
+            remote = remote.bearer_token(token.trim());
+        }
+        if let Some(node) = &chain.rpc_url {
+            remote = remote.confirm(chain.network(), node.as_str());
+        }
+        let facilitator = Arc::new(remote.build().await.map_err(Error::Remote)?);
+        let channels = match (keys::find(Role::CHANNELS, &KeyFlags::default()).await?, &chain.rpc_url) {
+            (Some(claimer), Some(_)) => Some(chain.channels(claimer, books.channels.clone()).await?),
+            (Some(_), None) => {
+                return Err(Error::setting(
+                    "CHANNELS_PRIVATE_KEY",
+                    "vouchers need a node: give --rpc-url, too, or unset it",
+                ));
+            }
+            (None, _) => None,
+        };
+        Ok(Self { facilitator, own: None, channels, asset, books, local: None })
+    }
+
+    /// Settles on a chain in this process.
+    pub(crate) async fn in_process(chain: &ChainFlags, books: Books) -> Result<Self, Error> {
+        let devnet = Devnet::builder().chain_id(chain.network().chain_id()).start().await?;
+        let asset = devnet.asset();
+        if chain.asset.is_some_and(|wanted| wanted != asset.address) {
+            return Err(Error::setting("--asset", "the chain in this process has USDC only: give --rpc-url, too"));
+        }
+        let local = Local::open(devnet, "127.0.0.1:0").await?;
+        let builder = OnchainFacilitator::builder().network(asset.network).client(local.devnet.rpc_client());
+        let builder = builder.signer(local.settlement_key.clone()).ledger(books.payments.clone());
+        let own = builder.build().await.map_err(Error::Node)?;
+        let contract = OnchainChannels::builder().network(asset.network).client(local.devnet.rpc_client());
+        let channels =
+            open_channels(contract, local.channels_key.clone(), asset.clone(), books.channels.clone()).await?;
+        let (facilitator, channels) = (Arc::new(own.clone()), Some(channels));
+        Ok(Self { facilitator, own: Some(own), channels, asset, books, local: Some(local) })
+    }
+}

@@ -1,0 +1,253 @@
+//! `x402 channels`: payment channels, of a seller and of a payer.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use alloy_provider::{Provider, ProviderBuilder, network::EthereumWallet};
+use serde_json::json;
+use tower_x402::{
+    client::{Budget, ChannelEntry, finalize_withdrawal, initiate_withdrawal, reconcile_channels, refund_channels},
+    ops::{ChannelFilter, ChannelSummary, Operator},
+    vouchers::ChannelId,
+};
+use url::Url;
+
+use crate::{
+    books::unreadable,
+    chain::ChainFlags,
+    error::{Error, Sentence},
+    keys::{self, KeyFlags, Role},
+    output,
+    purse::PurseFlags,
+    values::LedgerAt,
+};
+
+/// The time that the transaction of a withdrawal has to get into a block.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Lists payment channels, claims what was charged on them, and gets back what was not.
+///
+/// A seller's channels are in its --ledger, a payer's in its --journal.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  For a seller, with CHANNELS_PRIVATE_KEY:
+  x402 channels list --ledger sqlite:payments.sqlite at-risk
+  x402 channels claim --ledger sqlite:payments.sqlite --network base --rpc-url https://…
+  For a payer, with PAYER_PRIVATE_KEY:
+  x402 channels list --journal ~/.x402.jsonl
+  x402 channels refund --journal ~/.x402.jsonl
+  x402 channels withdraw 0x… --journal ~/.x402.jsonl --rpc-url https://…     if the seller does not answer any more")]
+pub(crate) struct Command {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// List channels
+    List {
+        /// Of a seller: all, unclaimed, at-risk, or idle:SECONDS
+        #[arg(default_value = "all")]
+        which: ChannelFilter,
+        /// The seller's ledger: sqlite:PATH or postgres://USER@HOST/DATABASE
+        #[arg(long, env = "X402_LEDGER", hide_env_values = true, required_unless_present = "journal")]
+        ledger: Option<LedgerAt>,
+        /// The payer's journal
+        #[arg(long, value_name = "FILE")]
+        journal: Option<PathBuf>,
+        /// Print JSON lines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Claim all that was charged on a seller's channels, and have it transferred
+    Claim {
+        /// The seller's ledger
+        #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
+        ledger: LedgerAt,
+        #[command(flatten)]
+        chain: ChainFlags,
+    },
+    /// Ask sellers for refunds of what is left in a payer's channels
+    Refund {
+        /// Only channels that no request used for this many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        idle: u64,
+        #[command(flatten)]
+        purse: Box<PurseFlags>,
+    },
+    /// Withdraw what is left in a payer's channel without the seller, in two steps with its withdraw delay between. Costs gas
+    Withdraw {
+        /// The channel, as x402 channels list prints it
+        channel: String,
+        /// The second step: withdraw what was announced by the first
+        #[arg(long)]
+        finish: bool,
+        #[command(flatten)]
+        purse: Box<PurseFlags>,
+    },
+}
+
+impl Command {
+    pub(crate) async fn run(self) -> Result<(), Error> {
+        match self.what {
+            What::List { journal: Some(journal), json, .. } => list_bought(&journal, json),
+            What::List { which, ledger: Some(ledger), json, .. } => list_sold(&ledger, which, json).await,
+            What::List { .. } => Err(Error::setting("--ledger", "give a seller's ledger, or a payer's --journal")),
+            What::Claim { ledger, chain } => claim(&ledger, &chain).await,
+            What::Refund { idle, purse } => refund(Duration::from_secs(idle), &purse).await,
+            What::Withdraw { channel, finish, purse } => withdraw(&channel, finish, &purse).await,
+        }
+    }
+}
+
+async fn list_sold(ledger: &LedgerAt, which: ChannelFilter, json: bool) -> Result<(), Error> {
+    let books = ledger.open().await?;
+    let operator = Operator::new(books.payments).channel_ledger(books.channels);
+    let mut pages = operator.channels(which);
+    while let Some(page) = pages.next().await.map_err(unreadable)? {
+        for channel in page.iter().map(ChannelSummary::of) {
+            if json {
+                output::bytes(channel.json().as_bytes());
+                continue;
+            }
+            let ChannelSummary { channel, payer, charged, unclaimed_units, at_risk_units, balance_units, .. } =
+                &channel;
+            output::line(format_args!(
+                "{channel}  charged {charged}, unclaimed {unclaimed_units}, at risk {at_risk_units}, in escrow {balance_units}  payer {payer}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
+    let journal = tower_x402::client::Journal::open(journal).map_err(Error::Journal)?;
+    for channel in journal.channels() {
+        match json {
+            true => output::line(json!({
+                "channel": channel.id(),
+                "network": channel.network.to_string(),
+                "host": channel.host,
+                "payee": channel.config.receiver.to_string(),
+                "charged": channel.charged,
+                "available": channel.available(),
+                "withdraw_delay": channel.config.withdraw_delay,
+                "disputed": channel.dispute.is_some(),
+            })),
+            false => {
+                let disputed = if channel.dispute.is_some() { ", disputed" } else { "" };
+                let (left, charged) = (channel.available(), channel.charged);
+                output::line(format_args!(
+                    "{}  {left} left, {charged} charged at {}{disputed}",
+                    channel.id(),
+                    channel.host
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
+    let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
+    let books = ledger.open().await?;
+    let channels = chain.channels(key, books.channels.clone()).await?;
+    let claimed = channels.claim_all().await;
+    books.close().await;
+    let report = claimed.map_err(|error| Error::Failed {
+        what: format!("nothing was claimed: {}", Sentence(&error)),
+        advice: "What was charged stays in the ledger. x402 doctor says what is wrong with the node and the key.",
+    })?;
+    output::line(format_args!("Claimed from {} channels", report.claimed));
+    Ok(())
+}
+
+async fn refund(idle: Duration, purse: &PurseFlags) -> Result<(), Error> {
+    let key = keys::require(Role::PAYER, &purse.key).await?;
+    let budget = Budget::builder().journal(needed_journal(purse)?).build();
+    let payer = purse.payer(key, budget)?;
+    let refunds = refund_channels(&payer, idle, purse.http()).await.map_err(Error::Http)?;
+    let mut failed = 0;
+    for refund in &refunds {
+        failed += usize::from(refund.reason.is_some());
+        let end = refund.reason.as_ref().map_or_else(
+            || format!("in {}", crate::devnet::or_none(refund.transaction)),
+            |reason| format!("({})", reason.escape_debug()),
+        );
+        output::line(format_args!("{}  {} {end}", refund.channel, refund.amount));
+    }
+    match failed {
+        0 => Ok(()),
+        failed => Err(Error::Failed {
+            what: format!("{failed} of {} channels were not refunded", refunds.len()),
+            advice: "If a seller does not answer any more, see x402 channels withdraw.",
+        }),
+    }
+}
+
+async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags) -> Result<(), Error> {
+    let key = keys::require(Role::PAYER, &purse.key).await?;
+    let budget = Budget::builder().journal(needed_journal(purse)?).build();
+    let channels = budget.journal().channels();
+    let is_asked = |entry: &&ChannelEntry| channel.parse::<ChannelId>().is_ok_and(|id| id == entry.id());
+    let entry = channels.iter().find(is_asked).ok_or_else(|| {
+        Error::setting("CHANNEL", "is not in this journal: x402 channels list --journal prints those that are")
+    })?;
+    let url: Url = purse.chain.node()?.as_str().parse().map_err(|_| Error::setting("--rpc-url", "expected a URL"))?;
+    let provider = ProviderBuilder::new().wallet(EthereumWallet::from(key)).connect_http(url);
+    let unsure = |_| Error::Failed {
+        what: "the node does not answer, or refuses the transaction".to_owned(),
+        advice: "Nothing is lost: check the node, and that the payer has ETH for gas, and run this again.",
+    };
+    let transaction = match finish {
+        true => Some(finalize_withdrawal(entry)),
+        false => initiate_withdrawal(&provider, entry).await.map_err(|error| Error::Failed {
+            what: Sentence(&error).to_string(),
+            advice: "Try again, or use another node.",
+        })?,
+    };
+    let Some(transaction) = transaction else {
+        return Err(Error::Failed {
+            what: "nothing is left in this channel".to_owned(),
+            advice: "There is nothing to withdraw.",
+        });
+    };
+    let sent = provider.send_transaction(transaction).await.map_err(unsure)?;
+    let hash = *sent.tx_hash();
+    let receipt = sent.with_timeout(Some(CONFIRM_TIMEOUT)).get_receipt().await.map_err(|_| Error::Failed {
+        what: format!("transaction {hash} is not in a block yet"),
+        advice: "Look it up later, and do not send it again before that.",
+    })?;
+    if !receipt.status() {
+        return Err(Error::Failed {
+            what: format!("transaction {hash} reverted"),
+            advice: "The withdraw delay may not be over, or nothing was announced: run it without --finish first.",
+        });
+    }
+    match finish {
+        true => {
+            // What came back is reserved no longer.
+            if let Err(error) = reconcile_channels(&budget, &provider).await {
+                output::remark(format_args!("x402: the journal is not up to date: {}", Sentence(&error)));
+            }
+            output::line(format_args!("Withdrawn in {hash}"));
+        }
+        false => {
+            let delay = entry.config.withdraw_delay;
+            output::line(format_args!(
+                "Announced in {hash}. In {delay} seconds: x402 channels withdraw {channel} --finish"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn needed_journal(purse: &PurseFlags) -> Result<tower_x402::client::Journal, Error> {
+    match purse.journal {
+        Some(_) => purse.open_journal(),
+        None => Err(Error::setting("--journal", "give the journal that the payments were made with")),
+    }
+}

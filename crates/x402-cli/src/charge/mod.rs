@@ -1,0 +1,369 @@
+//! `x402 charge`: a reverse proxy that charges for an HTTP service in any language.
+
+mod admin;
+mod bounded;
+mod config;
+mod forward;
+mod routes;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use alloy_primitives::Address;
+use serde_json::json;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tower_x402::{Network, Usdc, protocol::PaymentFlow};
+use tracing::{info, warn};
+
+pub(crate) use self::config::File;
+use self::{
+    config::EXAMPLE,
+    forward::Forwarder,
+    routes::{Common, Pattern, Price, Route, Routes},
+};
+use crate::{
+    chain::{ChainFlags, Settlement},
+    devnet::{self, Local},
+    error::{Error, Sentence},
+    output, serve,
+    signals::{Signals, hangups},
+    values::{HttpUrl, LedgerAt, loopback, some_amount},
+};
+
+/// The time that a stopping seller gives settlements whose clients are gone: enough to replace a stuck transaction twice.
+const LAST_SETTLEMENTS: Duration = Duration::from_secs(45);
+/// The time that the requests in progress have besides the work.
+const LAST_ANSWERS: Duration = Duration::from_secs(30);
+const DEFAULT_TIMEOUT: u64 = 60;
+const DEFAULT_MAX_BODY: usize = 1 << 20;
+const DEFAULT_LISTEN: &str = "127.0.0.1:4021";
+
+/// Charges for an HTTP service: passes each request that was paid for on to --upstream, and its answer back.
+///
+/// The service needs to know nothing of payments. An answer that is not a success (2xx) is not charged for, nor is one that takes too
+/// long. Answers stream in both directions. WebSockets and other upgrades are refused.
+///
+/// Without --rpc-url and --facilitator-url, everything runs on a chain in the process: then no real money moves.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+WHAT THE SERVICE IS TOLD
+  In headers that a client cannot set, since the proxy removes all that begin with x402-. Let the service listen on 127.0.0.1, so that
+  nobody reaches it without the proxy:
+    X402-Payer, X402-Pay-To, X402-Amount (atomic units), X402-Asset, X402-Network
+    X402-Payment      identifies the payment; the same in each attempt at the same work
+    X402-Attempt      1, or more if earlier attempts at the work failed
+    X402-Flow         authorization (settled after the work) or upfront
+    X402-Transaction  the transaction that settled it, if it was settled before the work
+
+WHAT THE SERVICE MAY SAY
+  X402-Actual-Price: $0.0004    what the work really cost, up to the price. Payments by voucher are charged this much; a payment by
+                                transfer is for the price. The header is removed
+
+ENVIRONMENT
+  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url, unless
+                          --facilitator-url is given. It needs a little ETH and no USDC, and does not hold the income
+  CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers. With it, vouchers are taken. Keep it: another key makes
+                          other channels
+                          For both there are …_PRIVATE_KEY_FILE (a file that not everybody may read), and …_KEYSTORE with
+                          …_KEYSTORE_PASSWORD or …_KEYSTORE_PASSWORD_FILE
+  FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …
+  PGPASSWORD              the password for --ledger postgres://…, if the URL has none
+  RUST_LOG                the log filter [default: warn,x402=info]; tower_x402=info logs every transaction
+
+SIGNALS
+  SIGTERM, SIGINT  answer the requests in progress, claim what was charged by vouchers, and stop; a second one stops at once
+  SIGHUP           read the routes of --config again; the rest stays as it is until a restart
+
+EXAMPLES
+  x402 charge --upstream http://127.0.0.1:8000 --price '$0.001'
+  SETTLEMENT_PRIVATE_KEY_FILE=settlement.key x402 charge --upstream http://127.0.0.1:8000 --price '$0.001' --pay-to 0x… \\
+      --network base --rpc-url https://mainnet.base.org --ledger sqlite:payments.sqlite
+  x402 charge --print-config > x402.toml && x402 charge --config x402.toml")]
+pub(crate) struct Command {
+    /// The service that is charged for
+    #[arg(long, value_name = "URL")]
+    upstream: Option<HttpUrl>,
+    /// The price of every request that no route of --config is for
+    #[arg(long, value_parser = some_amount)]
+    price: Option<Usdc>,
+    /// The address that is paid [default: on a chain in the process, one of its accounts]
+    #[arg(long, value_name = "ADDR")]
+    pay_to: Option<Address>,
+    /// The address to listen on; port 0 for any free one [default: 127.0.0.1:4021]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// A configuration file, with routes and prices. Flags count instead of its fields
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print a configuration file to start from, and exit
+    #[arg(long)]
+    print_config: bool,
+    #[command(flatten)]
+    chain: ChainFlags,
+    /// A facilitator that verifies and settles; needs --pay-to. With --rpc-url too, its answers are checked on the chain
+    #[arg(long, value_name = "URL")]
+    facilitator_url: Option<HttpUrl>,
+    /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several processes may share [default: memory]
+    #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
+    ledger: Option<LedgerAt>,
+    /// The public address of this service, without a path [default: the Host of each request]
+    #[arg(long, value_name = "URL")]
+    public_url: Option<HttpUrl>,
+    /// Believe what a proxy before this one says of the client (X-Forwarded-For)
+    #[arg(long)]
+    behind_proxy: bool,
+    /// How many seconds the service may take for the head of an answer, and for each pause in its body [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=240))]
+    timeout: Option<u64>,
+    /// When a transfer is settled: after the work, if it succeeded, or before it (upfront). Vouchers are charged after the work [default:
+    /// authorization]
+    #[arg(long, value_enum)]
+    flow: Option<Flow>,
+    /// The largest request body, in bytes [default: 1048576]
+    #[arg(long, value_name = "BYTES")]
+    max_body: Option<usize>,
+    /// Serve /healthz, /readyz, /metrics, /payments, /channels and /report on this address of this machine
+    #[arg(long, value_name = "ADDR", value_parser = loopback)]
+    admin: Option<SocketAddr>,
+    /// Print one JSON line when ready, and nothing else on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// When a transfer is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Flow {
+    Authorization,
+    Upfront,
+}
+
+/// Flags and file together.
+struct Settings {
+    upstream: HttpUrl,
+    listen: String,
+    chain: ChainFlags,
+    facilitator_url: Option<HttpUrl>,
+    ledger: LedgerAt,
+    pay_to: Option<Address>,
+    public_url: Option<HttpUrl>,
+    behind_proxy: bool,
+    timeout: Duration,
+    flow: PaymentFlow,
+    max_body: usize,
+    admin: Option<SocketAddr>,
+    routes: Vec<Route>,
+}
+
+impl Command {
+    fn settings(&self) -> Result<Settings, Error> {
+        let file = self.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
+        let routes = self.routes(&file)?;
+        let chain = &self.chain;
+        // A token of the flags does not take its name from the file.
+        let token = match chain.asset {
+            Some(_) => (chain.asset, chain.asset_name.clone(), chain.asset_version.clone()),
+            None => (file.asset, file.asset_name, file.asset_version),
+        };
+        let seconds = self.timeout.or(file.timeout_seconds).unwrap_or(DEFAULT_TIMEOUT);
+        if !(1..=240).contains(&seconds) {
+            return Err(Error::setting("timeout_seconds", "must be from 1 to 240"));
+        }
+        if let Some(admin) = file.admin.filter(|admin| !admin.ip().is_loopback()) {
+            return Err(Error::setting("admin", format!("{admin} is reachable from other machines: use 127.0.0.1")));
+        }
+        Ok(Settings {
+            upstream: self.upstream.clone().or(file.upstream).ok_or_else(|| {
+                Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
+            })?,
+            listen: self.listen.clone().or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+            chain: ChainFlags {
+                network: chain.network.or(file.network),
+                rpc_url: chain.rpc_url.clone().or(file.rpc_url),
+                asset: token.0,
+                asset_name: token.1,
+                asset_version: token.2,
+            },
+            facilitator_url: self.facilitator_url.clone().or(file.facilitator_url),
+            ledger: self.ledger.clone().or(file.ledger).unwrap_or(LedgerAt::Memory),
+            pay_to: self.pay_to.or(file.pay_to),
+            public_url: self.public_url.clone().or(file.public_url),
+            behind_proxy: self.behind_proxy || file.behind_proxy,
+            timeout: Duration::from_secs(seconds),
+            flow: match self.flow.or(file.flow) {
+                Some(Flow::Upfront) => PaymentFlow::Upfront,
+                Some(Flow::Authorization) | None => PaymentFlow::Authorization,
+            },
+            max_body: self.max_body.or(file.max_body).unwrap_or(DEFAULT_MAX_BODY),
+            admin: self.admin.or(file.admin),
+            routes,
+        })
+    }
+
+    /// Returns the routes of the file, and one for everything else if there is a price for it.
+    fn routes(&self, file: &File) -> Result<Vec<Route>, Error> {
+        let mut routes = file.routes()?;
+        let default = self.price.or(file.price);
+        if let Some(price) = default {
+            let path = Pattern::Below("/".to_owned());
+            routes.push(Route { path, methods: Vec::new(), price: Price::Fixed(price), description: None });
+        }
+        match routes.is_empty() {
+            true => Err(Error::setting(
+                "--price",
+                "say what a request costs, such as --price '$0.001', or give routes in --config",
+            )),
+            false => Ok(routes),
+        }
+    }
+
+    pub(crate) async fn run(self) -> Result<(), Error> {
+        if self.print_config {
+            output::bytes(EXAMPLE.as_bytes());
+            return Ok(());
+        }
+        let settings = self.settings()?;
+        let (mut signals, mut hangups) = (Signals::catch()?, hangups()?);
+        // The recorder must be installed before anything is built that reports to it.
+        let metrics = settings.admin.map(|_| admin::metrics()).transpose()?;
+        let listener = serve::listen(&settings.listen).await?;
+        let settlement = settings.settlement().await?;
+        let pay_to = match (settings.pay_to, &settlement.local) {
+            (Some(pay_to), _) => pay_to,
+            (None, Some(local)) => local.payee,
+            (None, None) => return Err(Error::setting("--pay-to", "give the address that is paid")),
+        };
+        let common = Common {
+            pay_to,
+            public_url: settings.public_url.clone(),
+            behind_proxy: settings.behind_proxy,
+            timeout: settings.timeout,
+            flow: settings.flow,
+            max_body: settings.max_body,
+        };
+        let forwarder = Forwarder::new(&settings.upstream, settings.timeout, settings.behind_proxy)?;
+        let routes = Routes::new(&settings.routes, &common, &settlement, &forwarder)?;
+        let (stop, stopped) = watch::channel(false);
+        if let (Some(address), Some(metrics)) = (settings.admin, metrics) {
+            let listener = serve::listen(&address.to_string()).await?;
+            let router = admin::router(&settlement, metrics);
+            tokio::spawn(serve::serve(listener, router, stopped.clone(), Duration::ZERO));
+        }
+        let listening =
+            listener.local_addr().map_err(|source| Error::Listen { address: settings.listen.clone(), source })?;
+        self.announce(&settings, &settlement, pay_to, listening);
+
+        let patience = settings.timeout + LAST_ANSWERS;
+        let serving = tokio::spawn(serve::serve(listener, routes.clone(), stopped, patience));
+        loop {
+            tokio::select! {
+                () = signals.next() => break,
+                _ = hangups.recv() => self.reload(&routes, &common, &settlement, &forwarder),
+            }
+        }
+        info!("stopping: answering the requests in progress");
+        let _ = stop.send(true);
+        tokio::select! {
+            () = finish(serving, &settlement) => info!("stopped"),
+            () = signals.next() => warn!("stopped at once"),
+        }
+        settlement.books.close().await;
+        Ok(())
+    }
+
+    fn reload(&self, routes: &Routes, common: &Common, settlement: &Settlement, to: &Forwarder) {
+        let read = || {
+            let file = self.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
+            let new = self.routes(&file)?;
+            routes.replace(&new, common, settlement, to).map(|()| new.len())
+        };
+        match read() {
+            Ok(count) => info!(routes = count, "the routes were read again"),
+            Err(error) => warn!("the routes stay as they were: {}", Sentence(&error)),
+        }
+    }
+
+    fn announce(&self, settings: &Settings, settlement: &Settlement, pay_to: Address, listening: SocketAddr) {
+        let rpc_url = settlement.local.as_ref().map(Local::rpc_url);
+        if let Some(rpc_url) = &rpc_url {
+            let (name, key) = Local::export_payer();
+            output::warn(format_args!(
+                "NO REAL MONEY: this runs on a chain in the process, which ends with it. For real money give --rpc-url or --facilitator-url.\n\
+                 To pay on this chain ({rpc_url}):\n  export {name}={key}\n  x402 pay http://{listening}/"
+            ));
+        }
+        if settlement.local.is_none() && settlement.asset.network == Network::BASE && devnet::is_public(pay_to) {
+            output::warn(format_args!(
+                "Everybody knows the key of {pay_to}, which a devnet has: what is paid to it is lost."
+            ));
+        }
+        if self.json {
+            output::line(json!({
+                "listening": listening.to_string(),
+                "rpc_url": rpc_url,
+                "asset": settlement.asset.address.to_string(),
+                "pay_to": pay_to.to_string(),
+                "network": settlement.asset.network.to_string(),
+                "vouchers": settlement.channels.is_some(),
+            }));
+            return;
+        }
+        output::line(format_args!(
+            "Charging at http://{listening} for {}, paid to {pay_to} on {}",
+            settings.upstream.origin(),
+            settlement.asset.network
+        ));
+        for route in &settings.routes {
+            let methods: Vec<_> = route.methods.iter().map(http::Method::as_str).collect();
+            let methods = if methods.is_empty() { "any method".to_owned() } else { methods.join(", ") };
+            output::line(format_args!("  {:<24} {:<12} {}", route.path.to_string(), methods, route.price));
+        }
+        if !settings.ledger.is_durable() && settlement.local.is_none() {
+            output::warn(
+                "The ledger is in memory: what is known of payments ends with the process. Give --ledger sqlite:payments.sqlite",
+            );
+        }
+    }
+}
+
+impl Settings {
+    async fn settlement(&self) -> Result<Settlement, Error> {
+        if self.facilitator_url.is_none() && self.chain.rpc_url.is_none() && self.ledger.is_durable() {
+            let problem = "outlives the chain in this process: give --rpc-url or --facilitator-url, or leave it out";
+            return Err(Error::setting("--ledger", problem));
+        }
+        let books = self.ledger.open().await?;
+        match (&self.facilitator_url, &self.chain.rpc_url) {
+            (Some(url), _) => Settlement::by_facilitator(url, &self.chain, books).await,
+            (None, Some(_)) => Settlement::by_node(&self.chain, books).await,
+            (None, None) => Settlement::in_process(&self.chain, books).await,
+        }
+    }
+}
+
+/// Waits for the requests in progress, claims what was charged by vouchers, and waits for open settlements.
+async fn finish(serving: tokio::task::JoinHandle<bool>, settlement: &Settlement) {
+    if !serving.await.unwrap_or(false) {
+        warn!("a client kept its request open");
+    }
+    if let Some(channels) = &settlement.channels {
+        match timeout(LAST_SETTLEMENTS, channels.claim_all()).await {
+            Ok(Ok(report)) => info!(claimed = report.claimed, "claimed what was charged by vouchers"),
+            Ok(Err(error)) => {
+                warn!("what was charged by vouchers is claimed when this runs again: {}", Sentence(&error))
+            }
+            Err(_elapsed) => warn!("claims take too long; they go on when this runs again"),
+        }
+    }
+    let deadline = Instant::now() + LAST_SETTLEMENTS;
+    // A settlement goes on after its client disconnects.
+    while Instant::now() < deadline {
+        match settlement.books.payments.counts().await {
+            Ok(counts) if counts.pending > 0 => sleep(Duration::from_millis(50)).await,
+            _ => return,
+        }
+    }
+    warn!("some settlements are still open; they go on when this runs again");
+}

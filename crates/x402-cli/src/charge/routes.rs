@@ -1,0 +1,321 @@
+//! The routes with their prices, and the layer that charges for each.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, PoisonError, RwLock},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use alloy_primitives::Address;
+use axum::body::Body;
+use http::{
+    Method, Request, Response, StatusCode,
+    header::{CONTENT_LENGTH, UPGRADE},
+};
+use tower::{Layer as _, ServiceExt as _};
+use tower_service::Service;
+use tower_x402::{
+    Usdc,
+    protocol::PaymentFlow,
+    server::{RequirePayment, RequirePaymentLayer, drain},
+};
+
+use super::{bounded::Bounded, forward::Forwarder};
+use crate::{chain::Settlement, error::Error, paths, problem::Problem, values::HttpUrl};
+
+/// The time for a settlement, which an authorization must be valid for besides the work.
+const TIME_TO_SETTLE: Duration = Duration::from_secs(60);
+/// The shortest time that an authorization is asked to be valid for.
+const SHORTEST_VALIDITY: Duration = Duration::from_secs(120);
+/// The size that bodies are priced by, in bytes.
+const KILOBYTE: u64 = 1_000;
+
+/// Some requests, and what they cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) path: Pattern,
+    /// Empty for all methods.
+    pub(crate) methods: Vec<Method>,
+    pub(crate) price: Price,
+    pub(crate) description: Option<String>,
+}
+
+/// The paths of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// This path, with a slash at its end or without.
+    Exact(String),
+    /// All paths that begin with this one, which ends with a slash.
+    Below(String),
+}
+
+/// The price of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Price {
+    Free,
+    Fixed(Usdc),
+    /// For the request, and for each started kilobyte of its body.
+    BySize {
+        base: Usdc,
+        per_kilobyte: Usdc,
+    },
+    /// The price that the upstream gives, up to this.
+    UpTo(Usdc),
+}
+
+impl Pattern {
+    /// Reads a path, or a path that ends with `/*`.
+    pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
+        let (path, is_prefix) = text.strip_suffix('*').map_or((text, false), |path| (path, true));
+        match paths::plain(path) {
+            Some(plain) if plain != path => Err("write the path without percent-encoding"),
+            None => Err("expected a path such as /evaluate, or /api/* for all below it"),
+            Some(plain) if plain.contains('*') || is_prefix && !plain.ends_with('/') => {
+                Err("* may only stand at the end, after a slash")
+            }
+            Some(plain) if is_prefix => Ok(Self::Below(plain)),
+            Some(plain) => Ok(Self::Exact(without_slash(&plain).to_owned())),
+        }
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        match self {
+            Self::Exact(exact) => exact == without_slash(path),
+            Self::Below(prefix) => path.starts_with(prefix.as_str()) || without_slash(prefix) == path,
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(path) if path.is_empty() => f.write_str("/"),
+            Self::Exact(path) => f.write_str(path),
+            Self::Below(path) => write!(f, "{path}*"),
+        }
+    }
+}
+
+fn without_slash(path: &str) -> &str {
+    path.strip_suffix('/').unwrap_or(path)
+}
+
+impl Price {
+    fn size_of(base: Usdc, per_kilobyte: Usdc, bytes: usize) -> Usdc {
+        let kilobytes = (bytes as u64).div_ceil(KILOBYTE).max(1);
+        per_kilobyte.checked_mul(kilobytes).and_then(|sum| sum.checked_add(base)).unwrap_or(Usdc::MAX)
+    }
+}
+
+impl fmt::Display for Price {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Free => f.write_str("free"),
+            Self::Fixed(price) => price.fmt(f),
+            Self::BySize { base: Usdc::ZERO, per_kilobyte } => write!(f, "{per_kilobyte} per kilobyte"),
+            Self::BySize { base, per_kilobyte } => write!(f, "{base} and {per_kilobyte} per kilobyte"),
+            Self::UpTo(most) => write!(f, "up to {most}"),
+        }
+    }
+}
+
+/// The settings of all routes.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) pay_to: Address,
+    pub(crate) public_url: Option<HttpUrl>,
+    pub(crate) behind_proxy: bool,
+    pub(crate) timeout: Duration,
+    pub(crate) flow: PaymentFlow,
+    pub(crate) max_body: usize,
+}
+
+/// All routes. Clones are the same routes, also after they were [replaced](Self::replace).
+#[derive(Clone, Debug)]
+pub(crate) struct Routes {
+    table: Arc<RwLock<Arc<[Entry]>>>,
+    max_body: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    route: Route,
+    gate: Gate,
+}
+
+#[derive(Clone, Debug)]
+enum Gate {
+    Free(Forwarder),
+    Paid(Box<RequirePayment<Forwarder>>),
+}
+
+impl Routes {
+    pub(crate) fn new(
+        routes: &[Route],
+        common: &Common,
+        settlement: &Settlement,
+        to: &Forwarder,
+    ) -> Result<Self, Error> {
+        let table = Arc::new(RwLock::new(entries(routes, common, settlement, to)?));
+        Ok(Self { table, max_body: common.max_body })
+    }
+
+    /// Takes other routes from the next request on. Requests in progress end as they began.
+    pub(crate) fn replace(
+        &self,
+        routes: &[Route],
+        common: &Common,
+        settlement: &Settlement,
+        to: &Forwarder,
+    ) -> Result<(), Error> {
+        let entries = entries(routes, common, settlement, to)?;
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = entries;
+        Ok(())
+    }
+
+    async fn answer(self, request: Request<Body>) -> Result<Response<Body>, Problem> {
+        let Some(path) = paths::plain(request.uri().path()) else {
+            drain(request);
+            let detail = "the path can be read in two ways; write it without dots, double slashes and encoded slashes";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, "ambiguous_path", detail));
+        };
+        let gate = {
+            let table = self.table.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let is_for = |methods: &[Method]| methods.is_empty() || methods.contains(request.method());
+            let found = table.iter().find(|entry| entry.route.path.matches(&path) && is_for(&entry.route.methods));
+            found.map(|entry| entry.gate.clone())
+        };
+        let Some(gate) = gate else {
+            drain(request);
+            let detail = "there is nothing at this path, or not with this method";
+            return Err(Problem::new(StatusCode::NOT_FOUND, "no_route", detail));
+        };
+        if wants_upgrade(&request) {
+            drain(request);
+            let detail = "WebSockets and other upgrades are not served here, since one payment is for one answer";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail));
+        }
+        if length_of(&request).is_some_and(|length| length > self.max_body as u64) {
+            drain(request);
+            let detail = format!("the body is larger than {} bytes", self.max_body);
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
+        }
+        let (parts, body) = request.into_parts();
+        let body = Body::new(Bounded::new(&parts.headers, body, self.max_body));
+        let request = Request::from_parts(parts, body);
+        let Ok(response) = match gate {
+            Gate::Free(upstream) => upstream.oneshot(request).await,
+            Gate::Paid(paid) => paid.oneshot(request).await.map(|response| response.map(Body::new)),
+        };
+        Ok(response)
+    }
+}
+
+impl Service<Request<Body>> for Routes {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let routes = self.clone();
+        Box::pin(async move { Ok(routes.answer(request).await.unwrap_or_else(Problem::into_response)) })
+    }
+}
+
+/// An offer to go on in HTTP/2 is one that a client can do without.
+fn wants_upgrade(request: &Request<Body>) -> bool {
+    let asked = request.headers().get_all(UPGRADE);
+    asked.iter().any(|name| !name.as_bytes().trim_ascii().eq_ignore_ascii_case(b"h2c"))
+        || request.method() == Method::CONNECT
+}
+
+fn length_of(request: &Request<Body>) -> Option<u64> {
+    request.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forwarder) -> Result<Arc<[Entry]>, Error> {
+    let entry = |route: &Route| {
+        let gate = match &route.price {
+            Price::Free => Gate::Free(to.clone()),
+            _ => Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to.clone()))),
+        };
+        Ok(Entry { route: route.clone(), gate })
+    };
+    routes.iter().map(entry).collect()
+}
+
+/// Makes the layer that charges for a route.
+fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<RequirePaymentLayer, Error> {
+    let mut builder = RequirePaymentLayer::builder()
+        .pay_to_in(settlement.asset.clone(), common.pay_to)
+        .flow(common.flow)
+        .handler_deadline(common.timeout)
+        .max_timeout(SHORTEST_VALIDITY.max(common.timeout + TIME_TO_SETTLE))
+        .max_request_body(common.max_body)
+        .trust_forwarded_proto(common.behind_proxy);
+    if let Some(url) = &common.public_url {
+        builder = builder.public_origin(url.as_str());
+    }
+    if let Some(description) = &route.description {
+        builder = builder.description(description.clone());
+    }
+    builder = match route.price {
+        Price::Free | Price::Fixed(Usdc::ZERO) => builder,
+        Price::Fixed(price) | Price::UpTo(price) => builder.price(price),
+        Price::BySize { base, per_kilobyte } => builder.price_with_body(move |_, body| {
+            let price = Price::size_of(base, per_kilobyte, body.len());
+            async move { Ok(price.into()) }
+        }),
+    };
+    builder = match (&route.price, &settlement.channels) {
+        // Only a voucher can be charged less than it was signed for.
+        (Price::UpTo(_), Some(channels)) => builder.vouchers_only(channels.clone()),
+        (Price::UpTo(_), None) => {
+            let problem =
+                "max_price needs vouchers: set CHANNELS_PRIVATE_KEY and give --rpc-url, or give a fixed price";
+            return Err(Error::setting(route.path.to_string(), problem));
+        }
+        (_, Some(channels)) => builder.vouchers(channels.clone()).facilitator(settlement.facilitator.clone()),
+        (_, None) => builder.facilitator(settlement.facilitator.clone()),
+    };
+    builder.build().map_err(|source| Error::Paywall { route: route.path.to_string(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_for_its_path_however_it_ends() {
+        let exact = Pattern::parse("/evaluate").unwrap();
+        assert!(exact.matches("/evaluate") && exact.matches("/evaluate/"));
+        assert!(!exact.matches("/evaluate/x") && !exact.matches("/evaluated"));
+        let below = Pattern::parse("/api/*").unwrap();
+        assert!(below.matches("/api/") && below.matches("/api/x") && below.matches("/api"));
+        assert!(!below.matches("/apix"));
+        assert!(Pattern::parse("/*").unwrap().matches("/"));
+        assert!(Pattern::parse("/").unwrap().matches("/"));
+        assert_eq!(["/", "/a", "/a/*"].map(|text| Pattern::parse(text).unwrap().to_string()), ["/", "/a", "/a/*"]);
+    }
+
+    #[test]
+    fn a_pattern_that_nothing_matches_is_refused() {
+        for text in ["", "evaluate", "/a*", "/a/*/b", "/a//b", "/%65", "*", "/a/../b"] {
+            assert!(Pattern::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_started_kilobyte_is_charged() {
+        let price = |bytes| Price::size_of(Usdc::from_atomic(5), Usdc::from_atomic(10), bytes).atomic();
+        assert_eq!([0, 1, 1_000, 1_001, 2_000].map(price), [15, 15, 15, 25, 25]);
+    }
+}

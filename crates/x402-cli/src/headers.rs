@@ -1,0 +1,141 @@
+//! The headers that a proxy passes on, removes and adds.
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{
+        CONNECTION, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    },
+};
+use tower_x402::{protocol::header_name, server::VerifiedPayment};
+
+/// The prefix of names that only the proxy may set.
+const OURS: &str = "x402-";
+/// Payments, in each version of x402.
+const PAYMENTS: [&str; 2] = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
+/// Headers that frameworks read in place of the method or the path.
+const OVERRIDES: [&str; 5] =
+    ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
+/// Headers of one connection, besides those that `Connection` names (RFC 9110, section 7.6.1).
+const HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Removes the headers that are for one connection only.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Removes payments, which are bearer data, and everything whose name only a proxy of this command may use.
+pub(crate) fn remove_what_is_ours(headers: &mut HeaderMap) {
+    remove(headers, |name| name.starts_with(OURS) || PAYMENTS.contains(&name));
+}
+
+/// Removes the headers that some frameworks take for the method or the path. The price is that of the request line.
+pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
+    remove(headers, |name| OVERRIDES.contains(&name));
+}
+
+/// Removes the headers in which a client names itself, or proxies before it.
+pub(crate) fn remove_forwarded(headers: &mut HeaderMap) {
+    remove(headers, |name| name.starts_with("x-forwarded-") || ["forwarded", "x-real-ip"].contains(&name));
+}
+
+/// Some upstreams read an underscore as a hyphen (CGI, WSGI).
+fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
+    let is_removed = |name: &&HeaderName| is_removed(&name.as_str().replace('_', "-"));
+    let names: Vec<HeaderName> = headers.keys().filter(is_removed).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// Removes the headers that the next connection sets anew.
+pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
+    headers.remove(HOST);
+    headers.remove(EXPECT);
+}
+
+/// Tells the upstream who paid what.
+pub(crate) fn add_payment(headers: &mut HeaderMap, payment: &VerifiedPayment) {
+    let transaction = payment.transaction.map(|transaction| transaction.to_string());
+    for (name, value) in [
+        ("x402-payer", Some(payment.payer.to_string())),
+        ("x402-pay-to", Some(payment.pay_to.to_string())),
+        ("x402-amount", Some(payment.amount.to_string())),
+        ("x402-asset", Some(payment.asset.to_string())),
+        ("x402-network", Some(payment.network.to_string())),
+        ("x402-payment", Some(payment.nonce.to_string())),
+        ("x402-flow", Some(payment.flow.to_string())),
+        ("x402-attempt", Some(payment.attempt.to_string())),
+        ("x402-transaction", transaction),
+    ] {
+        // Digits, letters and colons.
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(headers: &HeaderMap) -> Vec<&str> {
+        headers.keys().map(HeaderName::as_str).collect()
+    }
+
+    #[test]
+    fn headers_of_a_connection_stay_behind() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, X-Private"),
+            ("x-private", "1"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("keep-alive", "timeout=5"),
+            ("accept", "*/*"),
+        ] {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        remove_hop_by_hop(&mut headers);
+        assert_eq!(names(&headers), ["accept"]);
+    }
+
+    #[test]
+    fn nobody_forges_a_payer() {
+        let mut headers = HeaderMap::new();
+        let forged = [
+            "x402-payer",
+            "x402_payer",
+            "x402-anything-new",
+            "payment-signature",
+            "x-payment",
+            "x-original-url",
+            "x_rewrite_url",
+        ];
+        for name in forged.into_iter().chain(["x-request-id"]) {
+            headers.append(name, HeaderValue::from_static("forged"));
+        }
+        remove_what_is_ours(&mut headers);
+        remove_overrides(&mut headers);
+        assert_eq!(names(&headers), ["x-request-id"]);
+    }
+}

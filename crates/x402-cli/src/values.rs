@@ -1,0 +1,169 @@
+//! Values that flags and the configuration file share.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Deserializer, de};
+use tower_x402::{
+    Usdc,
+    ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger, channels::ChannelLedger},
+};
+use url::Url;
+
+use crate::error::Error;
+
+/// An http or https URL as it was given. It may hold a key or a password, so that only its origin is shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct HttpUrl(String);
+
+impl HttpUrl {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the scheme, host and port.
+    pub(crate) fn origin(&self) -> String {
+        self.0.parse::<Url>().map_or_else(|_| String::new(), |url| url.origin().ascii_serialization())
+    }
+}
+
+impl FromStr for HttpUrl {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_http = text.parse::<Url>().is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        if is_http { Ok(Self(text.to_owned())) } else { Err("expected an http or https URL") }
+    }
+}
+
+impl fmt::Debug for HttpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/…", self.origin())
+    }
+}
+
+/// The place of a ledger.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum LedgerAt {
+    Memory,
+    Sqlite(PathBuf),
+    /// A URL that may hold a password.
+    Postgres(String),
+}
+
+/// One ledger, as payments and as channels.
+#[derive(Clone)]
+pub(crate) struct Books {
+    pub(crate) payments: Arc<dyn Ledger>,
+    pub(crate) channels: Arc<dyn ChannelLedger>,
+    /// The same ledger, if it is a file.
+    file: Option<Arc<SqliteLedger>>,
+}
+
+impl Books {
+    fn of(ledger: Arc<impl Ledger + ChannelLedger>) -> Self {
+        Self { payments: ledger.clone(), channels: ledger, file: None }
+    }
+
+    /// Writes to the disk what is not there yet. A process that ends without it loses nothing, and the next one asks the chain again.
+    pub(crate) async fn close(&self) {
+        if let Some(file) = &self.file {
+            file.close().await;
+        }
+    }
+}
+
+impl LedgerAt {
+    pub(crate) async fn open(&self) -> Result<Books, Error> {
+        let failed = |source| Error::Ledger { at: self.to_string(), source };
+        Ok(match self {
+            Self::Memory => Books::of(Arc::new(MemoryLedger::new())),
+            Self::Sqlite(path) => {
+                let file = Arc::new(SqliteLedger::open(path).await.map_err(failed)?);
+                Books { file: Some(file.clone()), ..Books::of(file) }
+            }
+            Self::Postgres(url) => Books::of(Arc::new(PostgresLedger::connect(url).await.map_err(failed)?)),
+        })
+    }
+
+    /// Returns `true` if it outlives the process.
+    pub(crate) fn is_durable(&self) -> bool {
+        *self != Self::Memory
+    }
+}
+
+impl FromStr for LedgerAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => Ok(Self::Postgres(text.to_owned())),
+            _ => Err("expected memory, sqlite:PATH or postgres://…"),
+        }
+    }
+}
+
+impl fmt::Display for LedgerAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Postgres(_) => f.write_str("postgres://…"),
+        }
+    }
+}
+
+impl fmt::Debug for LedgerAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Reads a field of the configuration file as a flag is read.
+pub(crate) fn as_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
+/// Parses an amount above zero.
+pub(crate) fn some_amount(text: &str) -> Result<Usdc, String> {
+    match text.parse::<Usdc>() {
+        Ok(Usdc::ZERO) => Err("must be more than zero".to_owned()),
+        Ok(amount) => Ok(amount),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Parses an address of this machine that no other machine reaches.
+pub(crate) fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| "expected an address and a port, such as 127.0.0.1:4030".to_owned())?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err("is reachable from other machines: use 127.0.0.1 or [::1]".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let ledger: LedgerAt = "postgres://user:secret@localhost/payments".parse().unwrap();
+        let node: HttpUrl = "https://node.example/v2/secret".parse().unwrap();
+        assert!(!format!("{ledger} {ledger:?} {node:?}").contains("secret"));
+    }
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        assert!(loopback("127.0.0.1:0").is_ok() && loopback("[::1]:4030").is_ok());
+        for other in ["0.0.0.0:4030", "10.0.0.1:4030", "[::]:4030", "localhost", ""] {
+            assert!(loopback(other).is_err(), "{other:?}");
+        }
+    }
+}

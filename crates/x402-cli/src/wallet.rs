@@ -1,0 +1,163 @@
+//! `x402 wallet`: a payer's address, balance, open payments and channels.
+
+use std::{fs::OpenOptions, io::Write as _, path::PathBuf};
+
+use alloy_primitives::{U256, hex, utils::format_ether};
+use alloy_provider::ProviderBuilder;
+use serde_json::{Value, json};
+use tower_x402::{
+    Usdc,
+    client::{Budget, Reconciliation, reconcile, reconcile_channels, reconcile_with_servers},
+    signers::PrivateKeySigner,
+};
+use url::Url;
+use zeroize::Zeroizing;
+
+use crate::{
+    error::{Error, Sentence},
+    keys::{self, Role},
+    node::Node,
+    output,
+    purse::PurseFlags,
+};
+
+/// Shows what a payer has: its address, with --rpc-url its balance, and with --journal what it spent and what is open.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  x402 wallet new payer.key
+  PAYER_PRIVATE_KEY_FILE=payer.key x402 wallet show --network base --rpc-url https://mainnet.base.org --journal ~/.x402.jsonl
+  x402 wallet reconcile --journal ~/.x402.jsonl --rpc-url https://…     finds out what became of payments without an answer")]
+pub(crate) struct Command {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Make a key, and write it to a file that only its owner may read
+    New {
+        /// The file, which must not exist
+        file: PathBuf,
+    },
+    /// Show address, balance, what was spent and what is open
+    Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        purse: Box<PurseFlags>,
+    },
+    /// Ask the chain (with --rpc-url) or the sellers what became of payments that are open
+    Reconcile {
+        #[command(flatten)]
+        purse: Box<PurseFlags>,
+    },
+}
+
+impl Command {
+    pub(crate) async fn run(self) -> Result<(), Error> {
+        match self.what {
+            What::New { file } => new(file),
+            What::Show { json, purse } => show(&purse, json).await,
+            What::Reconcile { purse } => look_back(&purse).await,
+        }
+    }
+}
+
+fn new(path: PathBuf) -> Result<(), Error> {
+    let key = PrivateKeySigner::random();
+    let text = Zeroizing::new(hex::encode_prefixed(key.to_bytes()) + "\n");
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written =
+        options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+    written.map_err(|source| Error::Write { path: path.clone(), source })?;
+    output::line(key.address());
+    output::remark(format_args!(
+        "The key is in {}. Whoever has it has the money: keep a copy where nobody else reads it.",
+        path.display()
+    ));
+    Ok(())
+}
+
+async fn show(purse: &PurseFlags, json: bool) -> Result<(), Error> {
+    let address = keys::require(Role::PAYER, &purse.key).await?.address();
+    let mut facts = json!({ "address": address.to_string() });
+    if let Some(url) = &purse.chain.rpc_url {
+        let node = Node::new(url)?;
+        let silent = |error| Error::Failed {
+            what: Sentence(&error).to_string(),
+            advice: "Check --rpc-url, its key and the network.",
+        };
+        let id = node.chain_id().await.map_err(silent)?;
+        let assets = purse.assets()?;
+        let asset = assets.iter().find(|asset| asset.network.chain_id() == id).ok_or_else(|| {
+            Error::setting(
+                "--rpc-url",
+                format!("is a node of eip155:{id}, and no token is known there: see --network and --asset"),
+            )
+        })?;
+        let (units, ether) = (node.balance(asset.address, address).await, node.ether(address).await);
+        let (units, ether): (U256, U256) = (units.map_err(silent)?, ether.map_err(silent)?);
+        facts["network"] = asset.network.to_string().into();
+        facts["units"] = units.to_string().into();
+        facts["usdc"] = Usdc::try_from(units).map_or(Value::Null, |usdc| usdc.to_string().into());
+        facts["ether"] = format_ether(ether).into();
+    }
+    if purse.journal.is_some() {
+        let budget = Budget::builder().journal(purse.open_journal()?).build();
+        let open: Vec<_> = budget.journal().unresolved();
+        facts["spent"] = budget.spent().to_string().into();
+        facts["reserved"] = budget.reserved().to_string().into();
+        facts["in_escrow"] = budget.in_escrow().to_string().into();
+        facts["channels"] = budget.journal().channels().len().into();
+        let entry = |entry: &tower_x402::client::JournalEntry| {
+            json!({
+                "amount": entry.amount.to_string(), "pay_to": entry.pay_to.to_string(), "nonce": entry.nonce, "signed_at": entry.signed_at,
+                "valid_before": entry.valid_before,
+            })
+        };
+        facts["open"] = open.iter().map(entry).collect();
+    }
+    if json {
+        output::line(facts);
+        return Ok(());
+    }
+    for (name, value) in facts.as_object().into_iter().flatten() {
+        match value {
+            Value::String(text) => output::line(format_args!("{name:<10} {text}")),
+            Value::Array(items) => {
+                output::line(format_args!("{name:<10} {}", items.len()));
+                items.iter().for_each(|item| output::line(format_args!("           {item}")));
+            }
+            other => output::line(format_args!("{name:<10} {other}")),
+        }
+    }
+    Ok(())
+}
+
+async fn look_back(purse: &PurseFlags) -> Result<(), Error> {
+    if purse.journal.is_none() {
+        return Err(Error::setting("--journal", "give the journal that the payments were made with"));
+    }
+    let budget = Budget::builder().journal(purse.open_journal()?).build();
+    let unclear = |what: String| Error::Failed { what, advice: "What is open stays reserved: try again later." };
+    let Reconciliation { paid, void, open, .. } = match &purse.chain.rpc_url {
+        Some(url) => {
+            let url: Url = url.as_str().parse().map_err(|_| Error::setting("--rpc-url", "expected a URL"))?;
+            let provider = ProviderBuilder::new().connect_http(url);
+            let channels =
+                reconcile_channels(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?;
+            for (channel, finding) in channels.findings {
+                output::warn(format_args!("{channel}: {finding}"));
+            }
+            reconcile(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?
+        }
+        None => reconcile_with_servers(&budget, purse.http()).await.map_err(Error::Http)?,
+    };
+    output::line(format_args!("{paid} were paid, {void} are void, {open} are still open"));
+    Ok(())
+}

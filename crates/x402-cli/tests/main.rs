@@ -1,0 +1,10 @@
+//! The command as users run it: its processes, over real connections, on a chain of their own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod charging;
+mod end_to_end;
+mod messages;
+mod operating;
+mod paying;
+mod restart;
+mod stage;

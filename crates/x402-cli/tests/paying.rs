@@ -1,0 +1,72 @@
+//! What `x402 pay` and `x402 wallet` do.
+
+use serde_json::json;
+
+use crate::stage::{PRICE, Stage, facts, run, x402};
+
+#[tokio::test]
+async fn a_dry_run_says_the_price_and_pays_nothing() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let url = format!("{}/echo", charge.url());
+    let looked = run(stage.pay(&url).arg("--dry-run").env_remove("PAYER_PRIVATE_KEY")).await;
+    let found = facts(&looked);
+    assert!(looked.status.success(), "{found}");
+    assert_eq!((&found["would_pay"], &found["offers"][0]["price"]), (&json!(true), &json!("$0.001")));
+    assert_eq!(found["offers"][0]["pay_to"], stage.devnet.ready["payee"]);
+
+    let looked = run(stage.pay(&url).args(["--dry-run", "--budget", "$0.0009"])).await;
+    assert_eq!((looked.status.code(), &facts(&looked)["would_pay"]), (Some(1), &json!(false)));
+    charge.stop().await;
+    assert_eq!(stage.income().await, 0);
+    assert_eq!(stage.upstream.count("/echo"), 0);
+}
+
+#[tokio::test]
+async fn nothing_is_paid_beyond_the_budget() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let refused = run(stage.pay(&format!("{}/echo", charge.url())).args(["--budget", "$0.0009"])).await;
+    assert_eq!((refused.status.code(), &facts(&refused)["outcome"]), (Some(1), &json!("refused")));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("Nothing was paid"));
+    charge.stop().await;
+    assert_eq!(stage.income().await, 0);
+}
+
+#[tokio::test]
+async fn a_purchase_with_a_name_is_paid_for_once() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let journal = stage.path("journal");
+    for _ in 0..2 {
+        let mut pay = stage.pay(&format!("{}/echo", charge.url()));
+        let paid = run(pay.args(["-d", "x", "--purchase", "monday", "--journal"]).arg(&journal)).await;
+        assert_eq!(facts(&paid)["status"], 200);
+    }
+    charge.stop().await;
+    assert_eq!(stage.income().await, PRICE);
+    assert_eq!(stage.upstream.count("/echo"), 1);
+
+    let mut wallet = x402();
+    wallet.args(["wallet", "show", "--json", "--rpc-url", stage.devnet.text("rpc_url"), "--journal"]).arg(&journal);
+    let shown = facts(&run(wallet.env("PAYER_PRIVATE_KEY", stage.devnet.text("payer_private_key"))).await);
+    assert_eq!((&shown["spent"], &shown["usdc"], &shown["open"]), (&json!("$0.001"), &json!("$999.999"), &json!([])));
+}
+
+#[tokio::test]
+async fn a_new_key_is_in_a_file_that_others_cannot_read() {
+    let stage = Stage::new().await;
+    let file = stage.path("payer.key");
+    let made = run(x402().args(["wallet", "new"]).arg(&file)).await;
+    let address = String::from_utf8(made.stdout).unwrap();
+    let mut show = x402();
+    let shown = run(show.args(["wallet", "show", "--json", "--key-file"]).arg(&file)).await;
+    assert_eq!(facts(&shown)["address"], address.trim());
+    assert_eq!(run(x402().args(["wallet", "new"]).arg(&file)).await.status.code(), Some(2), "it is not overwritten");
+
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let mut show = x402();
+    let shown = run(show.args(["wallet", "show", "--key-file"]).arg(&file)).await;
+    assert_eq!(shown.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&shown.stderr).contains("chmod 600"));
+}

@@ -1,0 +1,243 @@
+//! What is believed of evaluators: the posterior of each one's worth in each skill, from own audits and the reports of others.
+
+use std::{cmp::Ordering, collections::HashMap};
+
+use alloy_primitives::Address;
+use rand::Rng;
+use rand_distr::{Distribution, Gamma};
+
+use super::{Skill, ThompsonConfig};
+
+/// Comparisons for and against an evaluator, faded.
+pub(super) type Counts = [f32; 2];
+
+/// How many pairs of evaluator and skill are remembered. Those without own audits go first, then those unused for the longest time.
+const MAX_CELLS: usize = 1 << 14;
+/// How many payers' reports on one cell are remembered.
+const MAX_REPORTS: usize = 64;
+/// How many comparisons in reports may fade the evidence for each own comparison.
+const FADES_PER_AUDIT: f64 = 32.0;
+
+/// Evidence by evaluator and skill, which together are called a cell.
+///
+/// A payer is trusted with the probability that it is honest: that its audits and the student's own were drawn with the same worth, against
+/// the alternative that they are unrelated. Each cell that both have audited contributes the Bayes factor of the two beta-binomial models.
+/// So only own audits give trust, and a few that contradict five hundred praises take it away.
+#[derive(Clone, Debug)]
+pub(super) struct Beliefs {
+    config: ThompsonConfig,
+    cells: HashMap<(Address, Skill), Cell>,
+    /// Those with reports.
+    payers: HashMap<Address, Payer>,
+    /// How many comparisons were learned. Evidence fades by it.
+    clock: f64,
+    /// By how much reports may move the clock before the next own audit.
+    reports_left: f64,
+    /// How many times a cell was looked for to be changed.
+    turn: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    own: Counts,
+    reports: Vec<Report>,
+    /// The clock at which the counts were faded last.
+    faded_at: f64,
+    used: u64,
+}
+
+/// One payer's reports on a cell.
+#[derive(Clone, Copy, Debug)]
+struct Report {
+    payer: Address,
+    counts: Counts,
+    /// How much it adds to the log-odds that the payer is honest.
+    term: f32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Payer {
+    log_odds: f32,
+    reports: u32,
+}
+
+/// What is believed of one cell: (1 + D) / 2 follows the second beta distribution with probability `trust`, and else the first. Each is
+/// given by its alpha and beta.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Belief {
+    pub(crate) own: Counts,
+    pub(crate) with_reports: Counts,
+    pub(crate) trust: f32,
+}
+
+impl Belief {
+    /// Returns the expected worth, from -1 to 1.
+    pub(crate) fn mean(&self) -> f32 {
+        let [own, all] = [self.own, self.with_reports].map(|[alpha, beta]| (alpha - beta) / (alpha + beta));
+        own + self.trust * (all - own)
+    }
+
+    /// Draws a worth. `doubt`, from 0 to 1, decides whether the reports are genuine.
+    pub(super) fn draw(&self, doubt: f32, rng: &mut impl Rng) -> f32 {
+        let [alpha, beta] = if doubt < self.trust { self.with_reports } else { self.own };
+        let mut gamma = |shape| Gamma::new(shape, 1.0).map_or(0.0, |gamma| gamma.sample(rng));
+        let (right, wrong): (f32, f32) = (gamma(alpha), gamma(beta));
+        (right - wrong) / (right + wrong).max(f32::MIN_POSITIVE)
+    }
+}
+
+impl Beliefs {
+    pub(super) fn new(config: ThompsonConfig) -> Self {
+        Self {
+            config,
+            cells: HashMap::new(),
+            payers: HashMap::new(),
+            clock: 0.0,
+            reports_left: FADES_PER_AUDIT,
+            turn: 0,
+        }
+    }
+
+    /// Returns what is believed of an evaluator whose card claims the skill, or does not.
+    pub(super) fn belief(&self, evaluator: Address, skill: Skill, is_claimed: bool) -> Belief {
+        let expected = if is_claimed { self.config.claimed_worth } else { self.config.unclaimed_worth };
+        let prior = [1.0 + expected, 1.0 - expected].map(|part| part / 2.0 * self.config.prior);
+        let Some(cell) = self.cells.get(&(evaluator, skill)) else {
+            return Belief { own: prior, with_reports: prior, trust: 0.0 };
+        };
+        let keep = self.keep(cell);
+        let (mut sum, mut most) = ([0.0; 2], 0.0_f32);
+        for report in &cell.reports {
+            let trust = self.trust(report.payer);
+            let comparisons = (keep * total(report.counts)).max(f32::MIN_POSITIVE);
+            sum = plus(sum, report.counts, keep * trust * (self.config.comparisons_per_payer / comparisons).min(1.0));
+            most = most.max(trust);
+        }
+        let own = plus(prior, cell.own, keep);
+        // As many as agree are trusted no more than the most trusted of them.
+        let with_reports = if most > 0.0 { plus(own, sum, 1.0 / most) } else { own };
+        Belief { own, with_reports, trust: most }
+    }
+
+    /// Returns `true` if there is evidence on this cell.
+    pub(super) fn knows(&self, evaluator: Address, skill: Skill) -> bool {
+        self.cells.contains_key(&(evaluator, skill))
+    }
+
+    /// Returns the probability that the reports of this payer are genuine.
+    pub(super) fn trust(&self, payer: Address) -> f32 {
+        let odds = self.payers.get(&payer).map_or_else(|| self.prior_odds(), |payer| payer.log_odds);
+        1.0 / (1.0 + (-odds).exp())
+    }
+
+    /// Learns an own audit.
+    pub(super) fn learn(&mut self, evaluator: Address, skill: Skill, counts: Counts) {
+        self.clock += f64::from(total(counts));
+        let more = FADES_PER_AUDIT * f64::from(total(counts));
+        self.reports_left = (self.reports_left + more).min(4.0 * FADES_PER_AUDIT);
+        let mut cell = self.take(evaluator, skill);
+        cell.own = plus(cell.own, counts, 1.0);
+        // Payers that reported this cell were right or wrong about it, which changes what all their reports are worth.
+        self.put(evaluator, skill, cell);
+    }
+
+    /// Learns what a payer reports of an audit.
+    pub(super) fn learn_report(&mut self, evaluator: Address, skill: Skill, counts: Counts, payer: Address) {
+        // Reports make the student forget only as far as agreement with own audits has earned their payer trust, and all together only within
+        // their limit. Otherwise many payers would erase what the student has seen itself.
+        let earned = ((self.trust(payer) - self.config.initial_trust) / (1.0 - self.config.initial_trust)).max(0.0);
+        let fades = f64::from(earned * total(counts)).min(self.reports_left);
+        (self.clock, self.reports_left) = (self.clock + fades, self.reports_left - fades);
+        let mut cell = self.take(evaluator, skill);
+        match cell.reports.iter_mut().find(|report| report.payer == payer) {
+            Some(report) => report.counts = plus(report.counts, counts, 1.0),
+            None => self.insert(&mut cell, Report { payer, counts, term: 0.0 }),
+        }
+        self.put(evaluator, skill, cell);
+    }
+
+    /// Adds the report of a payer to a cell. In a full one it replaces the smallest of the least trusted payer, but never one on a cell with
+    /// own audits: those are the grounds on which payers lost trust.
+    fn insert(&mut self, cell: &mut Cell, report: Report) {
+        if cell.reports.len() >= MAX_REPORTS {
+            let rank = |at: &usize| (self.trust(cell.reports[*at].payer), total(cell.reports[*at].counts));
+            let least = (0..MAX_REPORTS).min_by(|a, b| rank(a).partial_cmp(&rank(b)).unwrap_or(Ordering::Equal));
+            let Some(least) = least.filter(|_| total(cell.own) == 0.0) else { return };
+            let gone = cell.reports.swap_remove(least);
+            self.forget(&gone);
+        }
+        let prior = self.prior_odds();
+        self.payers.entry(report.payer).or_insert(Payer { log_odds: prior, reports: 0 }).reports += 1;
+        cell.reports.push(report);
+    }
+
+    fn forget(&mut self, gone: &Report) {
+        let Some(payer) = self.payers.get_mut(&gone.payer) else { return };
+        payer.log_odds -= gone.term;
+        payer.reports -= 1;
+        if payer.reports == 0 {
+            self.payers.remove(&gone.payer);
+        }
+    }
+
+    /// Takes a cell out to be changed, with its counts faded.
+    fn take(&mut self, evaluator: Address, skill: Skill) -> Cell {
+        let mut cell = self.cells.remove(&(evaluator, skill)).unwrap_or_default();
+        let keep = self.keep(&cell);
+        cell.own = cell.own.map(|count| count * keep);
+        cell.reports.iter_mut().for_each(|report| report.counts = report.counts.map(|count| count * keep));
+        cell.faded_at = self.clock;
+        self.turn += 1;
+        cell.used = self.turn;
+        if self.cells.len() >= MAX_CELLS {
+            let oldest =
+                self.cells.iter().min_by_key(|(_, cell)| (total(cell.own) > 0.0, cell.used)).map(|(key, _)| *key);
+            let gone = oldest.and_then(|oldest| self.cells.remove(&oldest));
+            gone.iter().flat_map(|cell| &cell.reports).for_each(|report| self.forget(report));
+        }
+        cell
+    }
+
+    /// Puts a cell back, and compares its reports with own audits again.
+    fn put(&mut self, evaluator: Address, skill: Skill, mut cell: Cell) {
+        for report in &mut cell.reports {
+            let term = agreement(cell.own, report.counts);
+            if let Some(payer) = self.payers.get_mut(&report.payer) {
+                payer.log_odds += term - report.term;
+            }
+            report.term = term;
+        }
+        self.cells.insert((evaluator, skill), cell);
+    }
+
+    /// Returns how much of a cell's counts is left.
+    fn keep(&self, cell: &Cell) -> f32 {
+        (-(self.clock - cell.faded_at) / f64::from(self.config.memory)).exp() as f32
+    }
+
+    fn prior_odds(&self) -> f32 {
+        (self.config.initial_trust / (1.0 - self.config.initial_trust)).ln()
+    }
+}
+
+fn total(counts: Counts) -> f32 {
+    counts[0] + counts[1]
+}
+
+fn plus(counts: Counts, more: Counts, weight: f32) -> Counts {
+    [counts[0] + weight * more[0], counts[1] + weight * more[1]]
+}
+
+/// Returns the logarithm of the Bayes factor of "drawn with one probability" over "drawn with two", each with a uniform prior.
+fn agreement(own: Counts, theirs: Counts) -> f32 {
+    if total(own) == 0.0 || total(theirs) == 0.0 {
+        return 0.0;
+    }
+    let ln = |[right, wrong]: Counts| ln_beta(1.0 + f64::from(right), 1.0 + f64::from(wrong));
+    (ln(plus(own, theirs, 1.0)) - ln(own) - ln(theirs)) as f32
+}
+
+/// Returns ln B(a, b).
+fn ln_beta(a: f64, b: f64) -> f64 {
+    libm::lgamma(a) + libm::lgamma(b) - libm::lgamma(a + b)
+}

@@ -309,6 +309,18 @@ pub(super) async fn is_paid_by(rpc: &Rpc, expected: &ExpectedTransfer, receipt: 
     Ok(matches!(settled, Settled::This(amount) if amount == expected.value))
 }
 
+/// Returns what a transaction, whoever sent it, charged of this permit, whatever its amount. `None` if it did not, or is in no block.
+#[cfg(feature = "client")]
+pub(crate) async fn charged_by(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    transaction: B256,
+) -> Result<Option<U256>, RpcFailure> {
+    let Some(receipt) = rpc.receipt(transaction).await? else { return Ok(None) };
+    let Settled::This(value) = settled_by(rpc, expected, transaction).await? else { return Ok(None) };
+    Ok(ExpectedTransfer { value, ..*expected }.is_paid_by(&receipt).then_some(value))
+}
+
 /// The transaction that a permit was used by, for its payee.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitUse {

@@ -24,7 +24,7 @@ use crate::{
     network::Network,
     payment::PaymentKey,
     protocol::{DecodeError, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, Version, decode_header},
-    upto::PERMIT2,
+    upto::{PERMIT2, Permit},
     usdc::Usdc,
 };
 
@@ -326,9 +326,10 @@ impl ExactPayment {
     /// Returns `true` if a node shows that the transaction which the seller names used this permit. Then what it moved was charged.
     async fn look_at_charge(&mut self) -> bool {
         let (true, Some(transaction)) = (self.is_charged_less(), self.receipt.transaction) else { return false };
-        let JournalEntry { network, asset, payer, pay_to, nonce, .. } = self.entry;
-        let permit = PaymentKey { network, asset: PERMIT2, payer, nonce };
-        let shown = Box::pin(self.permits.charged_by(transaction, &permit, (asset, pay_to))).await;
+        let JournalEntry { network, asset, payer, pay_to, nonce, facilitator, .. } = self.entry;
+        let Some(permit) = facilitator.map(|facilitator| Permit::new(asset, facilitator)) else { return false };
+        let key = PaymentKey { network, asset: PERMIT2, payer, nonce };
+        let shown = Box::pin(self.permits.charged_by(transaction, (&key, &permit, pay_to))).await;
         if shown.is_some() {
             self.set_charged(shown);
         }

@@ -7,15 +7,9 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "onchain")]
-use alloy_primitives::Bytes;
 use alloy_primitives::{Address, B256, U256};
 #[cfg(feature = "onchain")]
 use alloy_rpc_client::RpcClient;
-#[cfg(feature = "onchain")]
-use alloy_sol_types::SolCall as _;
-#[cfg(feature = "onchain")]
-use serde::Deserialize;
 
 #[cfg(feature = "onchain")]
 use crate::{
@@ -25,9 +19,8 @@ use crate::{
         rpc::{Rpc, RpcFailure},
     },
     network::Network,
-    upto::{PROXY, UptoProxy},
 };
-use crate::{payment::PaymentKey, protocol::ExactOffer, usdc::Usdc};
+use crate::{payment::PaymentKey, protocol::ExactOffer, upto::Permit, usdc::Usdc};
 
 /// How long a node is waited for.
 #[cfg(feature = "onchain")]
@@ -102,26 +95,27 @@ impl PermitPolicy {
         None
     }
 
-    /// Returns what this transaction charged of a permit, in a block that may not be final, if a node shows that it did. The permit is for this
-    /// token and payee.
+    /// Returns what this transaction charged of a permit for this payee, in a block that may not be final, if a node shows that it did.
     #[cfg(feature = "onchain")]
     pub(super) async fn charged_by(
         &self,
         transaction: B256,
-        permit: &PaymentKey,
-        transfer: (Address, Address),
+        (key, permit, payee): (&PaymentKey, &Permit, Address),
     ) -> Option<Usdc> {
-        let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == permit.network)?;
-        let looking = charge_in(rpc, transaction, permit, transfer);
+        let PaymentKey { network, payer, nonce, .. } = *key;
+        let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == network)?;
+        let facilitator = Some(permit.facilitator);
+        let expected = ExpectedTransfer { token: permit.token, payer, payee, value: U256::ZERO, nonce, facilitator };
+        let looking = permit::charged_by(rpc, &expected, transaction);
         let shown = tokio::time::timeout(LOOK, looking).await.unwrap_or(Err(RpcFailure::Silent));
         let shown = shown.inspect_err(|error| {
-            tracing::warn!(?error, nonce = %permit.nonce, "what was charged of a permit could not be looked at");
+            tracing::warn!(?error, %nonce, "what was charged of a permit could not be looked at");
         });
-        shown.ok().flatten()
+        Usdc::try_from(shown.ok()??).ok()
     }
 
     #[cfg(not(feature = "onchain"))]
-    pub(super) async fn charged_by(&self, _: B256, _: &PaymentKey, _: (Address, Address)) -> Option<Usdc> {
+    pub(super) async fn charged_by(&self, _: B256, _: (&PaymentKey, &Permit, Address)) -> Option<Usdc> {
         None
     }
 
@@ -138,41 +132,6 @@ impl PermitPolicy {
     fn approved(&self) -> MutexGuard<'_, HashMap<Approval, U256>> {
         self.approved.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns what a transaction charged of this very permit: its call names the payer, the token, the payee and the nonce, and the transfer
-/// is in its logs.
-#[cfg(feature = "onchain")]
-async fn charge_in(
-    rpc: &Rpc,
-    transaction: B256,
-    permit: &PaymentKey,
-    (token, payee): (Address, Address),
-) -> Result<Option<Usdc>, RpcFailure> {
-    #[derive(Deserialize)]
-    struct Transaction {
-        to: Option<Address>,
-        input: Bytes,
-    }
-    let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
-    let call =
-        found.filter(|found| found.to == Some(PROXY)).map(|found| UptoProxy::settleCall::abi_decode(&found.input));
-    let Some(Ok(call)) = call else { return Ok(None) };
-    let named = (call.owner, call.permit.permitted.token, call.witness.to, B256::from(call.permit.nonce));
-    let PaymentKey { payer, nonce, .. } = *permit;
-    if named != (payer, token, payee, nonce) || call.amount.is_zero() {
-        return Ok(None);
-    }
-    let expected = ExpectedTransfer {
-        token,
-        payer,
-        payee,
-        value: call.amount,
-        nonce,
-        facilitator: Some(call.witness.facilitator),
-    };
-    let Some(receipt) = rpc.receipt(transaction).await? else { return Ok(None) };
-    Ok(Usdc::try_from(call.amount).ok().filter(|_| expected.is_paid_by(&receipt)))
 }
 
 debug_fields!(PermitPolicy {});

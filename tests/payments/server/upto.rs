@@ -546,41 +546,6 @@ async fn settlement_calls_the_proxy_as_its_documents_say() {
     assert_eq!(U256::from_be_slice(&input[4 + 4 * 32..4 + 5 * 32]), U256::from(250));
 }
 
-/// A call of an address without code would succeed.
-#[tokio::test]
-async fn chain_without_the_proxy_takes_no_permits() {
-    let stage = Stage::open().await;
-    let permit = stage.permit("a").await;
-    stage.chain.devnet.set_code(support::permit::PROXY, alloy_primitives::Bytes::new());
-    let answer = send(&stage.app, permit.on(evaluate("a"))).await;
-    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "permit2_proxy_not_deployed"));
-    assert_eq!(stage.shop.handled(), 0);
-    let other = Shop::open(&stage.chain).await;
-    let supported = other.facilitator.supported().await.unwrap();
-    assert!(supported.kinds.iter().all(|kind| kind.scheme == "exact"), "{supported:?}");
-}
-
-/// An account with a contract's signature, and one that delegates to a contract.
-#[tokio::test]
-async fn contract_wallets_pay_by_permit() {
-    let stage = Stage::open().await;
-    let wallet = stage.chain.deploy_wallet(stage.payer.address()).await;
-    stage.chain.mint(wallet, 10 * PRICE).await;
-    approve(&stage.chain.devnet, wallet, U256::from(10 * PRICE));
-    let mut permit = stage.permit("costs 250").await;
-    permit.from = wallet;
-    let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
-    assert_eq!((answer.status, answer.settlement().unwrap()["amount"].clone()), (StatusCode::OK, json!("250")));
-    let again = send(&stage.app, permit.on(evaluate("costs 250"))).await;
-    assert_eq!((again.status, stage.shop.handled()), (StatusCode::OK, 1), "{again:?}");
-    // Another key's signature is refused by the wallet.
-    let mut forged = stage.permit("costs 250").await;
-    (forged.from, forged.signer) = (wallet, PrivateKeySigner::random());
-    forged.resign();
-    let answer = send(&stage.app, forged.on(evaluate("costs 250"))).await;
-    assert_eq!(answer.reason(), "invalid_permit2_signature");
-}
-
 /// The payer's money would cover both, and what Permit2 may move covers one.
 #[tokio::test]
 async fn approval_covers_what_is_in_flight() {
@@ -789,4 +754,39 @@ async fn payer_is_not_told_what_the_node_says_of_a_revert() {
     let said = (answer.status, answer.reason());
     assert_eq!(said, (StatusCode::PAYMENT_REQUIRED, "permit2_simulation_failed".to_owned()), "{answer:?}");
     assert!(!format!("{answer:?} {}", demand(&answer)).contains("node.internal"), "{answer:?}");
+}
+
+/// A call of an address without code would succeed.
+#[tokio::test]
+async fn chain_without_the_proxy_takes_no_permits() {
+    let stage = Stage::open().await;
+    let permit = stage.permit("a").await;
+    stage.chain.devnet.set_code(support::permit::PROXY, alloy_primitives::Bytes::new());
+    let answer = send(&stage.app, permit.on(evaluate("a"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "permit2_proxy_not_deployed"));
+    assert_eq!(stage.shop.handled(), 0);
+    let other = Shop::open(&stage.chain).await;
+    let supported = other.facilitator.supported().await.unwrap();
+    assert!(supported.kinds.iter().all(|kind| kind.scheme == "exact"), "{supported:?}");
+}
+
+/// An account with a contract's signature, and one that delegates to a contract.
+#[tokio::test]
+async fn contract_wallets_pay_by_permit() {
+    let stage = Stage::open().await;
+    let wallet = stage.chain.deploy_wallet(stage.payer.address()).await;
+    stage.chain.mint(wallet, 10 * PRICE).await;
+    approve(&stage.chain.devnet, wallet, U256::from(10 * PRICE));
+    let mut permit = stage.permit("costs 250").await;
+    permit.from = wallet;
+    let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((answer.status, answer.settlement().unwrap()["amount"].clone()), (StatusCode::OK, json!("250")));
+    let again = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((again.status, stage.shop.handled()), (StatusCode::OK, 1), "{again:?}");
+    // Another key's signature is refused by the wallet.
+    let mut forged = stage.permit("costs 250").await;
+    (forged.from, forged.signer) = (wallet, PrivateKeySigner::random());
+    forged.resign();
+    let answer = send(&stage.app, forged.on(evaluate("costs 250"))).await;
+    assert_eq!(answer.reason(), "invalid_permit2_signature");
 }

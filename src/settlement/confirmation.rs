@@ -255,7 +255,8 @@ impl Confirmation {
         let is_final = self.node.is_use_final(payment).await?;
         let sender = payment.terms().permit().map(|permit| permit.facilitator);
         let is_ours = self.accounts.iter().any(|account| Some(account.address()) == sender);
-        if !(is_ours || is_complete && is_final) {
+        let is_proven = is_ours || (is_complete && is_final);
+        if !is_proven {
             return unknown;
         }
         let expected = ExpectedTransfer::of_payment(payment);

@@ -296,7 +296,9 @@ mod tests {
         let alone = document.evaluators.iter().filter_map(|seller| seller.quality_alone.map(|quality| quality.mean));
         assert_eq!(fixed.quality.mean, alone.fold(0.0, f64::max));
         let mixture = spends.iter().find(|report| report.arm == "mixture").unwrap();
-        assert_eq!(mixture.spent_on_chain_microusdc, 30_000, "three judges for $0.001 an output");
+        // Three judges for $0.001 an output; of a group's identical outputs one is bought.
+        let spent = mixture.spent_on_chain_microusdc;
+        assert!(spent % 1_000 == 0 && (20_000..=30_000).contains(&spent), "{spent}");
 
         let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&document).unwrap()).unwrap();
         assert_eq!(json["people"]["least_usd"], 2 * 15);

@@ -37,7 +37,7 @@ pub enum ChannelStep {
     },
     /// Gives the channel to a request. A request with the price 0, such as a refund, needs no cover.
     Begin {
-        /// Identifies the request ([`ChannelRecord::request_key`]).
+        /// Identifies the request ([`ChannelRecord::request_key`](super::ChannelRecord::request_key)).
         request: B256,
         /// How its payer names it.
         name: Option<RequestName>,
@@ -63,7 +63,7 @@ pub enum ChannelStep {
     },
     /// Counts a replay of the response to a request that was charged for. Does nothing if the request is not remembered.
     Replay {
-        /// Identifies the request ([`ChannelRecord::request_key`]).
+        /// Identifies the request ([`ChannelRecord::request_key`](super::ChannelRecord::request_key)).
         request: B256,
     },
     /// Frees the channel without a charge. Does nothing if it was taken over meanwhile.
@@ -83,7 +83,7 @@ pub enum ChannelStep {
         /// The end that `BeginClaim` set.
         until: u64,
     },
-    /// Counts an amount as gone from the escrow, before a refund of it is signed. Then the field `refund` of the [`ChannelRecord`] has the
+    /// Counts an amount as gone from the escrow, before a refund of it is signed. Then the field `refund` of the [`ChannelRecord`](super::ChannelRecord) has the
     /// nonce to sign. What was charged, or is being worked for, must stay covered beside it and an announced withdrawal, or be claimed. A
     /// request whose time is over loses the channel. One refund is under way at a time; a repeated request takes its own up again.
     Refund {

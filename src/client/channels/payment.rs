@@ -76,6 +76,8 @@ pub(in crate::client) struct VoucherPayment {
     is_repeated: bool,
     /// The seller was sent a voucher.
     was_asked: bool,
+    /// That is the last one that was signed before, to ask for the answer.
+    is_asking: bool,
     /// The seller takes payment identifiers, and this one has one.
     has_id: bool,
     /// What was unclear before this payment was sent.
@@ -190,6 +192,7 @@ impl VoucherPayment {
             purchase,
             is_repeated: only.is_some(),
             was_asked: false,
+            is_asking: false,
             has_id,
             doubt: Doubt::default(),
             needs_deposit: false,
@@ -215,12 +218,12 @@ impl VoucherPayment {
         let now = self.payer.now();
         let (id, entry, price) = (lease.id(), &mut lease.entry, self.terms.price);
         let is_first = !std::mem::replace(&mut self.was_asked, true);
-        let (means, max) = match (entry.means(price, now), entry.last_signed()) {
-            // The answer to a purchase that was signed for before may cost nothing. If the seller does not know the purchase, it refuses the
-            // last voucher, and another one is signed.
-            (means, Some(last)) if self.is_repeated && is_first && means != Means::Voucher => (Means::Voucher, last),
-            (means, _) => (means, entry.ceiling(price)),
-        };
+        let means = entry.means(price, now);
+        // The answer to a purchase that was signed for before may cost nothing. If the seller does not know the purchase, it refuses the last
+        // voucher, and another one is signed.
+        let last = entry.last_signed().filter(|_| self.is_repeated && is_first && means != Means::Voucher);
+        self.is_asking = last.is_some();
+        let (means, max) = last.map_or((means, entry.ceiling(price)), |last| (Means::Voucher, last));
         let reservation = match means {
             Means::NewDeposit { needed } => Some(self.sign_deposit((id, entry), (needed, deposit), now).await?),
             Means::Nothing => return Err(Refusal::DepositPending.into()),
@@ -500,6 +503,8 @@ impl VoucherPayment {
                 self.is_corrected = true;
                 self.correct(headers, was_in_doubt)
             }
+            // The seller does not know the purchase: it is paid for now.
+            _ if self.is_asking => self.sign_again_or_conclude(),
             // The deposit may be on its way into a block. The voucher is sent again, and then the same deposit, but no other one.
             "channel_not_found" | "cumulative_exceeds_balance"
                 if !with_deposit && lease.entry.may_be_deposited(self.payer.now()) =>

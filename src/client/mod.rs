@@ -44,8 +44,9 @@
 //! # Paying at most a price
 //!
 //! With [`PayerBuilder::upto`] a payer signs for the most that a request may cost, and is charged what it did cost (scheme
-//! [`upto`](crate::upto)). Its budget counts the most until the seller names the transaction and what it charged. A request that cost nothing
-//! stays reserved at its most: the seller could still charge it. The chain releases it once the permit has expired.
+//! [`upto`](crate::upto)). Its budget counts the most until the chain shows that less was charged, since the seller could still charge
+//! the rest. A node of the payer's shows it at once; without one, and for a request that cost nothing, `reconcile` (feature `onchain`) finds the
+//! charge, or that the permit has expired unused.
 //!
 //! # Finding something to pay for
 //!

@@ -71,7 +71,7 @@ const PER_ATTEMPT: [&str; 5] = ["traceparent", "tracestate", "baggage", "b3", "x
 /// another one is signed, and a named purchase is presented with it under the same payment identifier. A seller that takes identifiers, as
 /// those of this crate do, gives the answer again and charges nothing, as long as it remembers it: the last four of a channel. From other
 /// sellers it is bought again; what the first voucher was charged stays in the books. The journal knows in which channel a named purchase was
-/// signed for, for the last four of a channel: it is asked for there, or [refused](Refusal::PurchaseOfChannel), and paid by nothing else.
+/// signed for, for the last eight of a channel: it is asked for there, or [refused](Refusal::PurchaseOfChannel), and paid by nothing else.
 #[derive(Clone)]
 pub struct Purchase(Kind);
 

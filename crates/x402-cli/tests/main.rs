@@ -7,4 +7,5 @@ mod messages;
 mod operating;
 mod paying;
 mod restart;
+mod rules;
 mod stage;

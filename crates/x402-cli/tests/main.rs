@@ -9,3 +9,4 @@ mod paying;
 mod restart;
 mod rules;
 mod stage;
+mod what_can_go_wrong;

@@ -316,9 +316,7 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "the node gives no receipts" => {
             command.env("X402_RPC_URL", faulty_node(stage, without_receipts).await);
         }
-        "the clock is off by an hour" => {
-            command.env("X402_RPC_URL", faulty_node(stage, an_hour_ahead).await);
-        }
+        "the clock is off by an hour" => an_hour_ahead(stage, &mut command),
         "the facilitator does not answer" => {
             command.args(["--facilitator-url", NOBODY]).env_remove("X402_RPC_URL");
         }
@@ -381,6 +379,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "an empty tank" => {
             charge.args(["--price", "$0.001"]).env("SETTLEMENT_PRIVATE_KEY", EMPTY);
         }
+        "the clock is off by an hour" if asked == "/readyz" => {
+            an_hour_ahead(stage, charge.args(["--price", "$0.001"]));
+        }
         "the disk is full" => {
             charge = small.mounted(&with_argument(charge.args(["--price", "$0.001"]), &stage.ledger(), &ledger));
         }
@@ -404,7 +405,6 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
     }
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let url = match (wrong, asked) {
-        ("the clock is off by an hour", _) => with_another_clock(charge.url()).await,
         ("nobody answers", _) => NOBODY.to_owned(),
         _ => charge.url(),
     };
@@ -430,6 +430,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 proxy.arg("--journal").arg(small.directory.join("journal"));
                 proxy = small.filled(&proxy);
             }
+            if wrong == "the clock is off by an hour" {
+                an_hour_ahead(stage, &mut proxy);
+            }
             let proxy = Running::start(&mut proxy).await;
             let said = Said::answer(client.get(format!("{}echo", proxy.text("url")))).await;
             proxy.kill().await;
@@ -440,6 +443,10 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             pay.args(["pay", &format!("{url}/echo"), "--attempts", "1"]).env("PAYER_PRIVATE_KEY", payer);
             match wrong {
                 "above the budget" => pay.args(["--budget", "$0.0009"]),
+                "the clock is off by an hour" => {
+                    an_hour_ahead(stage, &mut pay);
+                    &mut pay
+                }
                 "no room for the journal" => {
                     pay.arg("--journal").arg(small.directory.join("journal"));
                     pay = small.filled(&pay);
@@ -495,13 +502,6 @@ fn without_receipts(method: &str, answer: &mut Value) {
     }
 }
 
-fn an_hour_ahead(method: &str, answer: &mut Value) {
-    if method == "eth_getBlockByNumber" {
-        let time = u64::from_str_radix(&answer["result"]["timestamp"].as_str().unwrap()[2..], 16).unwrap();
-        answer["result"]["timestamp"] = json!(format!("{:#x}", time + 3_600));
-    }
-}
-
 fn of_no_devnet(method: &str, answer: &mut Value) {
     if method == "devnet_fund" {
         let error = json!({ "code": -32601, "message": "there is no such method" });
@@ -532,22 +532,14 @@ async fn faulty_node(stage: &Stage, fault: fn(&str, &mut Value)) -> String {
     url
 }
 
-/// Serves what a seller at this URL answers, as it would if its clock were an hour behind.
-async fn with_another_clock(url: String) -> String {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let answer = async move |request: axum::extract::Request| {
-        let (parts, body) = request.into_parts();
-        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        let sent = client.request(parts.method, format!("{url}{}", parts.uri)).headers(parts.headers).body(body);
-        let mut answer = http::Response::<reqwest::Body>::from(sent.send().await.unwrap());
-        let date = httpdate::fmt_http_date(std::time::SystemTime::now() - Duration::from_secs(3_600));
-        answer.headers_mut().insert("date", date.parse().unwrap());
-        answer.map(axum::body::Body::new)
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
-    url
+/// Sets the clock of the command an hour ahead.
+fn an_hour_ahead(stage: &Stage, command: &mut Command) {
+    let library = stage.path("clock.so");
+    let mut compiler = std::process::Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clock.c")).arg("-ldl");
+    assert!(compiler.status().expect("a C compiler, as for SQLite").success());
+    command.env("LD_PRELOAD", library);
 }
 
 /// The same command below another program.

@@ -143,6 +143,10 @@ impl Settlement {
         {
             remote = remote.bearer_token(token.trim());
         }
+        // Whoever names the network can start before the facilitator does.
+        if let Some(network) = chain.network {
+            remote = remote.network(network);
+        }
         if let Some(node) = &chain.rpc_url {
             remote = remote.confirm(chain.network(), node.as_str());
         }

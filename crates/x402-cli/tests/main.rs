@@ -7,4 +7,6 @@ mod messages;
 mod operating;
 mod paying;
 mod restart;
+mod rules;
 mod stage;
+mod what_can_go_wrong;

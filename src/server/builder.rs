@@ -417,6 +417,13 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
+    /// Sets the label `route` under which the metric `x402_charged_units_total` counts what this layer charged. Use few, and nothing that a
+    /// client chooses. Default: empty.
+    pub fn route_label(mut self, label: impl Into<Arc<str>>) -> Self {
+        self.settings.route = label.into();
+        self
+    }
+
     /// Declares where a [`PaymentStatus`](super::PaymentStatus) answers what became of a payment: an absolute URL, or a path
     /// (`/payments/status`) on the origin of what is sold. It is declared among the `extensions` of the 402
     /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid. Payments by voucher

@@ -33,6 +33,8 @@ pub(super) struct Settings {
     pub(super) rules: Rules,
     pub(super) success: Option<Classifier>,
     pub(super) allow_upgrades: bool,
+    /// The name under which what is charged is counted.
+    pub(super) route: Arc<str>,
     pub(super) answer_preflights: bool,
     /// The page for browsers; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
@@ -63,6 +65,7 @@ impl Default for Settings {
             rules: Rules::default(),
             success: None,
             allow_upgrades: false,
+            route: Arc::default(),
             answer_preflights: false,
             page: Some(BrowserPage::new()),
             channels: None,

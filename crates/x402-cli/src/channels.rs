@@ -175,8 +175,11 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
         what: format!("nothing was claimed: {}", Sentence(&error)),
         advice: "What was charged stays in the ledger. x402 doctor says what is wrong with the node and the key.",
     })?;
-    let (claimed, transactions) = (dollars(report.claimed), report.transactions.len());
-    output::line(format_args!("Claimed {claimed} in {transactions} transactions"));
+    let (claimed, settled) = (dollars(report.claimed), dollars(report.settled));
+    for transaction in &report.transactions {
+        output::line(transaction);
+    }
+    output::line(format_args!("Claimed {claimed}, and transferred {settled}"));
     match report.refused.len() {
         0 => Ok(()),
         refused => Err(Error::Failed {

@@ -26,13 +26,13 @@ use tokio::{
 use tower::ServiceExt as _;
 use tower_x402::{
     Asset, Network,
-    devnet::{Devnet, DevnetPort},
     facilitator::OnchainFacilitator,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
     service::{FacilitatorService, PeerAddress},
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use x402_devnet::{Devnet, DevnetPort};
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 /// What the settlement key gets on a chain in this process: one ether, in wei.

@@ -14,7 +14,7 @@
 //! # Charge
 //!
 //! ```no_run
-//! # #[cfg(all(feature = "devnet", feature = "server"))]
+//! # #[cfg(all(feature = "onchain", feature = "local-signer", feature = "server"))]
 //! # async fn example(settlement_key: tower_x402::signers::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
 //! use axum::{Router, routing::post};
 //! use tower_x402::{
@@ -60,7 +60,7 @@
 //!
 //! # Try
 //!
-//! `devnet::Devnet` (feature `devnet`) is a chain in the same process, with USDC at its address on Base. Everything above runs there
+//! `Devnet`, of the crate `x402-devnet`, is a chain in the same process, with USDC at its address on Base. Everything above runs there
 //! unchanged, without a node and without money.
 //!
 //! # Features
@@ -77,7 +77,6 @@
 //! | `sqlite` | `ledger::SqliteLedger`, a durable ledger in one file, for one process | |
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
-//! | `devnet` | `devnet`, a chain in the same process | |
 //! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |
@@ -94,7 +93,7 @@
 //! |---|---|---|
 //! | `alloy-primitives` | 1 | addresses, hashes, numbers; re-exported as [`primitives`] |
 //! | `alloy-signer`, `alloy-network`, `alloy-signer-local` | 2 | signers; re-exported as [`signers`] |
-//! | `alloy-provider`, `alloy-rpc-client`, `alloy-rpc-types-eth` | 2 | nodes (features `onchain`, `devnet`) |
+//! | `alloy-provider`, `alloy-rpc-client`, `alloy-rpc-types-eth` | 2 | nodes (feature `onchain`) |
 //! | `http`, `http-body`, `bytes` | 1 | requests and responses |
 //! | `tower-layer`, `tower-service` | 0.3 | layers and services |
 //! | `reqwest`, `reqwest-middleware` | 0.13, 0.5 | the paying client (features `reqwest`, `remote`) |
@@ -129,14 +128,12 @@ mod charge;
 pub mod client;
 mod clock;
 mod decimal;
-#[cfg(feature = "devnet")]
-pub mod devnet;
 pub mod eip3009;
 #[cfg(feature = "facilitator")]
 pub mod facilitator;
 #[cfg(all(
     feature = "bazaar",
-    feature = "devnet",
+    feature = "onchain",
     feature = "remote",
     feature = "reqwest",
     feature = "server",
@@ -198,7 +195,6 @@ mod tests {
         check::<crate::client::PaymentMiddleware>();
         check::<crate::client::Purchase>();
         check::<crate::client::SignedPayment>();
-        check::<crate::devnet::Devnet>();
         check::<crate::facilitator::FacilitatorError>();
         check::<crate::facilitator::OnchainFacilitator>();
         check::<crate::facilitator::RemoteFacilitator>();

@@ -1,7 +1,7 @@
 //! The tower layer that charges per request.
 //!
 //! ```
-//! # #[cfg(feature = "devnet")]
+//! # #[cfg(feature = "onchain")]
 //! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
 //! use alloy_primitives::address;
 //! use axum::{Router, routing::post};

@@ -1,18 +1,18 @@
 //! The chain's side of payment channels: deposits, claims, transfers and refunds.
 //!
 //! ```
-//! # #[cfg(all(feature = "client", feature = "devnet"))]
+//! # #[cfg(all(feature = "client", feature = "onchain", feature = "local-signer"))]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> anyhow::Result<()> {
 //! use tower_x402::{
 //!     Clock, Network, Nonces, OsNonces, SystemClock, Usdc,
-//!     devnet::Devnet,
 //!     eip3009::TokenDomain,
 //!     facilitator::channels::{ChannelFacilitator, OnchainChannels, RefundOrder},
 //!     primitives::{Address, B256, U256},
 //!     signers::PrivateKeySigner,
 //!     vouchers::{AuthorizerKey, ChannelConfig, Claim, ClaimedVoucher, Deposit, Escrow, Voucher},
 //! };
+//! use x402_devnet::Devnet;
 //!
 //! let (devnet, network) = (Devnet::start().await?, Network::BASE_SEPOLIA);
 //! let [gas_key, payer, authorizer] = std::array::from_fn(|_| PrivateKeySigner::random());
@@ -56,7 +56,7 @@
 //! assert_eq!(devnet.balance_of(payer.address())?, Usdc::from_atomic(950_000));
 //! # Ok(())
 //! # }
-//! # #[cfg(not(all(feature = "client", feature = "devnet")))]
+//! # #[cfg(not(all(feature = "client", feature = "onchain", feature = "local-signer")))]
 //! # fn main() {}
 //! ```
 

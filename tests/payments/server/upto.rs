@@ -21,7 +21,6 @@ use support::{
 use tokio::sync::Notify;
 use tower_x402::{
     Network, Usdc,
-    devnet::Fault,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, RemoteFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, Settlement},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
@@ -30,6 +29,7 @@ use tower_x402::{
     service::FacilitatorService,
     upto::PERMIT2,
 };
+use x402_devnet::Fault;
 
 sol! {
     function transfer(address to, uint256 value);

@@ -20,7 +20,6 @@ use support::{
 use tower::ServiceExt as _;
 use tower_x402::{
     ManualClock, Network,
-    devnet::Fault,
     facilitator::{
         OnchainFacilitator,
         channels::{ChannelFacilitator as _, OnchainChannels, SignedRefund},
@@ -28,6 +27,7 @@ use tower_x402::{
     service::{FacilitatorService, FacilitatorServiceBuilder},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
 };
+use x402_devnet::Fault;
 
 use super::{
     builder,

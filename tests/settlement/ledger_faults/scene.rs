@@ -27,7 +27,6 @@ use tokio::{
 use tower::{BoxError, Layer as _, ServiceExt as _};
 use tower_x402::{
     Clock, Network, Usdc,
-    devnet::{Devnet, DevnetPort, Fault as NodeFault},
     facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator},
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
     payment::PaymentKey,
@@ -35,6 +34,7 @@ use tower_x402::{
     server::{DeferredPolicy, PaymentStatus, RequestBody, RequirePaymentLayer, VerifiedPayment},
     service::FacilitatorService,
 };
+use x402_devnet::{Devnet, DevnetPort, Fault as NodeFault};
 
 use support::{
     authorization::unix_now,

@@ -21,7 +21,6 @@ use tower_x402::{
     Clock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer},
-    devnet::{BlockTime, Fault, Orphans},
     facilitator::{Facilitator, channels::OnchainChannels},
     ledger::{FulfilmentStep, Lease, MemoryLedger, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
@@ -30,6 +29,7 @@ use tower_x402::{
     service::FacilitatorService,
     vouchers::AuthorizerKey,
 };
+use x402_devnet::{BlockTime, Fault, Orphans};
 
 use support::chain::Chain as _;
 use support::devnet::DevnetChain;

@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt as _;
-use tower_x402::{Asset, Network, service::PeerAddress};
+use tower_x402::{Asset, Network, server::PeerAddress};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use x402_devnet::{Devnet, DevnetPort};

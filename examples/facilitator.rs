@@ -28,11 +28,12 @@ use tower_x402::{
     Asset, Network,
     facilitator::OnchainFacilitator,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
-    service::{FacilitatorService, PeerAddress},
+    server::PeerAddress,
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use x402_devnet::{Devnet, DevnetPort};
+use x402_facilitator::FacilitatorService;
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 /// What the settlement key gets on a chain in this process: one ether, in wei.

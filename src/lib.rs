@@ -123,7 +123,7 @@ pub mod chain;
 #[cfg(feature = "server")]
 pub mod channels;
 #[cfg(feature = "server")]
-mod charge;
+pub mod charge;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;
@@ -150,8 +150,6 @@ pub mod payment;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;
-#[cfg(feature = "server")]
-pub mod service;
 #[cfg(feature = "facilitator")]
 mod settlement;
 #[cfg(feature = "facilitator")]
@@ -198,13 +196,13 @@ mod tests {
         check::<crate::facilitator::FacilitatorError>();
         check::<crate::facilitator::OnchainFacilitator>();
         check::<crate::facilitator::RemoteFacilitator>();
-        check::<crate::service::FacilitatorService>();
-        check::<crate::service::RateLimit>();
+        check::<crate::charge::Settler>();
         check::<crate::ledger::MemoryLedger>();
         check::<crate::ledger::PostgresLedger>();
         check::<crate::ledger::SqliteLedger>();
         check::<crate::ops::Operator>();
         check::<crate::server::PaymentStatus>();
+        check::<crate::server::RateLimit>();
         check::<crate::server::RequirePaymentLayer>();
     }
 }

@@ -33,10 +33,12 @@ use alloy_primitives::{Address, B256, U256};
 use tokio::sync::Semaphore;
 use tracing::Instrument as _;
 
+pub use exact::{SettleAnswer, Settler, Sponsor};
 use in_progress::PaymentsInProgress;
 use queue::AdmissionQueue;
 use recording::Recording;
-pub(crate) use refusal::{Refusal, Unfinished, Unread, Why};
+pub use refusal::Refusal;
+pub(crate) use refusal::{Unfinished, Unread, Why};
 use rooms::{KnownRoom, PayerRoom};
 pub use rules::DeferredPolicy;
 pub(crate) use rules::{Limits, Rules};

@@ -22,7 +22,7 @@ const CLAIM: Duration = Duration::from_secs(30);
 ///
 /// Boxed, because it is the error of most functions here and rarely made.
 #[derive(Debug)]
-pub(crate) struct Refusal(Box<Refused>);
+pub struct Refusal(Box<Refused>);
 
 #[derive(Debug)]
 struct Refused {
@@ -99,6 +99,11 @@ pub(crate) enum Unfinished {
 impl Refusal {
     pub(crate) fn new(why: Why) -> Self {
         Self(Box::new(Refused { why, transaction: None, receipt: None }))
+    }
+
+    /// Payments cannot be taken or settled now. The same request may be repeated after this time.
+    pub fn unavailable(retry_after: Duration) -> Self {
+        Why::Unavailable(retry_after).into()
     }
 
     /// The message is not one of the protocol.

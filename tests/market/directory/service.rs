@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower::ServiceExt as _;
-use tower_x402::{ManualClock, service::PeerAddress};
+use tower_x402::{ManualClock, server::PeerAddress};
 use x402_devnet::Orphans;
 use x402_market::directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
 

@@ -26,10 +26,10 @@ use tower_x402::{
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
     server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
-    service::FacilitatorService,
     upto::PERMIT2,
 };
 use x402_devnet::Fault;
+use x402_facilitator::FacilitatorService;
 
 sol! {
     function transfer(address to, uint256 value);

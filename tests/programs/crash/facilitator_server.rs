@@ -27,9 +27,9 @@ use tower_x402::{
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Ledger, MemoryLedger, ResponseLimits, SettlementState},
     payment::PaymentKey,
-    service::FacilitatorService,
 };
 use x402_devnet::Devnet;
+use x402_facilitator::FacilitatorService;
 
 use super::server::{Ahead, UPKEEP};
 

@@ -24,10 +24,10 @@ use tower_x402::{
         OnchainFacilitator,
         channels::{ChannelFacilitator as _, OnchainChannels, SignedRefund},
     },
-    service::{FacilitatorService, FacilitatorServiceBuilder},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
 };
 use x402_devnet::Fault;
+use x402_facilitator::{FacilitatorService, FacilitatorServiceBuilder};
 
 use super::{
     builder,

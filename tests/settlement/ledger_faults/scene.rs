@@ -32,9 +32,9 @@ use tower_x402::{
     payment::PaymentKey,
     protocol::PaymentFlow,
     server::{DeferredPolicy, PaymentStatus, RequestBody, RequirePaymentLayer, VerifiedPayment},
-    service::FacilitatorService,
 };
 use x402_devnet::{Devnet, DevnetPort, Fault as NodeFault};
+use x402_facilitator::FacilitatorService;
 
 use support::{
     authorization::unix_now,

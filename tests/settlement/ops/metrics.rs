@@ -26,10 +26,10 @@ use tower_x402::{
     ops::{METRICS, MetricKind, Operator},
     payment::{Prechecked, SettlementOutcome},
     server::{DeferredPolicy, Quote},
-    service::FacilitatorService,
     vouchers::AuthorizerKey,
 };
 use x402_devnet::{BlockTime, Fault, Orphans};
+use x402_facilitator::FacilitatorService;
 
 use support::chain::Chain as _;
 use support::devnet::DevnetChain;

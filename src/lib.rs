@@ -67,7 +67,7 @@
 //!
 //! | feature | adds | default |
 //! |---|---|---|
-//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`service`], a facilitator as an HTTP service | yes |
+//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`charge`], the core of both, for other transports | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`, which verifies and settles over JSON-RPC; `chain::PaymentLookup`, which tells whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`, which verifies and settles through another facilitator | |
 //! | `client` | [`client`]: the payer, for any HTTP client | with `reqwest` |
@@ -107,7 +107,8 @@
 //! - [Examples](https://github.com/tower-x402/tower-x402/tree/main/examples): a seller, a buyer, a facilitator, each as a program.
 //! - [DESIGN.md](https://github.com/tower-x402/tower-x402/blob/main/DESIGN.md) gives the reasons,
 //!   [SECURITY.md](https://github.com/tower-x402/tower-x402/blob/main/SECURITY.md) the threats and what holds against them.
-//! - The crate `x402-market` builds on this one: evaluators that sell verdicts, students that hire them, and a directory.
+//! - Crates that build on this one: `x402-facilitator` settles for others over HTTP, `x402-devnet` is a chain for tests and first runs, and
+//!   `x402-market` has evaluators that sell verdicts, students that hire them, and a directory.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

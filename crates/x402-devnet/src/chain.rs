@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use alloy_consensus::{
-    Header, Receipt, ReceiptEnvelope, Signed, Transaction as _, TxEnvelope, TxLegacy, TxReceipt as _,
+    Header, Receipt, ReceiptEnvelope, Signed, TxEnvelope, TxLegacy, TxReceipt as _,
     proofs::{calculate_receipt_root, calculate_transaction_root},
     transaction::{Recovered, SignerRecoverable as _},
 };

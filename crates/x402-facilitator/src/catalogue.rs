@@ -394,14 +394,12 @@ mod tests {
 
     #[test]
     fn invalid_metadata_is_left_out() {
-        let resource = ResourceInfo {
-            description: Some("Evaluates\u{7}".into()),
-            mime_type: Some("application/json".into()),
-            service_name: Some("N".repeat(33)),
-            tags: ["a", "A", "", "\u{e9}", "b", "c", "d", "e", "f"].map(str::to_owned).into(),
-            icon_url: Some("http://127.0.0.1/icon.png".into()),
-            ..ResourceInfo::default()
-        };
+        let mut resource = ResourceInfo::new("");
+        resource.description = Some("Evaluates\u{7}".into());
+        resource.mime_type = Some("application/json".into());
+        resource.service_name = Some("N".repeat(33));
+        resource.tags = ["a", "A", "", "\u{e9}", "b", "c", "d", "e", "f"].map(str::to_owned).into();
+        resource.icon_url = Some("http://127.0.0.1/icon.png".into());
         let listed = Value::Object(metadata(resource));
         assert_eq!(listed, json!({ "mimeType": "application/json", "tags": ["a", "b", "c", "d", "e"] }));
     }

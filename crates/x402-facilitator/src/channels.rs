@@ -560,7 +560,7 @@ fn parts(error: ChannelError) -> (&'static str, String, String) {
             "the outcome is not known yet: send the same request again".to_owned(),
             transaction.map(|hash| hash.to_string()).unwrap_or_default(),
         ),
-        ChannelError::Unavailable(error) => (reason::RPC_READ_FAILED, error.to_string(), String::new()),
+        error => (reason::RPC_READ_FAILED, error.to_string(), String::new()),
     }
 }
 

@@ -477,9 +477,13 @@ impl Shared {
                 Err(rejection) => request.invalid(rejection.reason, &rejection.detail),
             },
             Err(VerifyError::Invalid(rejection)) => request.invalid(rejection.reason, &rejection.detail),
-            Err(VerifyError::Unavailable(error)) => {
+            Err(error) => {
                 tracing::warn!(%error, "a payment cannot be verified now");
-                Answer::unavailable("the payment cannot be verified now", error.retry_after())
+                let retry_after = match &error {
+                    VerifyError::Unavailable(error) => error.retry_after(),
+                    _ => Duration::from_secs(1),
+                };
+                Answer::unavailable("the payment cannot be verified now", retry_after)
             }
         }
     }

@@ -259,11 +259,11 @@ impl Answer {
         response.amount = response.success.then(|| request.charged.unwrap_or(offer.amount).to_string());
         response.error_reason = error_reason;
         let told = match request.version {
-            Version::V2 => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
             Version::V1 => Self::json(
                 StatusCode::OK,
                 &WithMessage { response: v1::SettlementResponseV1::from(&response), error_message },
             ),
+            _ => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
         };
         if let SettleAnswer::Pending(_) = answer { told.retry_after(Duration::from_secs(1)) } else { told }
     }

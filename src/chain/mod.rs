@@ -16,11 +16,12 @@
 //! | `escrow` | what is in payment channels? |
 //! | `lookup` | was a payment made, and is it final? |
 //! | `claim_lookup` | the same of a charge on a payment channel |
-//! | `log_search` | in which of many blocks is a log? |
+//! | `log_search`, `block_search` | in which of many blocks is a log, and which is the block of a time? |
 
 pub(crate) mod authorization_use;
 pub(crate) mod batch;
 pub(crate) mod batch_settler;
+pub(crate) mod block_search;
 pub(crate) mod block_time;
 pub(crate) mod broadcast;
 mod claim_lookup;

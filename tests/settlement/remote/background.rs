@@ -6,11 +6,11 @@ use alloy_primitives::{Address, B256, U256};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tower_x402::{
-    Network,
+    ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
     ledger::{
-        CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, SettlementStep,
-        StoredResponse,
+        CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, ResponseLimits,
+        SettlementStep, StoredResponse,
     },
     payment::{Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, Reason},
@@ -75,6 +75,27 @@ fn asked_for(stage: &Stage) -> BTreeSet<u8> {
         payer.parse::<Address>().unwrap()[0]
     };
     stage.settles().iter().map(payer).collect()
+}
+
+/// Its payer can have made it unknowable. What was signed for it is of no use any more.
+#[tokio::test]
+async fn payment_whose_outcome_stays_unknown_after_its_time_is_asked_for_ever_less_often() {
+    let stage = Stage::open().await;
+    stage.script([], Turn::Without(Reply::Status(500, "")));
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
+    produced(&*ledger, 1, true).await;
+    clock.advance(100_000);
+    let remote = stage.remote().reconcile_interval(Duration::from_millis(10)).clock(clock.clone());
+    let _facilitator = remote.ledger(ledger.clone()).build().await.unwrap();
+    eventually("it is asked for", async || stage.settles().len() == 1).await;
+    clock.advance(1_000);
+    // A later pass finds another one, and leaves this one alone.
+    produced(&*ledger, 2, true).await;
+    eventually("the other one is asked for", async || asked_for(&stage).contains(&2)).await;
+    assert_eq!(stage.settles().len(), 2);
+    clock.advance(50_000);
+    eventually("it is asked for again", async || stage.settles().len() >= 3).await;
 }
 
 #[tokio::test]

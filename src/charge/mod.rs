@@ -37,7 +37,7 @@ use in_progress::PaymentsInProgress;
 use queue::AdmissionQueue;
 use recording::Recording;
 pub(crate) use refusal::{Refusal, Unfinished, Unread, Why};
-use rooms::{KnownRoom, PayerRoom};
+use rooms::PayerRoom;
 pub use rules::DeferredPolicy;
 pub(crate) use rules::{Limits, Rules};
 
@@ -46,6 +46,7 @@ use crate::{
     network::Network,
     protocol::{PaymentFlow, SettlementResponse},
     telemetry::RequestOutcome,
+    upload::Arrived,
     vouchers::ChannelId,
 };
 
@@ -63,10 +64,11 @@ pub(crate) struct Seller {
     pub(crate) permits: Arc<Semaphore>,
     /// Permits for authorizations whose payer was not verified yet.
     pub(crate) unverified: AdmissionQueue,
-    /// Permits for copies of a payment, which wait for what becomes of the first. They hold no other permit meanwhile (invariant I12).
-    pub(crate) copies: Semaphore,
-    /// Permits for requests that wait for another one of their channel, which nobody but its payer can send.
-    pub(crate) in_line: Semaphore,
+    /// Places of copies of a payment, which wait for what becomes of the first, and of whoever else waits for a request that is worked on. They
+    /// hold no permit meanwhile (invariant I12).
+    pub(crate) copies: PayerRoom,
+    /// The same for requests that nobody but the payer of their channel can send, which wait for another one of the channel.
+    pub(crate) in_line: PayerRoom,
     /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
     pub(crate) unproven: AdmissionQueue,
     /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
@@ -76,23 +78,24 @@ pub(crate) struct Seller {
     /// Places of requests whose payers are known to have the money, and have to be waited for.
     pub(crate) arriving: PayerRoom,
     /// Places of requests whose payments are known.
-    pub(crate) known: KnownRoom,
+    pub(crate) known: PayerRoom,
 }
 
 impl Seller {
     pub(crate) fn new(rules: Rules) -> Self {
         let concurrent = rules.limits.concurrent.min(Semaphore::MAX_PERMITS);
+        let longest = rules.limits.request_body;
         Self {
             in_progress: PaymentsInProgress::default(),
             permits: Arc::new(Semaphore::new(concurrent)),
             unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
-            copies: Semaphore::new(concurrent),
-            in_line: Semaphore::new(concurrent),
+            copies: PayerRoom::with_bodies(concurrent, longest),
+            in_line: PayerRoom::with_bodies(concurrent, longest),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            replays: AdmissionQueue::new(rules.limits.copies(), UNPROVEN_WAIT),
+            replays: AdmissionQueue::new((concurrent / 8).max(1), UNPROVEN_WAIT),
             arriving: PayerRoom::new(concurrent),
-            known: KnownRoom::new(rules.limits.request_body),
+            known: PayerRoom::of_known(longest),
             rules,
         }
     }
@@ -105,8 +108,10 @@ impl Seller {
 /// The request that a payment is presented for, as far as charging has to know it. Its body is read only when charging asks for it: for a
 /// payer that has shown no money it never is (invariant I12).
 pub(crate) trait Presented: Send {
-    /// Returns how much of the body is still to be read, at most, in bytes.
-    fn longest(&self) -> u64;
+    /// Returns how much of the body is held, in bytes.
+    fn held(&self) -> u64;
+    /// Returns how much of the body arrives from now on.
+    fn arrived(&mut self) -> Arrived;
     /// Returns `true` if its client may have to be waited for.
     fn is_arriving(&self) -> bool;
     /// Reads as much of the body as is kept.

@@ -9,7 +9,7 @@
 //! | `broadcast`, `confirm` | what does a node's answer to a transaction mean, and when is it in a block? |
 //! | `fees`, `block_time` | which fees does a transaction offer, and how long does a block take? |
 //! | `probe` | would a payment be executed now? |
-//! | `permit` | the same of a permit, and which transaction used it? |
+//! | `permit`, `settle_calls` | the same of a permit, and which transaction used it? |
 //! | `transfer`, `batch`, `batch_settler` | which call executes one payment, or many? |
 //! | `receipt_check` | do the logs of a receipt prove a payment? |
 //! | `authorization_use` | which transaction used an authorization? |
@@ -37,6 +37,7 @@ pub(crate) mod probe;
 pub(crate) mod receipt_check;
 pub(crate) mod rpc;
 pub(crate) mod rpc_batcher;
+mod settle_calls;
 pub(crate) mod transfer;
 
 pub use claim_lookup::SoughtCharge;

@@ -3,10 +3,7 @@
 //! Only the permit's facilitator may have it executed, so the simulation is a call of that account's. Everything else is read by
 //! `contracts/PermitProbe.sol`, which is never deployed.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use alloy_primitives::{Address, B256, Bytes, U64, U256, hex};
 use alloy_sol_types::{SolCall as _, SolEvent as _, SolType as _, SolValue as _, sol_data};
@@ -19,6 +16,7 @@ use super::{
     receipt_check::ExpectedTransfer,
     rpc::{Log, Receipt, Revert, Rpc, RpcFailure},
     rpc_batcher::RpcBatcher,
+    settle_calls::Called,
     transfer::{Token, intrinsic_gas},
 };
 use crate::{
@@ -29,8 +27,6 @@ use crate::{
 
 /// How many transactions that settled something between payer and payee are looked at, to find the one that used a permit.
 const MAX_CANDIDATES: usize = 256;
-/// Of how many such transactions it is remembered what they called.
-const MAX_REMEMBERED: usize = 4096;
 
 /// Gas for reading a balance twice beside a settlement, and for 1/64 that a call keeps.
 const READING_GAS: u64 = 200_000;
@@ -277,48 +273,6 @@ pub(crate) async fn allowance(rpc: &Rpc, token: Address, payer: Address) -> Resu
     let request = json!({ "to": token, "data": Bytes::from(call.abi_encode()) });
     let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
     allowanceCall::abi_decode_returns(&answer).map_err(|_| RpcFailure::Silent)
-}
-
-/// What transactions called the proxy with, as they were read. Their hashes commit to it, so each is asked for once: the payer of many
-/// payments can have as many transactions looked at for each of them.
-#[derive(Debug, Default)]
-pub(super) struct SettleCalls(Mutex<Remembered>);
-
-#[derive(Debug, Default)]
-struct Remembered {
-    calls: HashMap<B256, Called>,
-    /// The oldest first.
-    order: VecDeque<B256>,
-}
-
-/// What a transaction called.
-#[derive(Clone, Copy, Debug)]
-enum Called {
-    /// The proxy, to settle this, or for something else.
-    Proxy(Option<SettleCall>),
-    Another,
-}
-
-impl SettleCalls {
-    fn get(&self, transaction: &B256) -> Option<Called> {
-        self.lock().calls.get(transaction).copied()
-    }
-
-    fn insert(&self, transaction: B256, called: Called) {
-        let mut known = self.lock();
-        if known.calls.insert(transaction, called).is_none() {
-            known.order.push_back(transaction);
-        }
-        if known.order.len() > MAX_REMEMBERED
-            && let Some(oldest) = known.order.pop_front()
-        {
-            known.calls.remove(&oldest);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Remembered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// What a transaction that settled something settled.

@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
-use super::permit::SettleCalls;
+use super::settle_calls::SettleCalls;
 
 /// A client of a node.
 #[derive(Clone)]

@@ -1,7 +1,6 @@
 //! Room for requests that wait for somebody who may never come.
 
-use std::future::Future;
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 use alloy_primitives::{B256, keccak256};
 

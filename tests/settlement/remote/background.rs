@@ -6,7 +6,7 @@ use alloy_primitives::{Address, B256, U256};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tower_x402::{
-    ManualClock, Network,
+    Clock as _, ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
     ledger::{
         CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, ResponseLimits,
@@ -84,18 +84,19 @@ async fn payment_whose_outcome_stays_unknown_after_its_time_is_asked_for_ever_le
     stage.script([], Turn::Without(Reply::Status(500, "")));
     let clock = Arc::new(ManualClock::at(unix_now()));
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
-    produced(&*ledger, 1, true).await;
-    clock.advance(100_000);
+    let payment = produced(&*ledger, 1, true).await.key;
     let remote = stage.remote().reconcile_interval(Duration::from_millis(10)).clock(clock.clone());
     let _facilitator = remote.ledger(ledger.clone()).build().await.unwrap();
-    eventually("it is asked for", async || stage.settles().len() == 1).await;
-    clock.advance(1_000);
-    // A later pass finds another one, and leaves this one alone.
-    produced(&*ledger, 2, true).await;
-    eventually("the other one is asked for", async || asked_for(&stage).contains(&2)).await;
-    assert_eq!(stage.settles().len(), 2);
-    clock.advance(50_000);
-    eventually("it is asked for again", async || stage.settles().len() >= 3).await;
+    // For a quarter of its age, in seconds, it is left alone.
+    for (times, (later, pause)) in [(0, 2), (200_000, 50_000), (60_000, 65_000)].into_iter().enumerate() {
+        clock.advance(later);
+        eventually("it is asked for", async || stage.settles().len() == times + 1).await;
+        eventually("it is left alone", async || {
+            let record = ledger.get(&payment).await.unwrap().unwrap();
+            record.settling.is_some_and(|settling| settling.until >= clock.now() + pause)
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -165,14 +165,17 @@ use crate::{
     network::Network,
     protocol::{PaymentFlow, SettlementResponse},
     telemetry::RequestOutcome,
+    upload::Arrived,
     vouchers::ChannelId,
 };
 
 /// The request that a payment is presented for, as far as charging has to know it. Its body is read only when charging asks for it: for a
 /// payer that has shown no money it never is (invariant I12).
 pub(crate) trait Presented: Send {
-    /// Returns how much of the body is still to be read, at most, in bytes.
-    fn longest(&self) -> u64;
+    /// Returns how much of the body is held, in bytes.
+    fn held(&self) -> u64;
+    /// Returns how much of the body arrives from now on.
+    fn arrived(&mut self) -> Arrived;
     /// Returns `true` if its client may have to be waited for.
     fn is_arriving(&self) -> bool;
     /// Reads as much of the body as is kept.

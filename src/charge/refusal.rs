@@ -234,7 +234,7 @@ impl Refusal {
             }
             Why::Exhausted if is_paid => "paid, but the work failed every time it was tried; contact the seller",
             Why::Exhausted => "the work failed every time it was tried; nothing was charged",
-            Why::Busy => "too many payments are being worked on; nothing was charged",
+            Why::Busy => "too many payments are being worked on; nothing was charged by this request",
             Why::Unclaimed => {
                 "what was charged on this channel has to be claimed before more is sold on it; nothing was charged for this request; \
                  repeat it later"

@@ -4,12 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{
-    DeferredPolicy, Limits, Rules,
-    in_progress::PaymentsInProgress,
-    queue::AdmissionQueue,
-    rooms::{KnownRoom, PayerRoom},
-};
+use super::{DeferredPolicy, Limits, Rules, in_progress::PaymentsInProgress, queue::AdmissionQueue, rooms::PayerRoom};
 use crate::{
     clock::Clock,
     facilitator::Facilitator,
@@ -38,10 +33,11 @@ pub struct Seller {
     pub(crate) permits: Arc<Semaphore>,
     /// Permits for authorizations whose payer was not verified yet.
     pub(crate) unverified: AdmissionQueue,
-    /// Permits for copies of a payment, which wait for what becomes of the first. They hold no other permit meanwhile (invariant I12).
-    pub(crate) copies: Semaphore,
-    /// Permits for requests that wait for another one of their channel, which nobody but its payer can send.
-    pub(crate) in_line: Semaphore,
+    /// Places of copies of a payment, which wait for what becomes of the first, and of whoever else waits for a request that is worked on. They
+    /// hold no permit meanwhile (invariant I12).
+    pub(crate) copies: PayerRoom,
+    /// The same for requests that nobody but the payer of their channel can send, which wait for another one of the channel.
+    pub(crate) in_line: PayerRoom,
     /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
     pub(crate) unproven: AdmissionQueue,
     /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
@@ -51,23 +47,24 @@ pub struct Seller {
     /// Places of requests whose payers are known to have the money, and have to be waited for.
     pub(crate) arriving: PayerRoom,
     /// Places of requests whose payments are known.
-    pub(crate) known: KnownRoom,
+    pub(crate) known: PayerRoom,
 }
 
 impl Seller {
     pub(crate) fn new(name: String, facilitators: Vec<Arc<dyn Facilitator>>, rules: Rules) -> Self {
         let concurrent = rules.limits.concurrent.min(Semaphore::MAX_PERMITS);
+        let longest = rules.limits.request_body;
         Self {
             in_progress: PaymentsInProgress::default(),
             permits: Arc::new(Semaphore::new(concurrent)),
             unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
-            copies: Semaphore::new(concurrent),
-            in_line: Semaphore::new(concurrent),
+            copies: PayerRoom::with_bodies(concurrent, longest),
+            in_line: PayerRoom::with_bodies(concurrent, longest),
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            replays: AdmissionQueue::new(rules.limits.copies(), UNPROVEN_WAIT),
+            replays: AdmissionQueue::new((concurrent / 8).max(1), UNPROVEN_WAIT),
             arriving: PayerRoom::new(concurrent),
-            known: KnownRoom::new(rules.limits.request_body),
+            known: PayerRoom::of_known(longest),
             name,
             facilitators,
             rules,

@@ -216,8 +216,7 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::OffersTooLarge { size });
         }
         warn_of_proxies(size, self.settings.page.is_some());
-        let unpriced =
-            permits_for(Some(self.settings.rules.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
+        let unpriced = permits_for(self.settings.rules.limits.request_body as u64).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
             seller: Arc::new(Seller::new(String::new(), self.facilitators, self.settings.rules.clone())),

@@ -211,15 +211,14 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
 }
 
 /// Reads the request's body whole if its price depends on it.
-async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<LazyBody<B>, Refusal> {
+async fn read_to_price<B: Content>(config: &Config, mut body: Upload<B>) -> Result<LazyBody<B>, Refusal> {
     if !config.catalogue.reads_body() {
         return Ok(LazyBody::Untouched(body));
     }
     let limits = &config.settings.rules.limits;
-    let limit = limits.request_body as u64;
-    let longest = body.size_hint().upper().map_or(limit, |longest| longest.min(limit));
-    let permit = config.unpriced.acquire(permits_for(Some(longest)));
-    let read = permit.unless_evicted(read_whole(body, limits.request_body, limits.body_deadline)).await;
+    let permit = config.unpriced.acquire(1, permits_for(limits.request_body as u64));
+    let arrived = body.arrived();
+    let read = permit.unless_evicted(Some(arrived), read_whole(body, limits.request_body, limits.body_deadline)).await;
     Ok(LazyBody::Whole(read.ok_or(Why::Busy)??))
 }
 

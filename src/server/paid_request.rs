@@ -21,6 +21,7 @@ use crate::{
     ledger::{BodyDigest, Fingerprint, StoredResponse},
     protocol::{PaymentPayload, Version},
     telemetry::RequestOutcome,
+    upload::Arrived,
 };
 
 /// Serves a request that carries a payment header.
@@ -169,8 +170,12 @@ struct HttpRequest<'a, B> {
 }
 
 impl<B: Content> Presented for HttpRequest<'_, B> {
-    fn longest(&self) -> u64 {
-        self.body.longest(&self.limits)
+    fn held(&self) -> u64 {
+        self.body.bytes().len() as u64
+    }
+
+    fn arrived(&mut self) -> Arrived {
+        self.body.arrived()
     }
 
     fn is_arriving(&self) -> bool {

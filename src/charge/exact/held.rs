@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     charge::{
-        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment,
+        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why,
         lease::HeldLease,
         recording::{Recording, RecordingLedger, record_delivery},
         rooms::PayerRoom,
@@ -57,7 +57,7 @@ pub(crate) async fn admit(
         }
         Err(Refusal::not_covered())
     };
-    Box::pin(room.wait(payment.key().payer.into_word(), waiting)).await?
+    Box::pin(room.wait(payment.key().payer.into_word(), 0, waiting)).await.ok_or(Why::Busy)?
 }
 
 /// Returns `false` if it depends on the payer's other payments.

@@ -151,8 +151,7 @@ impl Shared {
     ) -> Result<SettlementResult, Refusal> {
         facilitator.verify(&verifiable(payment)).await?;
         let step = SettlementStep::Settle { transaction: B256::ZERO, block: None, fee: None };
-        facilitator.ledger().settle(&payment.key(), &step).await?;
-        let _ = lease.record_mut().settle(&step, self.clock.now());
+        *lease.record_mut() = facilitator.ledger().advance(&payment.key(), &step.into()).await?;
         Ok(SettlementResult::Settled(B256::ZERO))
     }
 }

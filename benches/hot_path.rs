@@ -342,11 +342,11 @@ fn ledger() -> Line {
                 FulfilmentStep::Start { until: NOW + VALID },
                 FulfilmentStep::Produce { charged: None, body: None, at: NOW, response: None },
             ] {
-                ledger.fulfil(&lease, &step).await.unwrap();
+                ledger.advance(&lease.key, &lease.step(step.clone())).await.unwrap();
             }
             let settle = SettlementStep::Settle { transaction: key.nonce, block: None, fee: None };
-            ledger.settle(&key, &settle).await.unwrap();
-            ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+            ledger.advance(&key, &settle.clone().into()).await.unwrap();
+            ledger.advance(&lease.key, &lease.step(FulfilmentStep::Deliver)).await.unwrap();
         });
     })
 }

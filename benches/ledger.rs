@@ -81,7 +81,7 @@ async fn accept(ledger: &dyn Ledger, record: Record) {
         FulfilmentStep::Start { until: at + VALID },
         FulfilmentStep::Produce { charged: None, body: None, at, response: None },
     ] {
-        ledger.fulfil(&lease, &step).await.unwrap();
+        ledger.advance(&lease.key, &lease.step(step.clone())).await.unwrap();
     }
 }
 
@@ -197,7 +197,7 @@ async fn a_million_payments() {
         let transaction = B256::from(U256::from(n));
         let settle = SettlementStep::Settle { transaction, block: Some(n / 50), fee: None };
         for step in [settle, SettlementStep::Finalize] {
-            ledger.settle(&key, &step).await.unwrap();
+            ledger.advance(&key, &step.clone().into()).await.unwrap();
         }
         if n % 50 == 49 {
             clock.advance(1);

@@ -20,7 +20,7 @@ use std::{
 use alloy_primitives::{B256, U256, keccak256};
 use alloy_signer_local::PrivateKeySigner;
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use support::shop::{App, Customer, PRICE, Shop, demand, evaluate, send};
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -169,11 +169,8 @@ async fn measure() {
         handled: Arc::default(),
     };
     let credit = Usdc::from_atomic(1_000_000 * PRICE);
-    let app = shop.app(
-        shop.layer()
-            .clock(clock.clone())
-            .deferred(DeferredPolicy::default().total(credit).per_payer(credit).history(1)),
-    );
+    let app =
+        shop.app(shop.layer().clock(clock.clone()).deferred(DeferredPolicy::default().per_payer(credit).history(1)));
     let customers: Vec<_> = (0..PAYERS).map(key).map(|signer| Customer { from: signer.address(), signer }).collect();
     let mut bought = PAYERS;
     buy(&app, &clock, &customers, PAYERS).await;
@@ -242,22 +239,18 @@ async fn ledgers_own(shop: &Shop, records: &[Record]) -> f64 {
         for step in [
             FulfilmentStep::Admit { funds: Some(Funds { balance: U256::MAX, block: 1 }), due: false },
             FulfilmentStep::Start { until: u64::MAX },
-            FulfilmentStep::Produce { charged: None, body: None, at, response: response.as_deref().map(copy) },
+            FulfilmentStep::Produce { charged: None, body: None, at, response: response.as_ref().map(copy) },
         ] {
-            ledger.fulfil(&lease, &step).await.unwrap();
+            ledger.advance(&lease.key, &lease.step(step.clone())).await.unwrap();
         }
     }
     (heap() - before) as f64 / records.len() as f64
 }
 
 /// A copy that shares nothing.
-fn copy(response: &StoredResponse) -> Arc<StoredResponse> {
-    let mut copy = response.clone();
-    for value in copy.headers.values_mut() {
-        *value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
-    }
-    copy.body = Bytes::copy_from_slice(&response.body);
-    Arc::new(copy)
+fn copy(response: &StoredResponse) -> StoredResponse {
+    let (head, body) = (Bytes::copy_from_slice(&response.head), Bytes::copy_from_slice(&response.body));
+    StoredResponse { head, body, ..*response }
 }
 
 /// Buys so many times, and gets every answer.

@@ -338,8 +338,8 @@ impl Channels {
         &self,
         record: &ChannelRecord,
         request: B256,
-    ) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.0.ledger.channel_response(&record.response_key(request)).await
+    ) -> Result<Option<StoredResponse>, LedgerError> {
+        self.0.ledger.response(&record.response_key(request)).await
     }
 
     /// Returns `true` if the voucher is signed by the channel's voucher key. That it names this channel must have been checked.

@@ -10,7 +10,9 @@ use std::{
 
 use super::in_progress::InProgress;
 use crate::{
-    ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Pauses, Record, Reservation},
+    ledger::{
+        BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Pauses, PaymentStep, Record, Reservation,
+    },
     payment::Verified,
 };
 
@@ -20,6 +22,8 @@ use crate::{
 /// is not refused until the lease ends.
 pub(crate) struct HeldLease {
     record: Box<Record>,
+    /// Whoever else holds the payment by now, as the record may say.
+    lease: Lease,
     /// `None` once there is nothing to give back.
     ledger: Option<Arc<dyn Ledger>>,
     /// Keeps copies of the payment waiting.
@@ -44,7 +48,7 @@ impl HeldLease {
         match ledger.reserve(&record).await? {
             Reservation::New(lease) => {
                 record.epoch = lease.epoch;
-                Ok(Reserved::New(Self { record, ledger: Some(ledger), in_progress }))
+                Ok(Reserved::New(Self { record, lease, ledger: Some(ledger), in_progress }))
             }
             Reservation::Known(known) => Ok(Reserved::Known(in_progress, known)),
         }
@@ -58,12 +62,13 @@ impl HeldLease {
         until: u64,
         in_progress: Option<InProgress>,
     ) -> Result<Option<Self>, LedgerError> {
-        let lease = ledger.take_over(&record.key, record.epoch, now, until).await?;
-        Ok(lease.map(|lease| {
-            record.lease_anew(until);
-            record.epoch = lease.epoch;
-            Self { record, ledger: Some(ledger), in_progress }
-        }))
+        let step = PaymentStep::TakeOver { seen: record.epoch, now, until };
+        match ledger.advance(&record.key, &step).await {
+            Ok(taken) => *record = taken,
+            Err(LedgerError::LeaseLost | LedgerError::NotFound) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        Ok(Some(Self { lease: record.lease(), record, ledger: Some(ledger), in_progress }))
     }
 
     /// Returns the record as it stands.
@@ -71,16 +76,21 @@ impl HeldLease {
         &self.record
     }
 
-    /// Returns the record, for a settlement to keep in step with the ledger.
+    /// Returns the right to work on the payment.
+    pub(crate) const fn lease(&self) -> Lease {
+        self.lease
+    }
+
+    /// Returns the record, for a settlement to replace.
     pub(crate) const fn record_mut(&mut self) -> &mut Record {
         &mut self.record
     }
 
-    /// Takes a step in the ledger, then in the local copy.
+    /// Takes a step of the work.
     pub(crate) async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
         let Some(ledger) = &self.ledger else { return Err(LedgerError::LeaseLost) };
-        ledger.fulfil(&self.record.lease(), &step).await?;
-        Ok(self.record.fulfil(&step)?)
+        *self.record = ledger.advance(&self.lease.key, &self.lease.step(step)).await?;
+        Ok(())
     }
 
     /// Counts the payment as in flight.
@@ -95,14 +105,15 @@ impl HeldLease {
         ledger: &dyn Ledger,
         step: FulfilmentStep,
     ) -> Result<(), LedgerError> {
-        match ledger.fulfil(&self.record.lease(), &step).await {
+        let (lease, step) = (&self.lease, self.lease.step(step));
+        *self.record = match ledger.advance(&lease.key, &step).await {
             Err(error @ LedgerError::Backend(_)) => {
                 tracing::warn!(%error, "the ledger did not take a step");
-                Box::pin(step_again(ledger, &self.record.lease(), &step, error)).await?;
+                Box::pin(step_again(ledger, lease, &step, error)).await?
             }
             answer => answer?,
-        }
-        Ok(self.record.fulfil(&step)?)
+        };
+        Ok(())
     }
 
     /// Records a failed attempt, whose work read this much of the request's body.
@@ -127,7 +138,7 @@ impl HeldLease {
 
     async fn end(&mut self, is_kept: bool) -> bool {
         let Some(ledger) = self.disarm() else { return false };
-        let given_back = give_back(ledger.as_ref(), &self.record, is_kept).await;
+        let given_back = give_back(ledger.as_ref(), &self.lease, &self.record, is_kept).await;
         if let Err(error) = &given_back {
             let key = &self.record.key;
             tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
@@ -149,10 +160,10 @@ impl HeldLease {
 impl Drop for HeldLease {
     fn drop(&mut self) {
         if let (Some(ledger), Ok(runtime)) = (self.ledger.take(), tokio::runtime::Handle::try_current()) {
-            let (record, in_progress) = (self.record.clone(), self.in_progress.take());
+            let (record, lease, in_progress) = (self.record.clone(), self.lease, self.in_progress.take());
             runtime.spawn(async move {
                 // A lease that was lost in the meantime is another worker's to give back.
-                let _ = give_back(ledger.as_ref(), &record, record.last_failure.is_some()).await;
+                let _ = give_back(ledger.as_ref(), &lease, &record, record.last_failure.is_some()).await;
                 drop(in_progress);
             });
         }
@@ -188,29 +199,28 @@ impl<T: Send + 'static> Drop for FinishOnDrop<T> {
     }
 }
 
-async fn give_back(ledger: &dyn Ledger, record: &Record, is_kept: bool) -> Result<(), LedgerError> {
-    let lease = record.lease();
+async fn give_back(ledger: &dyn Ledger, lease: &Lease, record: &Record, is_kept: bool) -> Result<(), LedgerError> {
     // The settlement may have written to the journal, although nothing came of it. Then it is released.
-    if record.is_discardable() && !is_kept && ledger.discard(&lease).await.is_ok() {
+    if record.is_discardable() && !is_kept && ledger.discard(lease).await.is_ok() {
         return Ok(());
     }
-    ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Release { body: None })).await.map(drop)
 }
 
 async fn step_again(
     ledger: &dyn Ledger,
     lease: &Lease,
-    step: &FulfilmentStep,
+    step: &PaymentStep,
     mut error: LedgerError,
-) -> Result<(), LedgerError> {
+) -> Result<Record, LedgerError> {
     let mut pauses = pauses_after_work();
     while pauses.wait().await {
-        error = match ledger.fulfil(lease, step).await {
-            Ok(()) => return Ok(()),
+        error = match ledger.advance(&lease.key, step).await {
+            Ok(record) => return Ok(record),
             Err(error @ LedgerError::Backend(_)) => error,
             // It may have been taken before, and the answer was lost.
             Err(error) => match ledger.get(&lease.key).await {
-                Ok(Some(record)) if record.epoch == lease.epoch && has_taken(&record, step) => return Ok(()),
+                Ok(Some(record)) if record.epoch == lease.epoch && has_taken(&record, step) => return Ok(record),
                 Ok(_) => return Err(error),
                 Err(unknown) => unknown,
             },
@@ -224,10 +234,12 @@ pub(crate) fn pauses_after_work() -> Pauses {
     Pauses::new(Duration::from_millis(50), Duration::from_secs(2))
 }
 
-fn has_taken(record: &Record, step: &FulfilmentStep) -> bool {
+fn has_taken(record: &Record, step: &PaymentStep) -> bool {
     match step {
-        FulfilmentStep::Produce { .. } => matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered),
-        FulfilmentStep::Defer { .. } => record.deferred,
+        PaymentStep::Fulfil { step: FulfilmentStep::Produce { .. }, .. } => {
+            matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered)
+        }
+        PaymentStep::Fulfil { step: FulfilmentStep::Defer { .. }, .. } => record.deferred,
         _ => false,
     }
 }

@@ -198,7 +198,7 @@ pub(crate) enum Beginning<H> {
     /// It is to be worked on.
     Work(H),
     /// It was answered before, with this response and receipt.
-    Replay(Arc<StoredResponse>, SettlementResponse),
+    Replay(StoredResponse, SettlementResponse),
     /// It asked for what is left in this channel, and got it.
     Refunded(ChannelId, SettlementResponse),
 }
@@ -223,7 +223,7 @@ pub(crate) trait Held: Send + 'static {
     fn charge(
         &mut self,
         amount: Option<u128>,
-        response: Option<Arc<StoredResponse>>,
+        response: Option<StoredResponse>,
         read: BodyDigest,
     ) -> impl Future<Output = Result<(), Refusal>> + Send;
     /// Has what was charged settled, where the scheme wants that before the response leaves. Fails if it is not settled; then the response

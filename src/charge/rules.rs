@@ -95,9 +95,9 @@ impl Limits {
 /// A policy that says which payments are settled after the response has left, and how much may be owed at a time; see
 /// [`deferred`](crate::server::RequirePaymentLayerBuilder::deferred).
 ///
-/// The amounts are bounds on what can be lost: a payer that spends its balance elsewhere before it is settled costs at most
-/// `per_payer`, and all of them together `total`. A payment that is never settled counts against both until its record ages
-/// out, some time after `validBefore`.
+/// A payer that spends its balance elsewhere before it is settled costs at most `per_payer`. A payment that is never settled counts
+/// against that until its record ages out, some time after `validBefore`. Anybody can be many payers, each of which has to pay `history`
+/// payments first: with a `per_payer` of no more than these payments are worth, payers that cheat have paid as much as they take.
 ///
 /// ```
 /// use tower_x402::{Usdc, server::DeferredPolicy};
@@ -108,25 +108,18 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct DeferredPolicy {
-    total: Usdc,
     per_payer: Usdc,
     history: u32,
 }
 
 impl Default for DeferredPolicy {
     fn default() -> Self {
-        Self { total: Usdc::from_atomic(1_000_000), per_payer: Usdc::from_atomic(50_000), history: 3 }
+        Self { per_payer: Usdc::from_atomic(50_000), history: 3 }
     }
 }
 
 impl DeferredPolicy {
-    /// Sets the most that all payers together may owe in the ledger, on all networks. Default: $1.
-    pub const fn total(mut self, amount: Usdc) -> Self {
-        self.total = amount;
-        self
-    }
-
-    /// Sets the most that one payer may owe. Default: $0.05.
+    /// Sets the most that one payer may owe on one network in one token. Default: $0.05.
     pub const fn per_payer(mut self, amount: Usdc) -> Self {
         self.per_payer = amount;
         self
@@ -141,7 +134,6 @@ impl DeferredPolicy {
 
     pub(crate) fn limit(&self) -> CreditLimit {
         CreditLimit {
-            total: self.total.into(),
             per_payer: self.per_payer.into(),
             // A payer that never paid is not known.
             history: self.history.max(1),

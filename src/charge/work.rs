@@ -4,7 +4,6 @@ use std::{fmt, sync::Arc};
 
 use alloy_primitives::{B256, U256};
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 use sha2::{Digest as _, Sha256};
 
 use super::{
@@ -124,16 +123,7 @@ impl Work {
         let Self { mut held, request } = self;
         let if_panicked = held.if_panicked();
         let is_whole = response.len() <= held.response_limit();
-        let kept = is_whole.then(|| {
-            Arc::new(StoredResponse {
-                status: StatusCode::OK,
-                headers: HeaderMap::new(),
-                body: response,
-                trailers: None,
-                varied_by: Vec::new(),
-                stored_at: held.now(),
-            })
-        });
+        let kept = is_whole.then(|| StoredResponse { head: Bytes::new(), body: response, stored_at: held.now() });
         let charging = async move {
             held.charge(amount, kept, request).await?;
             held.settle(is_whole).await?;

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use async_trait::async_trait;
 
 use super::{
-    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender,
-    SettlementStep, StoredResponse,
+    Counts, JournaledTransaction, Lease, Ledger, LedgerError, Listing, PaymentStep, Record, Reservation,
+    ResponseLedger, Sender, StoredResponse, TransactionLedger,
 };
 use crate::{payment::PaymentKey, telemetry::names};
 
@@ -36,34 +36,45 @@ impl Ledger for MeasuredLedger {
         timed!("get", self.0.get(key))
     }
 
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        timed!("take_over", self.0.take_over(key, seen, now, until))
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        timed!("fulfil", self.0.fulfil(lease, step))
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        timed!("settle", self.0.settle(key, step))
+    async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError> {
+        match step {
+            PaymentStep::TakeOver { .. } => timed!("take_over", self.0.advance(key, step)),
+            PaymentStep::Fulfil { .. } => timed!("fulfil", self.0.advance(key, step)),
+            PaymentStep::Settle(_) => timed!("settle", self.0.advance(key, step)),
+            PaymentStep::Replay => timed!("count_replay", self.0.advance(key, step)),
+        }
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
         timed!("discard", self.0.discard(lease))
     }
 
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        timed!("list", self.0.list(listing))
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        timed!("counts", self.0.counts())
+    }
+}
+
+#[async_trait]
+impl ResponseLedger for MeasuredLedger {
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
         timed!("store_response", self.0.store_response(key, response))
     }
 
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
         timed!("response", self.0.response(key))
     }
 
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        timed!("count_replay", self.0.count_replay(key))
+    fn response_limit(&self) -> usize {
+        self.0.response_limit()
     }
+}
 
+#[async_trait]
+impl TransactionLedger for MeasuredLedger {
     async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
         timed!("submit", self.0.submit(transaction))
     }
@@ -78,17 +89,5 @@ impl Ledger for MeasuredLedger {
 
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
         timed!("submissions", self.0.submissions(sender, from))
-    }
-
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        timed!("list", self.0.list(listing))
-    }
-
-    async fn counts(&self) -> Result<Counts, LedgerError> {
-        timed!("counts", self.0.counts())
-    }
-
-    fn response_limit(&self) -> usize {
-        self.0.response_limit()
     }
 }

@@ -11,21 +11,23 @@
 //!
 //! # Contract
 //!
-//! A backend implements [`Ledger`]. Whatever the number of callers, processes and crashes, it promises:
+//! A backend implements [`Ledger`], which has three roles: the records of payments, their responses ([`ResponseLedger`]), and the
+//! transactions that settle them ([`TransactionLedger`]). Whatever the number of callers, processes and crashes, it promises:
 //!
 //! 1. **Reservation.** [`reserve`](Ledger::reserve) creates a record once per key. One of any number of concurrent callers gets
 //!    [`Reservation::New`]; the others get the record.
 //! 2. **Leases.** Only the holder of the current [`Lease`] can take a step of fulfilment. With a lease that was taken over, the step
 //!    fails with [`LedgerError::LeaseLost`] and changes nothing. A record that was ever taken over is never discarded, so a later
 //!    reservation cannot reuse its lease. Steps of settlement report facts about the chain and need no lease.
-//! 3. **Durability.** A step is durable before the call returns. In particular, [`submit`](Ledger::submit) makes a transaction, its
+//! 3. **Durability.** A step is durable before the call returns. In particular, [`submit`](TransactionLedger::submit) makes a transaction, its
 //!    nonce and the payments in it durable, all or nothing, before the transaction leaves the process. The following steps may become
-//!    durable later, but before any later step and before [`get`](Ledger::get) shows them, because a crash loses nothing by them:
+//!    durable later ([`Record::may_lose`]), but before any later step and before [`get`](Ledger::get) shows them, because a crash loses
+//!    nothing by them:
 //!    - a new reservation, `Admit` of a payment that is not due, and the first `Start` of an unpaid one: no result was shown yet;
 //!    - `Settle` and `Finalize`: the chain can be asked again;
 //!    - `Deliver`: a produced response is replayed like a delivered one.
-//! 4. **Transitions.** A step that the tables of [`Record::fulfil`] and [`Record::settle`] do not allow fails with
-//!    [`LedgerError::InvalidTransition`] and changes nothing. `Settled` changes only to `Final`, or back to `Due` after a
+//! 4. **Transitions.** [`advance`](Ledger::advance) returns the record as it is after the step. A step that the tables of
+//!    [`Record::apply`], [`Record::fulfil`] and [`Record::settle`] do not allow fails and changes nothing. `Settled` changes only to `Final`, or back to `Due` after a
 //!    reorganization. `Unknown` is never treated as failed.
 //! 5. **Balances.** [`FulfilmentStep::Admit`] checks, atomically with the step, that the payer's payments in flight stay within the
 //!    balance that the caller read. The step fails with [`LedgerError::Stale`] if transfers since that block decide, and with
@@ -36,16 +38,15 @@
 //! 7. **Payment ids.** No two records of one payer on one network and token have the same [`id`](Record::id).
 //!    [`reserve`](Ledger::reserve) reports a taken id atomically with the reservation.
 //! 8. **Retention.** A record is kept until its authorization can no longer be executed and its outcome is known. Nothing grows
-//!    without bound: responses are limited by count, bytes and age, and only the newest transactions of a nonce are kept.
+//!    without bound: responses are limited by count, bytes and age, and only the newest transaction of a nonce is kept.
 //! 9. **Credit.** [`FulfilmentStep::Defer`] checks its [`CreditLimit`] atomically with the step, whoever else defers at that moment:
-//!    - the sum of all unpaid deferred payments, this one included, is at most `total`;
-//!    - the payer's part of that sum, on this network and in this token, is at most `per_payer`;
+//!    - the sum of the payer's unpaid deferred payments on this network and in this token, this one included, is at most `per_payer`;
 //!    - the payer has at least `history` payments there that are `Settled` or `Final`;
 //!    - none of its unpaid deferred payments there is `Dead` or has a [`last_failure`](Record::last_failure).
 //!
 //!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Removed records do not count. A reorganization
-//!    can raise a sum above its limit; nothing more is deferred until it is below again.
-//! 10. **Failures.** A payment whose failure is on record is settled only if the payer presents it again. [`submit`](Ledger::submit)
+//!    can raise the sum above its limit; nothing more of the payer's is deferred until it is below again.
+//! 10. **Failures.** A payment whose failure is on record is settled only if the payer presents it again. [`submit`](TransactionLedger::submit)
 //!     and [`SettlementStep::Delegate`] name the number of [failures](Record::failures) that were known when settlement was requested,
 //!     and are refused if more are on record. So a payment queued in one process is not settled after another process has recorded
 //!     a failure. [`SettlementStep::Fail`] is refused for a payment that another process has submitted, delegated or claimed last, and if
@@ -55,9 +56,57 @@
 //!
 //! # A backend of your own
 //!
-//! [`Record`] holds the whole state machine: a backend loads a record, calls [`Record::fulfil`], [`Record::settle`] or
-//! [`Record::submit`], and stores it if it has not changed in between. [`Record::to_json`] and [`Record::from_json`] convert it to
-//! text. With the feature `conformance`, the module `conformance` has the tests that the backends of this crate pass.
+//! The state machines and the rules about money are here, and storage knows nothing of them. A backend finds a record, has the rules change
+//! it, and stores it if it has not changed in between:
+//!
+//! | what | is decided by |
+//! |---|---|
+//! | a step of a payment, and its lease | [`Record::apply`], [`Record::check_discard`], [`Record::submit`] |
+//! | balance and credit: whether the payer's other payments permit the step | [`PayerSums`], by [`PayerKey`] |
+//! | who may use an account nonce | [`Nonce::is_open_to`], or [`Nonces`], which keeps them in memory |
+//! | which responses are kept | [`ResponseLimits::admit`], or [`Responses`], which keeps them in memory |
+//! | what a listing selects and counts | [`Listing::holds`], [`Counts::add`] |
+//! | when a record goes | [`Record::forget_at`], [`Record::may_be_forgotten`] |
+//! | what may be written later | [`Record::may_lose`] |
+//! | payment channels | [`ChannelRecord::apply`](channels::ChannelRecord::apply), [`ChannelRecord::forget_at`](channels::ChannelRecord::forget_at) |
+//!
+//! Records are stored as text ([`Record::to_json`], [`Record::from_json`]), keys as bytes that are in the order of keys
+//! ([`PaymentKey::to_bytes`]), and responses as the bytes that they are.
+//!
+//! The heart of a backend is `advance`. This one keeps records as text in a map, and a lock in place of a transaction:
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//!
+//! use tower_x402::{
+//!     ledger::{LedgerError, PayerKey, PayerSums, PaymentStep, Record},
+//!     payment::PaymentKey,
+//! };
+//!
+//! /// The caller holds the lock.
+//! fn advance(
+//!     rows: &mut BTreeMap<PaymentKey, String>,
+//!     key: &PaymentKey,
+//!     step: &PaymentStep,
+//!     now: u64,
+//! ) -> Result<Record, LedgerError> {
+//!     let read = |text: &String| Record::from_json(text).map_err(|error| LedgerError::Backend(error.into()));
+//!     let before = read(rows.get(key).ok_or(LedgerError::NotFound)?)?;
+//!     let mut record = before.clone();
+//!     record.apply(step, now)?;
+//!     // A database looks for the payer's payments by an index.
+//!     let all = rows.values().map(read).collect::<Result<Vec<Record>, _>>()?;
+//!     let others = all.iter().filter(|other| other.key != *key && PayerKey::of(other) == PayerKey::of(&before));
+//!     PayerSums::of(others, now).allow(&before, step)?;
+//!     let text = record.to_json().map_err(|error| LedgerError::Backend(error.into()))?;
+//!     rows.insert(*key, text);
+//!     Ok(record)
+//! }
+//! ```
+//!
+//! `tests/settlement/ledger/map.rs` in the repository is such a ledger, whole. It and the backends of this crate pass the tests of the
+//! contract, which the feature `conformance` brings: `tower_x402::ledger_conformance!(open)` makes a test of each, on your ledger. What
+//! happens at a crash, and between processes, needs tests of its own.
 //!
 //! A ledger can also wrap another one. This one logs the payments whose outcome is unknown:
 //!
@@ -71,28 +120,32 @@
 //!
 //! #[async_trait]
 //! impl Ledger for LoggingLedger {
-//!     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-//!         if matches!(step, SettlementStep::MarkUnknown) {
+//!     async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError> {
+//!         if matches!(step, PaymentStep::Settle(SettlementStep::MarkUnknown)) {
 //!             eprintln!("the outcome of payment {} is unknown", key.nonce);
 //!         }
-//!         self.0.settle(key, step).await
+//!         self.0.advance(key, step).await
 //!     }
 //!
 //!     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
 //!         self.0.reserve(record).await
 //!     }
-//!     // The other methods forward in the same way.
+//!     // The other methods, and those of the other two roles, forward in the same way.
 //! #   async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> { self.0.get(key).await }
-//! #   async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-//! #       self.0.take_over(key, seen, now, until).await
-//! #   }
-//! #   async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> { self.0.fulfil(lease, step).await }
 //! #   async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> { self.0.discard(lease).await }
+//! #   async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> { self.0.list(listing).await }
+//! #   async fn counts(&self) -> Result<Counts, LedgerError> { self.0.counts().await }
+//! }
+//! # #[async_trait]
+//! # impl ResponseLedger for LoggingLedger {
 //! #   async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
 //! #       self.0.store_response(key, response).await
 //! #   }
-//! #   async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> { self.0.response(key).await }
-//! #   async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> { self.0.count_replay(key).await }
+//! #   async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> { self.0.response(key).await }
+//! #   fn response_limit(&self) -> usize { self.0.response_limit() }
+//! # }
+//! # #[async_trait]
+//! # impl TransactionLedger for LoggingLedger {
 //! #   async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> { self.0.submit(transaction).await }
 //! #   async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
 //! #       self.0.free_nonce(sender, nonce, by).await
@@ -103,10 +156,7 @@
 //! #   async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
 //! #       self.0.submissions(sender, from).await
 //! #   }
-//! #   async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> { self.0.list(listing).await }
-//! #   async fn counts(&self) -> Result<Counts, LedgerError> { self.0.counts().await }
-//! #   fn response_limit(&self) -> usize { self.0.response_limit() }
-//! }
+//! # }
 //!
 //! let ledger = LoggingLedger(Arc::new(MemoryLedger::new()));
 //! ```
@@ -126,6 +176,7 @@ mod responses;
 mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod step;
 mod stored;
 mod transactions;
 
@@ -136,26 +187,24 @@ use async_trait::async_trait;
 use crate::{network::Network, payment::PaymentKey};
 
 pub use memory::MemoryLedger;
-pub use payer::CreditLimit;
+pub use payer::{PayerKey, PayerSums};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
-pub use record::{
-    BodyDigest, Fingerprint, Fulfilment, FulfilmentStep, InvalidTransition, Lease, Record, Settlement, SettlementState,
-    SettlementStep, Settling,
-};
-pub use responses::{ResponseLimits, StoredResponse};
+pub use record::{Fingerprint, Fulfilment, InvalidTransition, Lease, Record, Settlement, SettlementState};
+pub use responses::{ResponseLimits, Responses, StoredResponse};
 #[cfg(any(feature = "remote", feature = "server", feature = "postgres"))]
 pub(crate) use retry::Pauses;
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
+pub use step::{BodyDigest, CreditLimit, FulfilmentStep, PaymentStep, SettlementStep, Settling};
 pub use stored::InvalidRecord;
-pub use transactions::{JournaledTransaction, NONCE_HELD_SECONDS, Sender};
+pub use transactions::{JournaledTransaction, NONCE_HELD_SECONDS, Nonce, Nonces, Sender};
 
-/// A store of payments. The [module](self) states the contract that every implementation keeps.
+/// A store of payments: their records. The [module](self) states the contract that every implementation keeps.
 #[async_trait]
-pub trait Ledger: Send + Sync + 'static {
+pub trait Ledger: ResponseLedger + TransactionLedger {
     /// Creates the record of a payment that is seen for the first time, leased to the caller until [`Record::lease_until`].
     ///
     /// # Errors
@@ -170,28 +219,13 @@ pub trait Ledger: Send + Sync + 'static {
     /// [`LedgerError::Backend`] if the store failed.
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError>;
 
-    /// Leases a known payment to the caller until `until`, as [`Record::lease_anew`] does. Times are in Unix seconds.
-    ///
-    /// `seen` is the epoch of the record that the caller decided on. Returns `None` if the epoch has changed since, or if the current
-    /// lease runs at `now`.
+    /// Takes a step of a payment, and returns the record as it is after it.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the store failed.
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError>;
-
-    /// Takes a step of fulfilment.
-    ///
-    /// # Errors
-    /// [`LedgerError::NotFound`], [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`],
-    /// [`LedgerError::InsufficientFunds`], [`LedgerError::Stale`], [`LedgerError::BalancePending`], [`LedgerError::NoCredit`] or
-    /// [`LedgerError::Backend`].
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError>;
-
-    /// Takes a step of settlement.
-    ///
-    /// # Errors
-    /// [`LedgerError::NotFound`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError>;
+    /// - [`LedgerError::NotFound`] if the payment is not in the ledger.
+    /// - Those of [`Record::apply`] and [`PayerSums::allow`].
+    /// - [`LedgerError::Backend`] if the store failed.
+    async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError>;
 
     /// Removes a reservation that was never worked on, submitted or taken over ([`Record::is_discardable`]).
     ///
@@ -199,6 +233,22 @@ pub trait Ledger: Send + Sync + 'static {
     /// [`LedgerError::NotFound`], [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError>;
 
+    /// Lists payments by state, in the order of [`PaymentKey`].
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError>;
+
+    /// Counts payments by state of settlement.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn counts(&self) -> Result<Counts, LedgerError>;
+}
+
+/// A store of responses for replays. Their bytes are the transport's.
+#[async_trait]
+pub trait ResponseLedger: Send + Sync + 'static {
     /// Keeps a response for replays. A response that exceeds the limits, or comes after another one, is dropped without an error.
     ///
     /// # Errors
@@ -209,14 +259,15 @@ pub trait Ledger: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed.
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError>;
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError>;
 
-    /// Counts a replay of a payment's response, and returns the number of replays so far, this one included.
-    ///
-    /// # Errors
-    /// [`LedgerError::NotFound`] or [`LedgerError::Backend`].
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError>;
+    /// Returns the size of the largest response body that this ledger keeps, in bytes. A larger one need not be copied for it.
+    fn response_limit(&self) -> usize;
+}
 
+/// A store of the transactions that settle payments, and of the account nonces that they use (points 3, 6 and 10 of the contract).
+#[async_trait]
+pub trait TransactionLedger: Send + Sync + 'static {
     /// Records a transaction that is about to leave the process, and takes [`SettlementStep::Submit`] for every payment in it.
     /// Either all of it is durable when this returns, or nothing happened.
     ///
@@ -244,21 +295,6 @@ pub trait Ledger: Send + Sync + 'static {
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed.
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError>;
-
-    /// Lists payments by state, in the order of [`PaymentKey`].
-    ///
-    /// # Errors
-    /// [`LedgerError::Backend`] if the store failed.
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError>;
-
-    /// Counts payments by state of settlement.
-    ///
-    /// # Errors
-    /// [`LedgerError::Backend`] if the store failed.
-    async fn counts(&self) -> Result<Counts, LedgerError>;
-
-    /// Returns the size of the largest response body that this ledger keeps, in bytes. A larger one need not be copied for it.
-    fn response_limit(&self) -> usize;
 }
 
 /// Times the calls of a ledger and counts its failures, if the feature `metrics` is on.
@@ -364,6 +400,14 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Counts a payment.
+    pub fn add(&mut self, record: &Record) {
+        let (is_released, has_failed) = (record.fulfilment == Fulfilment::Released, record.last_failure.is_some());
+        if let Some(counter) = self.counter(record.settlement.state(), is_released, has_failed) {
+            *counter += 1;
+        }
+    }
+
     /// Returns the counter for payments in this state. A released payment that was never due is in none.
     fn counter(&mut self, state: SettlementState, is_released: bool, has_failed: bool) -> Option<&mut u64> {
         Some(match state {
@@ -381,7 +425,7 @@ impl Counts {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// Another caller has taken the payment over. Stop working on it.
+    /// Another caller works on the payment, or has taken it over. Stop working on it.
     #[error("the payment has been taken over by another worker")]
     LeaseLost,
     /// The payment is not in the ledger.

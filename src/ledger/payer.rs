@@ -1,70 +1,54 @@
 //! The sums of one payer: what it has in flight against its balance, and what it owes against its credit limit.
 //!
-//! The ledger in memory keeps the sums; the one in PostgreSQL has the database compute them. Both decide with the code here.
+//! The ledger in memory keeps the sums; the one in PostgreSQL has the database compute them. All ledgers decide with the code here.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
+use std::collections::VecDeque;
+
+use alloy_primitives::{Address, U256};
+
+use super::{
+    LedgerError, Record,
+    record::Settlement,
+    step::{CreditLimit, FulfilmentStep, PaymentStep},
 };
-
-use alloy_primitives::U256;
-
-use super::{LedgerError, Record};
-use crate::payment::Funds;
+use crate::{network::Network, payment::Funds};
 
 /// How long a settled amount is remembered for balances that were read before it moved, in seconds.
 pub(super) const RECENT: u64 = 120;
 
-/// Limits on what may be owed; see [`FulfilmentStep::Defer`](super::FulfilmentStep::Defer).
+/// A payer on one network in one token: whatever it signs, it pays from that balance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PayerKey {
+    /// The chain.
+    pub network: Network,
+    /// The token.
+    pub token: Address,
+    /// The payer.
+    pub payer: Address,
+}
+
+impl PayerKey {
+    /// Returns who pays this payment.
+    pub fn of(record: &Record) -> Self {
+        Self { network: record.key.network, token: record.terms.offer().asset.address, payer: record.key.payer }
+    }
+
+    /// Returns the key as bytes, for a database's column.
+    pub fn to_bytes(&self) -> [u8; 48] {
+        let mut bytes = [0; 48];
+        bytes[..8].copy_from_slice(&self.network.chain_id().to_be_bytes());
+        bytes[8..28].copy_from_slice(self.token.as_slice());
+        bytes[28..].copy_from_slice(self.payer.as_slice());
+        bytes
+    }
+}
+
+/// What one payer has in flight, has paid and owes, on one network in one token: the rules of points 5 and 9 of the contract.
 ///
-/// A deferred payment is owed until it settles. A dead one is owed until its record is removed, so that losses use up the same limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CreditLimit {
-    /// The amount that all payers together may owe in this ledger, on all networks and in all tokens, in atomic units.
-    pub total: U256,
-    /// The amount that one payer may owe on one network in one token, in atomic units.
-    pub per_payer: U256,
-    /// The number of settled payments that the payer must have on record, on that network and in that token. Those that were charged nothing
-    /// do not count.
-    pub history: u32,
-}
-
-/// The sum of what all payers of a ledger owe. Locked after the shards.
+/// A ledger sums up the payer's other payments, takes the step on a copy of the record ([`Record::apply`]), and asks here whether it may
+/// keep that. Nothing of the payer's may change in between.
 #[derive(Debug, Default)]
-pub(super) struct TotalOwed(Mutex<U256>);
-
-impl TotalOwed {
-    #[cfg(feature = "postgres")]
-    pub(super) const fn of_sum(sum: U256) -> Self {
-        Self(Mutex::new(sum))
-    }
-
-    /// Runs `defer` if the sum stays within `limit` with `amount`.
-    pub(super) fn lend(
-        &self,
-        amount: U256,
-        limit: U256,
-        defer: impl FnOnce() -> Result<(), LedgerError>,
-    ) -> Result<(), LedgerError> {
-        let mut sum = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let with = sum.checked_add(amount).filter(|with| *with <= limit).ok_or(LedgerError::NoCredit)?;
-        defer()?;
-        *sum = with;
-        Ok(())
-    }
-
-    /// Replaces what a payment owed by what it owes now.
-    pub(super) fn change(&self, before: U256, after: U256) {
-        if before != after {
-            let mut sum = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            *sum = sum.saturating_sub(before).saturating_add(after);
-        }
-    }
-}
-
-/// The sums of one payer on one network in one token.
-#[derive(Debug, Default)]
-pub(super) struct PayerSums {
+pub struct PayerSums {
     /// In flight and not submitted: every balance still includes it.
     held: U256,
     /// In flight and submitted, with an unknown outcome: a balance may include it or not.
@@ -87,7 +71,7 @@ struct Moved {
     amount: U256,
 }
 
-/// The part of one payment in its payer's sums.
+/// The part of one payment in its payer's sums. A step that changes nothing in it needs nothing of them.
 #[derive(Debug, PartialEq)]
 pub(super) struct Share {
     in_flight: U256,
@@ -111,6 +95,39 @@ impl Share {
 }
 
 impl PayerSums {
+    /// Sums up payments of one payer at `now` (Unix seconds), without the one that a step is asked for.
+    pub fn of<'a>(payments: impl IntoIterator<Item = &'a Record>, now: u64) -> Self {
+        let mut sums = Self::default();
+        for record in payments {
+            sums.add(&Share::of(record));
+            if let (
+                Settlement::Settled { block: Some(block), .. } | Settlement::Final { block: Some(block), .. },
+                Some(at),
+            ) = (record.settlement, record.settled_at)
+            {
+                sums.moved(record.amount(), block, at);
+            }
+        }
+        sums.moved.retain(|moved| moved.at.saturating_add(RECENT) >= now);
+        sums
+    }
+
+    /// Says whether the payer's balance and credit permit a step of a payment, which is not in these sums. `record` is the payment before
+    /// it. Most steps need neither.
+    ///
+    /// # Errors
+    /// - `Admit`: [`LedgerError::InsufficientFunds`], [`LedgerError::Stale`] or [`LedgerError::BalancePending`].
+    /// - `Defer`: [`LedgerError::NoCredit`].
+    pub fn allow(&self, record: &Record, step: &PaymentStep) -> Result<(), LedgerError> {
+        match step {
+            PaymentStep::Fulfil { step: FulfilmentStep::Admit { funds: Some(funds), .. }, .. } if !record.admitted => {
+                self.covers(record.amount(), funds)
+            }
+            PaymentStep::Fulfil { step: FulfilmentStep::Defer { limit }, .. } => self.may_owe(record.amount(), limit),
+            _ => Ok(()),
+        }
+    }
+
     /// Sums in flight that a database computed. `moved` is the amount settled after the block at which the balance was read.
     #[cfg(feature = "postgres")]
     pub(super) fn in_flight(held: U256, submitted: U256, moved: U256, now: u64) -> Self {
@@ -125,7 +142,7 @@ impl PayerSums {
     }
 
     /// Checks that the balance covers `amount` and everything in flight.
-    pub(super) fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
+    fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
         let held = self.held.saturating_add(amount);
         let unseen = self.moved.partition_point(|moved| moved.block <= funds.block);
         let with_moved = self.moved.range(unseen..).fold(held, |sum, moved| sum.saturating_add(moved.amount));
@@ -141,7 +158,7 @@ impl PayerSums {
     }
 
     /// Checks that the payer may owe `amount` in addition.
-    pub(super) fn may_owe(&self, amount: U256, limit: &CreditLimit) -> Result<(), LedgerError> {
+    fn may_owe(&self, amount: U256, limit: &CreditLimit) -> Result<(), LedgerError> {
         let fits = self.owed.checked_add(amount).is_some_and(|owed| owed <= limit.per_payer);
         if self.paid >= limit.history && self.overdue == 0 && fits { Ok(()) } else { Err(LedgerError::NoCredit) }
     }

@@ -4,12 +4,18 @@ use std::{fmt, sync::Arc};
 
 use alloy_primitives::{B256, U256};
 
-use super::{CreditLimit, JournaledTransaction, StoredResponse};
+use super::{
+    JournaledTransaction, LedgerError,
+    step::{BodyDigest, FulfilmentStep, PaymentStep, SettlementStep, Settling},
+};
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    payment::{Funds, PaymentKey, Prechecked, SettlementOutcome, Terms},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Terms},
     protocol::Reason,
 };
+
+/// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
+const RETENTION: u64 = 900;
 
 /// The record of one payment. [`Record::new`] creates it; a backend restores it with [`Record::from_json`].
 #[derive(Clone, Debug)]
@@ -69,15 +75,6 @@ pub struct Record {
     pub charged: Option<U256>,
 }
 
-/// The process that settles a payment, so that no other one submits it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settling {
-    /// A number that the process chose at random.
-    pub by: u64,
-    /// The end of the claim, in Unix seconds. Other processes leave the payment alone until then.
-    pub until: u64,
-}
-
 /// The exclusive right to work on a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
@@ -85,6 +82,13 @@ pub struct Lease {
     pub key: PaymentKey,
     /// The lease's number, as [`Record::epoch`].
     pub epoch: u64,
+}
+
+impl Lease {
+    /// Returns a step of the work that the lease's owner takes.
+    pub const fn step(&self, step: FulfilmentStep) -> PaymentStep {
+        PaymentStep::Fulfil { epoch: self.epoch, step }
+    }
 }
 
 /// A digest of the request that a payment was first used for: the seller's configured origin and name, method, path, query,
@@ -101,24 +105,6 @@ impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Two bytes tell requests apart in a log without revealing the digest.
         write!(f, "Fingerprint({:02x}{:02x}…)", self.digest[0], self.digest[1])
-    }
-}
-
-/// A digest of the part of a request body that a handler read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BodyDigest {
-    /// Bytes read.
-    pub length: u64,
-    /// SHA-256 of these bytes.
-    pub digest: B256,
-    /// `true` if the body ended there.
-    pub complete: bool,
-}
-
-impl BodyDigest {
-    /// Returns the digest that covers more of the body. Otherwise an attempt that read little would open the payment to other bodies.
-    fn longer(known: Option<Self>, read: Option<Self>) -> Option<Self> {
-        known.into_iter().chain(read).max_by_key(|digest| (digest.length, digest.complete))
     }
 }
 
@@ -253,117 +239,6 @@ impl Settlement {
     }
 }
 
-/// A step of fulfilment. A new step is a breaking change, so that no backend overlooks it.
-#[derive(Clone, Debug)]
-pub enum FulfilmentStep {
-    /// The payment was verified. Its amount counts as in flight from now on.
-    Admit {
-        /// The payer's balance; `None` where the verifier has checked it against everything in flight.
-        funds: Option<Funds>,
-        /// `true` to settle at once, before the work (flow `upfront`).
-        due: bool,
-    },
-    /// The handler starts.
-    Start {
-        /// When the lease ends from now on, in Unix seconds: verification and settlement may have used most of it. The step never
-        /// shortens the lease.
-        until: u64,
-    },
-    /// The attempt failed.
-    Release {
-        /// The part of the request body that the handler read.
-        body: Option<BodyDigest>,
-    },
-    /// The handler succeeded. An unsettled payment becomes due, unless nothing is charged: then it is used up, and final.
-    Produce {
-        /// What is charged of the amount that was signed for, in atomic units; `None` for all of it.
-        charged: Option<U256>,
-        /// The part of the request body that the handler read.
-        body: Option<BodyDigest>,
-        /// When, in Unix seconds.
-        at: u64,
-        /// The response, if it is complete. It is kept for replays, within the limits, atomically with the step. A streaming response is
-        /// [stored](super::Ledger::store_response) when it ends.
-        response: Option<Arc<StoredResponse>>,
-    },
-    /// The response is released before the payment is settled. The lease ends, so that background settlement takes the payment at once.
-    Defer {
-        /// The limit on what is owed, this payment included.
-        limit: CreditLimit,
-    },
-    /// The response was sent, or the connection broke while it was.
-    Deliver,
-}
-
-/// A step of settlement. A new step is a breaking change, so that no backend overlooks it.
-#[derive(Clone, Debug)]
-pub enum SettlementStep {
-    /// A transaction is about to leave the process.
-    Submit {
-        /// Its hash.
-        transaction: B256,
-    },
-    /// The payee was paid.
-    Settle {
-        /// The transaction that paid, whoever sent it. Zero for a payment of which nothing is charged: it is used up, and final.
-        transaction: B256,
-        /// Its block, if known.
-        block: Option<u64>,
-        /// The payment's share of the transaction fee, in wei, if the facilitator paid it.
-        fee: Option<U256>,
-    },
-    /// The block of the transaction is final.
-    Finalize,
-    /// A reorganization removed the transaction that paid. The payment is due again.
-    Reorg,
-    /// A process settles the payment; others leave it alone until then.
-    Claim(Settling),
-    /// A process settles the payment through another facilitator. The payment is `Unknown` until that facilitator reports the outcome, also
-    /// if this process ends before.
-    Delegate {
-        /// The process that delegates it, and until when others leave it alone.
-        settling: Settling,
-        /// The number of [failures](Record::failures) that were known when settlement was requested. If more are on record, the payer
-        /// may have been told of one, and the step is refused.
-        known_failures: u32,
-    },
-    /// Not executed so far. The payment is due again, and is settled only for a request made with knowledge of this failure, because
-    /// the payer may be told of it.
-    Fail {
-        /// Why.
-        reason: Reason,
-        /// The process that reports it, as in [`Settling::by`]; 0 for none.
-        by: u64,
-        /// The payment's [transactions](Record::transactions) that it knows of. If the newest on record is not among them, it may pay
-        /// the payment yet, and the step is refused.
-        known_transactions: Vec<B256>,
-    },
-    /// Proven never to be executed.
-    Invalidate {
-        /// Why.
-        reason: Reason,
-    },
-    /// The outcome of a submission is unknown.
-    MarkUnknown,
-}
-
-impl SettlementStep {
-    /// Returns the step that records an outcome, reported by the facilitator whose
-    /// [process](crate::facilitator::Facilitator::process_id) is `by`. `known_transactions` are those on record when the facilitator was
-    /// asked; a failure accounts for them and for the one that it names.
-    pub fn of(outcome: &SettlementOutcome, by: u64, known_transactions: &[B256]) -> Self {
-        match outcome.clone() {
-            SettlementOutcome::Settled { transaction, block, fee } => Self::Settle { transaction, block, fee },
-            SettlementOutcome::Failed { reason, dead: true, .. } => Self::Invalidate { reason },
-            SettlementOutcome::Failed { reason, transaction, .. } => {
-                let known_transactions = known_transactions.iter().copied().chain(transaction).collect();
-                Self::Fail { reason, by, known_transactions }
-            }
-            SettlementOutcome::Unknown { .. } => Self::MarkUnknown,
-        }
-    }
-}
-
 /// The record's state does not allow the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a payment that is {fulfilment:?} and {settlement:?} cannot take this step")]
@@ -377,6 +252,66 @@ pub struct InvalidTransition {
 
 /// The state machine.
 impl Record {
+    /// Takes a step at `now` (Unix seconds) by the ledger's clock, or refuses it and changes nothing.
+    ///
+    /// Whether a payer's balance or credit permits the step, [`PayerSums::allow`](super::PayerSums::allow) says.
+    ///
+    /// | step | changes | is refused with |
+    /// |---|---|---|
+    /// | `TakeOver` | the lease; a released payment is reserved again | [`LedgerError::LeaseLost`] if the epoch is another one, or if the current lease runs |
+    /// | `Fulfil` | the work ([`fulfil`](Self::fulfil)) | [`LedgerError::LeaseLost`] if the lease is not the current one, or [`LedgerError::InvalidTransition`] |
+    /// | `Settle` | the money ([`settle`](Self::settle)) | [`LedgerError::InvalidTransition`] |
+    /// | `Replay` | the number of replays | |
+    ///
+    /// # Errors
+    /// Those of the table.
+    pub fn apply(&mut self, step: &PaymentStep, now: u64) -> Result<(), LedgerError> {
+        match step {
+            PaymentStep::TakeOver { seen, now, .. } if self.epoch != *seen || self.is_leased(*now) => {
+                return Err(LedgerError::LeaseLost);
+            }
+            PaymentStep::Fulfil { epoch, .. } if self.epoch != *epoch => return Err(LedgerError::LeaseLost),
+            PaymentStep::TakeOver { until, .. } => {
+                self.epoch += 1;
+                self.lease_until = *until;
+                if self.fulfilment == Fulfilment::Released {
+                    // So that the lease counts.
+                    self.fulfilment = Fulfilment::Reserved;
+                }
+            }
+            PaymentStep::Fulfil { step, .. } => self.fulfil(step)?,
+            PaymentStep::Settle(step) => self.settle(step, now)?,
+            PaymentStep::Replay => self.replays = self.replays.saturating_add(1),
+        }
+        Ok(())
+    }
+
+    /// Checks that the owner of this lease may discard the payment.
+    ///
+    /// # Errors
+    /// [`LedgerError::LeaseLost`] if the lease is not the current one, [`LedgerError::InvalidTransition`] unless the payment
+    /// [is discardable](Self::is_discardable).
+    pub fn check_discard(&self, lease: &Lease) -> Result<(), LedgerError> {
+        if self.epoch != lease.epoch {
+            return Err(LedgerError::LeaseLost);
+        }
+        if self.is_discardable() { Ok(()) } else { Err(self.invalid().into()) }
+    }
+
+    /// Returns `true` if the contract lets this step, after which the record is this one, become durable later: a crash loses nothing by
+    /// it.
+    pub fn may_lose(&self, step: &PaymentStep) -> bool {
+        match step {
+            PaymentStep::Fulfil { step, .. } => match step {
+                FulfilmentStep::Admit { due, .. } => !due,
+                FulfilmentStep::Start { .. } => self.attempts <= 1 && self.settlement == Settlement::None,
+                step => matches!(step, FulfilmentStep::Deliver),
+            },
+            PaymentStep::Settle(step) => matches!(step, SettlementStep::Settle { .. } | SettlementStep::Finalize),
+            PaymentStep::TakeOver { .. } | PaymentStep::Replay => false,
+        }
+    }
+
     /// Takes a step of fulfilment, or refuses it and changes nothing.
     ///
     /// | step | from | to |
@@ -524,15 +459,6 @@ impl Record {
         Ok(())
     }
 
-    /// Leases the payment to a new owner until `until` (Unix seconds). A released payment is reserved again, so that the lease counts.
-    pub fn lease_anew(&mut self, until: u64) {
-        self.epoch += 1;
-        self.lease_until = until;
-        if self.fulfilment == Fulfilment::Released {
-            self.fulfilment = Fulfilment::Reserved;
-        }
-    }
-
     /// Uses up the payment without a transaction.
     fn charge_nothing(&mut self, at: u64) {
         self.settlement = Settlement::Final { transaction: B256::ZERO, block: None };
@@ -540,7 +466,7 @@ impl Record {
         self.admitted = false;
     }
 
-    pub(super) fn invalid(&self) -> InvalidTransition {
+    fn invalid(&self) -> InvalidTransition {
         InvalidTransition { fulfilment: self.fulfilment, settlement: self.settlement }
     }
 }
@@ -643,6 +569,12 @@ impl Record {
             Settlement::Due | Settlement::Settled { .. } => an_hour_later < now,
             Settlement::Submitted | Settlement::Unknown => false,
         }
+    }
+
+    /// Returns from when on the record is looked at, to be removed if it [may be forgotten](Self::may_be_forgotten), in Unix seconds. If it may
+    /// not, it is looked at again a quarter of an hour later.
+    pub fn forget_at(&self) -> u64 {
+        u64::try_from(self.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(RETENTION)
     }
 
     /// Returns the amount that counts as in flight, in atomic units.

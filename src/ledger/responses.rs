@@ -3,35 +3,36 @@
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
-    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::{payment::PaymentKey, telemetry};
 
-/// A handler's response, complete. It is bearer data, so `Debug` shows only its size.
-#[derive(Clone)]
+/// A response that is kept for replays: bytes that the transport writes and reads, and that no ledger looks into.
+///
+/// It is bearer data, so `Debug` shows only its size.
+#[derive(Clone, PartialEq, Eq)]
 pub struct StoredResponse {
-    /// The handler's status.
-    pub status: StatusCode,
-    /// The handler's headers.
-    pub headers: HeaderMap,
+    /// What the transport has to know to give the body once more, such as status and headers, as it writes that.
+    pub head: Bytes,
     /// The whole body.
     pub body: Bytes,
-    /// The trailers, if there were any.
-    pub trailers: Option<HeaderMap>,
-    /// The request's headers that the response depends on, such as `Accept-Encoding`, with the values they had, joined by commas.
-    pub varied_by: Vec<(HeaderName, Option<HeaderValue>)>,
     /// When it was produced, in Unix seconds.
     pub stored_at: u64,
 }
 
+impl StoredResponse {
+    /// Returns what the response costs to keep, in bytes. 512 of them stand for the tables around it.
+    pub fn weight(&self) -> usize {
+        512 + self.head.len() + self.body.len()
+    }
+}
+
 impl fmt::Debug for StoredResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoredResponse({}, {} bytes)", self.status, self.body.len())
+        write!(f, "StoredResponse({} + {} bytes)", self.head.len(), self.body.len())
     }
 }
 
@@ -52,7 +53,7 @@ impl ResponseLimits {
         self
     }
 
-    /// Sets the size of all bodies and headers together, in bytes. Default: 64 MiB.
+    /// Sets the size of all responses together ([`StoredResponse::weight`]), in bytes. Default: 64 MiB.
     pub const fn total_bytes(mut self, bytes: usize) -> Self {
         self.total_bytes = bytes;
         self
@@ -70,10 +71,14 @@ impl ResponseLimits {
         self
     }
 
-    /// Returns the weight of a response that is within the limits by itself.
-    pub(super) fn admit(&self, response: &StoredResponse) -> Option<usize> {
-        let weight = weight(response);
-        (response.body.len() <= self.body_bytes && weight <= self.total_bytes).then_some(weight)
+    /// Returns the size of the largest body that is kept, in bytes.
+    pub const fn longest(&self) -> usize {
+        self.body_bytes
+    }
+
+    /// Returns `true` if the response is within the limits by itself.
+    pub fn admit(&self, response: &StoredResponse) -> bool {
+        response.body.len() <= self.body_bytes && response.weight() <= self.total_bytes
     }
 }
 
@@ -83,28 +88,38 @@ impl Default for ResponseLimits {
     }
 }
 
-/// The responses of a ledger in memory. The oldest are removed first.
+/// The responses of a ledger in memory, within limits. The oldest are removed first.
 ///
 /// This is no cache of a library: the ledger in SQLite has to know which responses were removed, and when.
 #[derive(Debug)]
-pub(super) struct ResponseStore {
+pub struct Responses {
     limits: ResponseLimits,
-    kept: HashMap<PaymentKey, Arc<StoredResponse>>,
+    kept: HashMap<PaymentKey, StoredResponse>,
     /// The keys, oldest first, with the time at which each response was produced.
     order: VecDeque<(u64, PaymentKey)>,
     bytes: usize,
 }
 
-impl ResponseStore {
-    pub(super) fn new(limits: ResponseLimits) -> Self {
+impl Responses {
+    /// Returns an empty store.
+    pub fn new(limits: ResponseLimits) -> Self {
         Self { limits, kept: HashMap::new(), order: VecDeque::new(), bytes: 0 }
     }
 
-    /// Keeps a response if it is within the limits and the first of its payment. Returns the keys of those removed.
-    pub(super) fn insert(&mut self, key: PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
+    /// Returns the limits.
+    pub const fn limits(&self) -> &ResponseLimits {
+        &self.limits
+    }
+
+    /// Keeps a response if it is within the limits and the first of its payment. Returns the keys of those that were removed for it, or with
+    /// age.
+    pub fn insert(&mut self, key: PaymentKey, response: StoredResponse) -> Vec<PaymentKey> {
         let mut removed = self.expire(response.stored_at);
-        let Some(weight) = self.limits.admit(&response) else { return removed };
         let Entry::Vacant(entry) = self.kept.entry(key) else { return removed };
+        if !self.limits.admit(&response) {
+            return removed;
+        }
+        let weight = response.weight();
         self.order.push_back((response.stored_at, key));
         entry.insert(response);
         self.bytes += weight;
@@ -115,7 +130,8 @@ impl ResponseStore {
         removed
     }
 
-    pub(super) fn get(&self, key: &PaymentKey, now: u64) -> Option<Arc<StoredResponse>> {
+    /// Returns the response of a payment at `now` (Unix seconds), if it is kept and not too old.
+    pub fn get(&self, key: &PaymentKey, now: u64) -> Option<StoredResponse> {
         let response = self.kept.get(key)?;
         (response.stored_at.saturating_add(self.limits.age_seconds) >= now).then(|| response.clone())
     }
@@ -132,25 +148,12 @@ impl ResponseStore {
     fn remove_oldest(&mut self) -> Option<PaymentKey> {
         let (_, key) = self.order.pop_front()?;
         if let Some(response) = self.kept.remove(&key) {
-            let weight = weight(&response);
+            let weight = response.weight();
             self.bytes -= weight;
             telemetry::responses_gone(weight);
         }
         Some(key)
     }
-}
-
-/// Returns what a response costs to keep, in bytes. The constant stands for the tables around it.
-fn weight(response: &StoredResponse) -> usize {
-    let fields =
-        |headers: &HeaderMap| headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum::<usize>();
-    let varied_by = response.varied_by.iter();
-    let varied_by =
-        varied_by.map(|(name, value)| name.as_str().len() + value.as_ref().map_or(0, HeaderValue::len) + 64);
-    512 + response.body.len()
-        + fields(&response.headers)
-        + response.trailers.as_ref().map_or(0, fields)
-        + varied_by.sum::<usize>()
 }
 
 #[cfg(test)]
@@ -164,21 +167,14 @@ mod tests {
         PaymentKey { network: Network::BASE, asset: Address::ZERO, payer: Address::ZERO, nonce: B256::repeat_byte(n) }
     }
 
-    fn response(size: usize, stored_at: u64) -> Arc<StoredResponse> {
-        Arc::new(StoredResponse {
-            status: StatusCode::OK,
-            headers: HeaderMap::new(),
-            body: vec![0; size].into(),
-            trailers: None,
-            varied_by: Vec::new(),
-            stored_at,
-        })
+    fn response(size: usize, stored_at: u64) -> StoredResponse {
+        StoredResponse { head: Bytes::new(), body: vec![0; size].into(), stored_at }
     }
 
     #[test]
     fn every_limit_holds_and_the_oldest_response_is_removed_first() {
         let limits = ResponseLimits { body_bytes: 100, total_bytes: 3 * 612, count: 10, age_seconds: 60 };
-        let mut store = ResponseStore::new(limits);
+        let mut store = Responses::new(limits);
         store.insert(key(0), response(101, 0));
         assert!(store.get(&key(0), 0).is_none(), "too large alone");
         for n in 1..=4 {
@@ -188,7 +184,7 @@ mod tests {
         assert!(store.get(&key(2), 62).is_some());
         assert!(store.get(&key(2), 63).is_none(), "aged out");
         assert!(store.get(&key(4), 63).is_some());
-        let mut few = ResponseStore::new(ResponseLimits { count: 2, ..limits });
+        let mut few = Responses::new(ResponseLimits { count: 2, ..limits });
         for n in 1..=3 {
             few.insert(key(n), response(1, 0));
         }
@@ -199,21 +195,19 @@ mod tests {
     #[test]
     fn a_response_over_the_limit_removes_no_other() {
         let limits = ResponseLimits { body_bytes: 10_000, total_bytes: 2_000, count: 10, age_seconds: 60 };
-        let mut store = ResponseStore::new(limits);
+        let mut store = Responses::new(limits);
         store.insert(key(1), response(100, 0));
         assert!(store.insert(key(2), response(1_900, 0)).is_empty());
         assert!(store.get(&key(1), 0).is_some() && store.get(&key(2), 0).is_none());
-        // Headers and trailers weigh as well.
-        let name = http::HeaderName::from_static("x-note");
-        let fields = HeaderMap::from_iter([(name, "n".repeat(800).parse().unwrap())]);
-        let heavy = StoredResponse { headers: fields.clone(), trailers: Some(fields), ..(*response(1, 0)).clone() };
-        assert!(store.insert(key(3), Arc::new(heavy)).is_empty());
+        // The head weighs as well.
+        let heavy = StoredResponse { head: vec![0; 1_600].into(), ..response(1, 0) };
+        assert!(store.insert(key(3), heavy).is_empty());
         assert!(store.get(&key(1), 0).is_some() && store.get(&key(3), 0).is_none());
     }
 
     #[test]
     fn an_expired_response_is_removed_when_another_is_stored() {
-        let mut store = ResponseStore::new(ResponseLimits { age_seconds: 60, ..ResponseLimits::default() });
+        let mut store = Responses::new(ResponseLimits { age_seconds: 60, ..ResponseLimits::default() });
         store.insert(key(1), response(1, 0));
         assert!(store.insert(key(2), response(1, 60)).is_empty(), "it can still be replayed");
         assert_eq!(store.insert(key(3), response(1, 61)), [key(1)]);
@@ -222,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_first_response_stays() {
-        let mut store = ResponseStore::new(ResponseLimits::default());
+        let mut store = Responses::new(ResponseLimits::default());
         store.insert(key(1), response(1, 0));
         store.insert(key(1), response(2, 0));
         assert_eq!(store.get(&key(1), 0).unwrap().body.len(), 1);

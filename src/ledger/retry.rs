@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
-use super::{Ledger, LedgerError, SettlementStep};
+use super::{Ledger, LedgerError, PaymentStep, Record};
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 use crate::payment::PaymentKey;
 
@@ -54,7 +54,7 @@ impl Pauses {
 
 /// Takes a step of settlement. If the backend fails, tries again, five times within two seconds: a fact about the chain stays true.
 ///
-/// Returns `true` if the step was taken, or `false` if the record's state does not allow it: somebody else knows as much or more.
+/// Returns the record after the step, or `None` if the record's state does not allow the step: somebody else knows as much or more.
 ///
 /// # Errors
 /// The ledger's last error, if the step was not taken. Reconciliation finds the same fact later.
@@ -62,13 +62,13 @@ impl Pauses {
 pub(crate) async fn settle_with_retries(
     ledger: &dyn Ledger,
     key: &PaymentKey,
-    step: &SettlementStep,
-) -> Result<bool, LedgerError> {
+    step: &PaymentStep,
+) -> Result<Option<Record>, LedgerError> {
     let mut pauses = Pauses::new(Duration::from_millis(100), Duration::from_secs(2));
     loop {
-        let error = match ledger.settle(key, step).await {
-            Ok(()) => return Ok(true),
-            Err(LedgerError::InvalidTransition(_)) => return Ok(false),
+        let error = match ledger.advance(key, step).await {
+            Ok(record) => return Ok(Some(record)),
+            Err(LedgerError::InvalidTransition(_)) => return Ok(None),
             Err(error) => error,
         };
         if !matches!(error, LedgerError::Backend(_)) || !pauses.wait().await {

@@ -3,12 +3,8 @@
 use std::sync::Arc;
 
 use alloy_primitives::{B256, U256};
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-use super::StoredResponse;
 use super::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, Settling};
 use crate::{
     eip3009::{Authorization, PaymentSignature, without_checksums},
@@ -41,8 +37,8 @@ impl Record {
 
     /// Restores a record from the text that [`to_json`](Self::to_json) made.
     ///
-    /// The text does not include [`lease_until`](Self::lease_until), which is 0 in the result: the lease of a process that is gone has
-    /// ended. Where several processes share the storage, keep it beside the text and set it again.
+    /// If the process that worked on the payment or settled it is known to be gone, set [`lease_until`](Self::lease_until) to 0 and
+    /// [`settling`](Self::settling) to `None`.
     ///
     /// # Errors
     /// [`InvalidRecord`] if the text is something else.
@@ -62,7 +58,6 @@ struct Fixed {
     signature: PaymentSignature,
     request: B256,
     names_caller: bool,
-    #[serde(default)]
     id: Option<B256>,
     reserved_at: u64,
 }
@@ -77,25 +72,28 @@ struct Changing {
     #[serde(with = "SettlementRow")]
     settlement: Settlement,
     last_failure: Option<Reason>,
-    #[serde(default)]
     failures: u32,
     attempts: u32,
     replays: u32,
     block_seen: Option<u64>,
     transactions: Vec<B256>,
     admitted: bool,
-    #[serde(default)]
     deferred: bool,
     epoch: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    lease_until: u64,
     produced_at: Option<u64>,
-    #[serde(default)]
     settling: Option<(u64, u64)>,
-    #[serde(default)]
     settled_at: Option<u64>,
-    #[serde(default)]
     fee: Option<U256>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     charged: Option<U256>,
+}
+
+/// Of a lease: the file of the ledger in SQLite has none.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(time: &u64) -> bool {
+    *time == 0
 }
 
 #[derive(Serialize, Deserialize)]
@@ -166,6 +164,7 @@ impl Changing {
             admitted: record.admitted,
             deferred: record.deferred,
             epoch: record.epoch,
+            lease_until: record.lease_until,
             produced_at: record.produced_at,
             settling: record.settling.map(|Settling { by, until }| (by, until)),
             settled_at: record.settled_at,
@@ -195,7 +194,7 @@ impl Changing {
             admitted: self.admitted,
             deferred: self.deferred,
             epoch: self.epoch,
-            lease_until: 0,
+            lease_until: self.lease_until,
             reserved_at: fixed.reserved_at,
             produced_at: self.produced_at,
             settling: self.settling.map(|(by, until)| Settling { by, until }),
@@ -206,70 +205,12 @@ impl Changing {
     }
 }
 
-/// The status, headers and trailers of a stored response. Header values are bytes, and not always text.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-#[derive(Serialize, Deserialize)]
-pub(super) struct ResponseHead {
-    status: u16,
-    headers: Vec<(String, Vec<u8>)>,
-    trailers: Option<Vec<(String, Vec<u8>)>>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    varied_by: Vec<(String, Option<Vec<u8>>)>,
-}
-
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-impl ResponseHead {
-    pub(super) fn of(response: &StoredResponse) -> Self {
-        let fields = |headers: &HeaderMap| {
-            headers.iter().map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
-        };
-        Self {
-            status: response.status.as_u16(),
-            headers: fields(&response.headers),
-            trailers: response.trailers.as_ref().map(fields),
-            varied_by: response
-                .varied_by
-                .iter()
-                .map(|(name, value)| (name.as_str().to_owned(), value.as_ref().map(|value| value.as_bytes().to_vec())))
-                .collect(),
-        }
-    }
-
-    pub(super) fn into_response(self, body: Vec<u8>, stored_at: u64) -> Option<StoredResponse> {
-        let headers = |fields: Vec<(String, Vec<u8>)>| {
-            let field = |(name, value): (String, Vec<u8>)| {
-                Some((HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&value).ok()?))
-            };
-            // Collecting into a map appends: a name may occur several times.
-            fields.into_iter().map(field).collect::<Option<HeaderMap>>()
-        };
-        let varied_by = |(name, value): (String, Option<Vec<u8>>)| {
-            let value = match value {
-                Some(value) => Some(HeaderValue::from_bytes(&value).ok()?),
-                None => None,
-            };
-            Some((HeaderName::try_from(name).ok()?, value))
-        };
-        Some(StoredResponse {
-            status: StatusCode::from_u16(self.status).ok()?,
-            headers: headers(self.headers)?,
-            trailers: match self.trailers {
-                Some(fields) => Some(headers(fields)?),
-                None => None,
-            },
-            varied_by: self.varied_by.into_iter().map(varied_by).collect::<Option<_>>()?,
-            body: body.into(),
-            stored_at,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// As the first version wrote it: with checksummed addresses, and the offer's fields in another order.
-    const WRITTEN_BEFORE: &str = r#"{
+    /// With checksummed addresses, and the offer's fields in another order.
+    const WRITTEN: &str = r#"{
         "offer": {"payTo":"0x90F79bf6EB2c4f870365E785982E1f101E93b906","scheme":"exact","network":"eip155:8453","amount":"1000",
             "asset":"0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913","maxTimeoutSeconds":60,
             "extra":{"name":"USD Coin","version":"2","paymentFlow":"authorization"}},
@@ -279,32 +220,13 @@ mod tests {
         "signature":"0x0102","request":"0x1111111111111111111111111111111111111111111111111111111111111111","namesCaller":true,
         "body":null,"fulfilment":"delivered","settlement":{"settled":{"transaction":
             "0x2222222222222222222222222222222222222222222222222222222222222222","block":7}},
-        "lastFailure":null,"attempts":1,"replays":0,"blockSeen":6,"transactions":[],"admitted":false,"epoch":0,
-        "reservedAt":1800000000,"producedAt":1800000001
+        "lastFailure":null,"attempts":1,"replays":0,"blockSeen":6,"transactions":[],"admitted":false,"deferred":false,
+        "epoch":0,"reservedAt":1800000000,"producedAt":1800000001,"id":null,"failures":0,"settling":null,"settledAt":null,"fee":null
     }"#;
 
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     #[test]
-    fn a_header_with_several_values_is_restored() {
-        let mut headers = HeaderMap::new();
-        for value in ["a=1", "b=2"] {
-            headers.append("set-cookie", HeaderValue::from_static(value));
-        }
-        let varied_by = vec![
-            (HeaderName::from_static("accept-encoding"), Some(HeaderValue::from_static("gzip, br"))),
-            (HeaderName::from_static("range"), None),
-        ];
-        let (status, body) = (StatusCode::OK, Default::default());
-        let response = StoredResponse { status, headers, body, trailers: None, varied_by, stored_at: 7 };
-        let json = serde_json::to_string(&ResponseHead::of(&response)).unwrap();
-        let head: ResponseHead = serde_json::from_str(&json).unwrap();
-        let restored = head.into_response(Vec::new(), 7).unwrap();
-        assert_eq!((restored.headers, restored.varied_by), (response.headers, response.varied_by));
-    }
-
-    #[test]
-    fn a_record_of_the_first_version_is_read_and_written_as_the_same() {
-        let before = Record::from_json(WRITTEN_BEFORE).unwrap();
+    fn a_record_is_read_and_written_as_the_same() {
+        let before = Record::from_json(WRITTEN).unwrap();
         assert_eq!(before.key.payer, before.authorization.from);
         assert_eq!(before.terms.offer().pay_to, before.authorization.to);
         assert_eq!(before.settlement.block(), Some(7));

@@ -15,9 +15,6 @@ pub const NONCE_HELD_SECONDS: u64 = 60;
 pub(super) const MAX_NONCES: usize = 4096;
 /// The largest number of transactions that are listed at once.
 pub(super) const MAX_LISTED: usize = 256;
-/// The largest number of transactions that are kept per nonce; the oldest are removed first. Only the newest is ever sent again, and
-/// each payment's record names all of its own.
-pub(super) const MAX_VERSIONS: usize = 16;
 
 /// An account that sends transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +23,16 @@ pub struct Sender {
     pub network: Network,
     /// The account's address.
     pub address: Address,
+}
+
+impl Sender {
+    /// Returns the account as bytes, for a database's column.
+    pub fn to_bytes(&self) -> [u8; 28] {
+        let mut bytes = [0; 28];
+        bytes[..8].copy_from_slice(&self.network.chain_id().to_be_bytes());
+        bytes[8..].copy_from_slice(self.address.as_slice());
+        bytes
+    }
 }
 
 /// A signed transaction that is recorded before it is sent, and the payments that it settles.
@@ -41,7 +48,7 @@ pub struct JournaledTransaction {
     pub raw: Bytes,
     /// The payments in it; empty for a transaction that only fills a gap in the nonces.
     pub payments: Vec<PaymentKey>,
-    /// The process that submits it: a number chosen at random.
+    /// The process that submits it: a number chosen at random that is not 0. 0 if that process is gone.
     pub by: u64,
     /// When it is submitted, in Unix seconds.
     pub at: u64,
@@ -66,39 +73,40 @@ debug_fields!(JournaledTransaction |this| {
     payments: this.payments.len(),
 });
 
-/// The nonces of all senders, with their owners and transactions.
+/// The account nonces of all senders and their transactions, in memory: the rules of point 6 of the contract.
+///
+/// Of the transactions of one nonce, which replace one another, the newest is kept. Only that is ever sent again, and each payment's record
+/// names all of its own.
 #[derive(Debug, Default)]
-pub(super) struct Nonces(HashMap<Sender, BTreeMap<u64, Nonce>>);
+pub struct Nonces(HashMap<Sender, BTreeMap<u64, Nonce>>);
 
-/// One nonce. Its transactions replace one another; at most one of them can be included.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Nonce {
-    /// The process that used it last, and when.
-    pub(super) by: u64,
-    pub(super) at: u64,
-    /// No node accepted its last transaction: any process may use it.
-    pub(super) is_free: bool,
-    pub(super) transactions: Vec<JournaledTransaction>,
+/// One nonce.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nonce {
+    /// The newest transaction that uses it.
+    pub transaction: JournaledTransaction,
+    /// No node accepted that transaction: any process may use the nonce.
+    pub is_free: bool,
 }
 
 impl Nonce {
     /// Returns `true` if process `by` may use the nonce at `at` (Unix seconds).
-    pub(super) fn is_open_to(&self, by: u64, at: u64) -> bool {
-        self.is_free || self.by == by || self.at.saturating_add(NONCE_HELD_SECONDS) < at
+    pub fn is_open_to(&self, by: u64, at: u64) -> bool {
+        self.is_free || !is_held(self.transaction.by, self.transaction.at, by, at)
     }
+}
 
-    fn add(&mut self, transaction: JournaledTransaction) {
-        self.transactions.retain(|known| known.hash != transaction.hash);
-        if self.transactions.len() >= MAX_VERSIONS {
-            self.transactions.remove(0);
-        }
-        self.transactions.push(transaction);
-    }
+/// Returns `true` if a nonce that a process used last at a time is not another one's at `at` (Unix seconds).
+pub(super) const fn is_held(by_whom: u64, since: u64, by: u64, at: u64) -> bool {
+    by_whom != 0 && by_whom != by && since.saturating_add(NONCE_HELD_SECONDS) >= at
 }
 
 impl Nonces {
     /// Checks that the transaction may use its nonce.
-    pub(super) fn check(&self, transaction: &JournaledTransaction) -> Result<(), LedgerError> {
+    ///
+    /// # Errors
+    /// [`LedgerError::NonceTaken`] if another process uses it.
+    pub fn check(&self, transaction: &JournaledTransaction) -> Result<(), LedgerError> {
         let Some(nonces) = self.0.get(&transaction.sender) else { return Ok(()) };
         match nonces.get(&transaction.nonce) {
             Some(nonce) if !nonce.is_open_to(transaction.by, transaction.at) => {
@@ -109,38 +117,28 @@ impl Nonces {
         }
     }
 
-    /// Enters a transaction. Returns the nonce that was removed to make room.
-    pub(super) fn insert(&mut self, mut transaction: JournaledTransaction) -> Option<u64> {
+    /// Enters a transaction. Returns the nonce of its sender that was removed to make room, if there were more than 4096.
+    pub fn insert(&mut self, mut transaction: JournaledTransaction) -> Option<u64> {
         transaction.known_failures.clear();
-        let nonces = self.0.entry(transaction.sender).or_default();
-        let nonce = nonces.entry(transaction.nonce).or_default();
-        if nonce.is_free {
-            // No node accepted the last transaction. Those before may have reached one.
-            nonce.transactions.pop();
-        }
-        (nonce.by, nonce.at, nonce.is_free) = (transaction.by, transaction.at, false);
-        nonce.add(transaction);
+        self.restore(Nonce { transaction, is_free: false })
+    }
+
+    /// Restores a nonce that was stored, and otherwise does what [`insert`](Self::insert) does.
+    pub fn restore(&mut self, nonce: Nonce) -> Option<u64> {
+        let nonces = self.0.entry(nonce.transaction.sender).or_default();
+        nonces.insert(nonce.transaction.nonce, nonce);
         if nonces.len() > MAX_NONCES { nonces.pop_first().map(|(nonce, _)| nonce) } else { None }
     }
 
-    /// Restores a transaction that an earlier process stored; those of one nonce in the order in which they were submitted. The
-    /// earlier process is gone, so any process may use the nonce.
-    #[cfg(feature = "sqlite")]
-    pub(super) fn restore(&mut self, transaction: JournaledTransaction, is_free: bool) {
-        let nonce = self.0.entry(transaction.sender).or_default().entry(transaction.nonce).or_default();
-        (nonce.by, nonce.at, nonce.is_free) = (0, 0, is_free);
-        nonce.add(transaction);
+    /// Returns a nonce.
+    pub fn get(&self, sender: &Sender, nonce: u64) -> Option<&Nonce> {
+        self.0.get(sender)?.get(&nonce)
     }
 
-    #[cfg(feature = "sqlite")]
-    pub(super) fn get(&self, sender: &Sender, nonce: u64) -> Option<Nonce> {
-        self.0.get(sender)?.get(&nonce).cloned()
-    }
-
-    /// Frees a nonce. Returns `true` if that changed anything.
-    pub(super) fn free(&mut self, sender: &Sender, nonce: u64, by: u64) -> bool {
+    /// Frees a nonce, if process `by` used it last. Returns `true` if that changed anything.
+    pub fn free(&mut self, sender: &Sender, nonce: u64, by: u64) -> bool {
         match self.0.get_mut(sender).and_then(|nonces| nonces.get_mut(&nonce)) {
-            Some(nonce) if nonce.by == by && !nonce.is_free => {
+            Some(nonce) if nonce.transaction.by == by && !nonce.is_free => {
                 nonce.is_free = true;
                 true
             }
@@ -149,17 +147,17 @@ impl Nonces {
     }
 
     /// Removes the nonces below `below`, and returns them.
-    pub(super) fn forget(&mut self, sender: &Sender, below: u64) -> Vec<u64> {
+    pub fn forget(&mut self, sender: &Sender, below: u64) -> Vec<u64> {
         let Some(nonces) = self.0.get_mut(sender) else { return Vec::new() };
         let kept = nonces.split_off(&below);
         std::mem::replace(nonces, kept).into_keys().collect()
     }
 
-    /// Returns the newest transaction of every nonce in use, from `from` on.
-    pub(super) fn list(&self, sender: &Sender, from: u64) -> Vec<JournaledTransaction> {
+    /// Returns the transactions of the nonces in use, from `from` on; at most 256.
+    pub fn list(&self, sender: &Sender, from: u64) -> Vec<JournaledTransaction> {
         let nonces = self.0.get(sender).into_iter().flat_map(|nonces| nonces.range(from..));
         let in_use = nonces.filter(|(_, nonce)| !nonce.is_free);
-        in_use.filter_map(|(_, nonce)| nonce.transactions.last().cloned()).take(MAX_LISTED).collect()
+        in_use.map(|(_, nonce)| nonce.transaction.clone()).take(MAX_LISTED).collect()
     }
 }
 
@@ -184,24 +182,6 @@ mod tests {
         }
     }
 
-    fn kept(nonces: &Nonces) -> Vec<u64> {
-        let of_nonce = nonces.0.get(&SENDER).and_then(|nonces| nonces.get(&4));
-        let last_byte = |transaction: &JournaledTransaction| u64::from(transaction.hash[31]);
-        of_nonce.map_or_else(Vec::new, |nonce| nonce.transactions.iter().map(last_byte).collect())
-    }
-
-    #[test]
-    fn the_next_transaction_replaces_one_that_no_node_accepted_and_no_other() {
-        let mut nonces = Nonces::default();
-        nonces.insert(transaction(1));
-        for n in 2..100 {
-            nonces.insert(transaction(n));
-            assert_eq!(kept(&nonces), [1, n], "the first may have reached a node");
-            nonces.free(&SENDER, 4, 1);
-            assert!(nonces.list(&SENDER, 0).is_empty());
-        }
-    }
-
     #[test]
     fn a_sender_keeps_its_highest_nonces_and_lists_the_lowest_of_them() {
         let mut nonces = Nonces::default();
@@ -215,13 +195,16 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_keeps_its_newest_transactions() {
+    fn a_nonce_keeps_its_newest_transaction() {
         let mut nonces = Nonces::default();
         for n in 0..100 {
             nonces.insert(transaction(n));
             nonces.insert(transaction(n));
         }
-        assert_eq!(kept(&nonces), (100 - MAX_VERSIONS as u64..100).collect::<Vec<_>>());
         assert_eq!(nonces.list(&SENDER, 0), [transaction(99)]);
+        nonces.free(&SENDER, 4, 1);
+        assert!(nonces.list(&SENDER, 0).is_empty(), "no node accepted it");
+        nonces.insert(transaction(100));
+        assert_eq!(nonces.list(&SENDER, 0), [transaction(100)]);
     }
 }

@@ -124,9 +124,10 @@ impl Operator {
         tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_new, "reconciled by the operator");
         if is_new {
             let step = SettlementStep::of(&outcome, facilitator.process_id(), &record.transactions);
-            match self.ledger.settle(key, &step).await {
+            match self.ledger.advance(key, &step.into()).await {
+                Ok(record) => return Ok((record, outcome)),
                 // It was recorded in the meantime.
-                Ok(()) | Err(LedgerError::InvalidTransition(_)) => {}
+                Err(LedgerError::InvalidTransition(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }

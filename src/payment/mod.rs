@@ -39,6 +39,37 @@ impl PaymentKey {
         let (network, asset) = (terms.offer().network(), terms.offer().nonce_keeper());
         Self { network, asset, payer: authorization.from, nonce: authorization.nonce }
     }
+
+    /// Returns the key as bytes, which are in the order of keys: a database can keep it in one column.
+    ///
+    /// ```
+    /// # use tower_x402::{Network, payment::PaymentKey};
+    /// # use alloy_primitives::{Address, B256};
+    /// let key = PaymentKey { network: Network::BASE, asset: Address::ZERO, payer: Address::ZERO, nonce: B256::ZERO };
+    /// assert_eq!(PaymentKey::from_bytes(&key.to_bytes()), Some(key));
+    /// ```
+    pub fn to_bytes(&self) -> [u8; 80] {
+        let mut bytes = [0; 80];
+        bytes[..8].copy_from_slice(&self.network.chain_id().to_be_bytes());
+        bytes[8..28].copy_from_slice(self.asset.as_slice());
+        bytes[28..48].copy_from_slice(self.payer.as_slice());
+        bytes[48..].copy_from_slice(self.nonce.as_slice());
+        bytes
+    }
+
+    /// Restores a key from what [`to_bytes`](Self::to_bytes) returned, or returns `None` if the bytes are something else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (chain_id, rest) = bytes.split_first_chunk()?;
+        let (asset, rest) = rest.split_first_chunk::<20>()?;
+        let (payer, rest) = rest.split_first_chunk::<20>()?;
+        let nonce = <[u8; 32]>::try_from(rest).ok()?;
+        Some(Self {
+            network: Network::eip155(u64::from_be_bytes(*chain_id)),
+            asset: asset.into(),
+            payer: payer.into(),
+            nonce: nonce.into(),
+        })
+    }
 }
 
 impl Hash for PaymentKey {

@@ -20,13 +20,14 @@ use serde_json::{Map, Value, json};
 use super::{
     config::Config,
     header_names::{PAYMENT_REQUIRED, PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE},
+    kept_response::KeptResponse,
     offer::RenderedOffers,
     resource_url::Target,
     response::ResponseBody,
 };
 use crate::{
     charge::{Offer, Refusal, Unfinished, Unread, Why},
-    ledger::{StoredResponse, channels::ChannelRecord},
+    ledger::channels::ChannelRecord,
     protocol::{SettlementResponse, Version, encode_header, v1},
     telemetry::RequestOutcome,
     upto::ALLOWANCE_REQUIRED,
@@ -261,11 +262,11 @@ fn corrective_fields(record: &ChannelRecord) -> Map<String, Value> {
 }
 
 /// Makes a response of one that was kept, with the receipt of its payment.
-pub(super) fn replayed<R>(stored: &StoredResponse, receipt: Receipt) -> Response<ResponseBody<R>> {
-    let body = ResponseBody::whole(stored.body.clone(), stored.trailers.clone().map(Box::new));
+pub(super) fn replayed<R>(kept: KeptResponse, receipt: Receipt) -> Response<ResponseBody<R>> {
+    let body = ResponseBody::whole(kept.body, kept.trailers.map(Box::new));
     let (mut parts, body) = Response::new(body).into_parts();
-    parts.status = stored.status;
-    parts.headers = stored.headers.clone();
+    parts.status = kept.status;
+    parts.headers = kept.headers;
     mark_paid(&mut parts, receipt);
     Response::from_parts(parts, body)
 }

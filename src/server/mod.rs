@@ -39,7 +39,7 @@
 //! payment again with the same request. Task-local values of layers above are therefore not visible to the handler; pass them in the
 //! request's extensions.
 //!
-//! A response that says its length, up to the ledger's [`response_limit`](crate::ledger::Ledger::response_limit), is read
+//! A response that says its length, up to the ledger's [`response_limit`](crate::ledger::ResponseLedger::response_limit), is read
 //! whole within the handler's deadline and kept before the payment is settled: a crash at any moment loses neither money nor
 //! response. If its body breaks off, the attempt has failed. Other responses stream once their first piece is there
 //! and the payment is settled, and are copied as they do; a stream that fails before is a failed attempt, too. A streamed response can be lost, in a crash or while its settlement is unknown; the payment is then answered 409 with the
@@ -126,6 +126,7 @@ mod builder;
 mod config;
 mod fingerprint;
 mod header_names;
+mod kept_response;
 mod layer;
 mod offer;
 mod page;

@@ -5,9 +5,10 @@ use tracing::{Instrument as _, field::Empty};
 
 use super::{
     answer::{Answer, Receipt, RequestContext, replayed},
+    kept_response::KeptResponse,
     payment_header::RawHeader,
     request_body::LazyBody,
-    response::{ResponseBody, misfit},
+    response::ResponseBody,
     work::{self, Content, Handler},
 };
 use crate::{
@@ -148,13 +149,15 @@ async fn go_on<H: Held, S: Handler<B, R>, B: Content, R: Content>(
                 None => Ok(Answer::of(if_panicked.await, version).into_response(H::COUNT)),
             }
         }
-        Ok(Beginning::Replay(stored, receipt)) => Ok(match Receipt::of(&receipt, version) {
-            Some(receipt) => {
-                (H::COUNT)(RequestOutcome::Replayed);
-                replayed(&stored, receipt)
-            }
-            None => Answer::of(Why::NotKept.into(), version).into_response(H::COUNT),
-        }),
+        Ok(Beginning::Replay(stored, receipt)) => {
+            Ok(match (KeptResponse::read(&stored), Receipt::of(&receipt, version)) {
+                (Some(kept), Some(receipt)) => {
+                    (H::COUNT)(RequestOutcome::Replayed);
+                    replayed(kept, receipt)
+                }
+                _ => Answer::of(Why::NotKept.into(), version).into_response(H::COUNT),
+            })
+        }
         Ok(Beginning::Refunded(channel, receipt)) => {
             Ok(Answer::refunded(channel).with_receipt(Receipt::of(&receipt, version)).into_response(H::COUNT))
         }
@@ -203,7 +206,7 @@ impl<B: Content> Presented for HttpRequest<'_, B> {
     }
 
     fn misfit(&self, kept: &StoredResponse) -> Option<String> {
-        misfit(kept, &self.context.asked)
+        KeptResponse::read(kept)?.misfit(&self.context.asked)
     }
 }
 

@@ -7,28 +7,17 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{
-    HeaderMap, HeaderName, StatusCode,
-    header::{
-        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, DATE, HeaderValue, RANGE, TE, TRANSFER_ENCODING,
-        UPGRADE, VARY,
-    },
-    response::Parts,
-};
+use http::{HeaderMap, StatusCode, response::Parts};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
-use super::{
-    fingerprint,
-    header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
-};
+use super::kept_response::KeptResponse;
 use crate::{
     charge::{Unfinished, recording},
     ledger::StoredResponse,
@@ -151,11 +140,11 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
     }
 
     /// Returns what the ledger keeps in the same step as the fact that the work is done. `asked` are the request's headers.
-    pub(super) fn to_keep(&self, parts: &Parts, asked: &HeaderMap, now: u64) -> Option<Arc<StoredResponse>> {
+    pub(super) fn to_keep(&self, parts: &Parts, asked: &HeaderMap, now: u64) -> Option<StoredResponse> {
         match self {
             Self::Whole { bytes, trailers } => {
                 let (body, trailers) = (bytes.clone(), trailers.as_deref().cloned());
-                Some(Arc::new(StoredResponse { body, trailers, ..head_to_store(parts, asked, now) }))
+                Some(KeptResponse { body, trailers, ..KeptResponse::of(parts, asked, now) }.to_stored())
             }
             Self::Streaming(_) | Self::Recorded(_) => None,
         }
@@ -252,7 +241,7 @@ struct Recording<B> {
     first: Option<Frame<Bytes>>,
     /// There is no more: it is kept once it was charged for.
     has_ended: bool,
-    head: StoredResponse,
+    head: KeptResponse,
     copy: Option<BytesMut>,
     limit: usize,
     target: recording::Recording,
@@ -270,7 +259,7 @@ where
         let limit = target.limit();
         // A connection follows 101, which cannot be replayed.
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
-        let head = head_to_store(parts, asked, target.now);
+        let head = KeptResponse::of(parts, asked, target.now);
         let copy = is_kept.then(BytesMut::new);
         let recording = Recording {
             body: Box::pin(body),
@@ -363,7 +352,7 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
     fn complete(&mut self) {
         if let Some(recording) = self.recording.take() {
             let Recording { head, copy, target, is_released, .. } = recording;
-            let copy = copy.map(|copy| StoredResponse { body: copy.freeze(), ..head });
+            let copy = copy.map(|copy| KeptResponse { body: copy.freeze(), ..head }.to_stored());
             spawn(target.end(copy, is_released));
         }
     }
@@ -423,104 +412,9 @@ where
         });
         let is_whole = drained.await == Ok(true);
         let Recording { head, copy, target, is_released, .. } = recording;
-        let copy = copy.filter(|_| is_whole).map(|copy| StoredResponse { body: copy.freeze(), ..head });
+        let copy = copy.filter(|_| is_whole).map(|copy| KeptResponse { body: copy.freeze(), ..head }.to_stored());
         target.end(copy, is_released).await;
     });
-}
-
-/// Returns a response as it is kept for replays, without its body. `asked` are the request's headers.
-fn head_to_store(parts: &Parts, asked: &HeaderMap, stored_at: u64) -> StoredResponse {
-    StoredResponse {
-        status: parts.status,
-        headers: kept_headers(&parts.headers),
-        body: Bytes::new(),
-        trailers: None,
-        varied_by: varied_by(&parts.headers, asked),
-        stored_at,
-    }
-}
-
-/// Returns the request's headers that a response says it depends on (`Vary`), or shows it by its encoding or range.
-fn varied_by(response: &HeaderMap, asked: &HeaderMap) -> Vec<(HeaderName, Option<HeaderValue>)> {
-    let mut varied_by: Vec<(HeaderName, Option<HeaderValue>)> = Vec::new();
-    let named =
-        response.get_all(VARY).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-    let named = named.map(str::trim).filter(|name| *name != "*").filter_map(|name| name.parse().ok());
-    let shown = [(CONTENT_ENCODING, ACCEPT_ENCODING), (CONTENT_RANGE, RANGE)];
-    let shown = shown.into_iter().filter(|(shows, _)| response.contains_key(shows)).map(|(_, asked)| asked);
-    for name in named.chain(shown) {
-        let is_known = varied_by.iter().any(|(known, _)| *known == name);
-        // A payment may come again in another header, or in other words. Who calls is in the fingerprint, as a hash.
-        let is_stored = name != PAYMENT_SIGNATURE && name != X_PAYMENT && !fingerprint::HEADERS.contains(&name);
-        if !is_known && is_stored {
-            let value = joined(asked, &name);
-            varied_by.push((name, value));
-        }
-    }
-    varied_by
-}
-
-/// Returns all values of a header as one (RFC 9110, section 5.2).
-fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
-    let mut values = headers.get_all(name).iter();
-    let first = values.next()?;
-    let mut rest = values.peekable();
-    if rest.peek().is_none() {
-        return Some(first.clone());
-    }
-    let mut all = first.as_bytes().to_vec();
-    rest.for_each(|value| all.extend([b", ", value.as_bytes()].concat()));
-    HeaderValue::from_bytes(&all).ok()
-}
-
-/// Returns the names of the headers that a request must have as the one had that was answered, or `None` if the response is right for it,
-/// too. `asked` are its headers.
-pub(super) fn misfit(stored: &StoredResponse, asked: &HeaderMap) -> Option<String> {
-    let fits = |(name, before): &(HeaderName, Option<HeaderValue>)| {
-        let now = joined(asked, name);
-        now == *before || (*name == ACCEPT_ENCODING && accepts(now.as_ref(), &stored.headers))
-    };
-    if stored.varied_by.iter().all(fits) {
-        return None;
-    }
-    let names: Vec<&str> = stored.varied_by.iter().map(|(name, _)| name.as_str()).collect();
-    Some(names.join(", "))
-}
-
-/// Returns `true` if a client that sends this `Accept-Encoding` can decode a response with these headers. One that sends none is expected to
-/// decode nothing.
-fn accepts(accepted: Option<&HeaderValue>, response: &HeaderMap) -> bool {
-    let accepted = accepted.and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
-    let weight = |wanted: &str| {
-        let mut entries = accepted.split(',').map(|entry| entry.split(';').map(str::trim));
-        let mut entry = entries.find_map(|mut entry| entry.next()?.eq_ignore_ascii_case(wanted).then_some(entry))?;
-        let weight = entry.find_map(|parameter| parameter.strip_prefix("q=").or(parameter.strip_prefix("Q=")));
-        Some(weight.is_none_or(|weight| weight.parse().is_ok_and(|weight: f32| weight > 0.0)))
-    };
-    let is_accepted = |coding: &str| {
-        coding.eq_ignore_ascii_case("identity") || weight(coding).or_else(|| weight("*")).unwrap_or(false)
-    };
-    let mut codings =
-        response.get_all(CONTENT_ENCODING).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    codings.all(|coding| std::str::from_utf8(coding).is_ok_and(|coding| is_accepted(coding.trim())))
-}
-
-/// Returns the headers without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
-fn kept_headers(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = headers.clone();
-    let leaves = |name: &HeaderName| {
-        [CONNECTION, TRANSFER_ENCODING, UPGRADE, TE, DATE].contains(name)
-            || ["keep-alive", "proxy-connection"].contains(&name.as_str())
-    };
-    // Of most handlers' headers there is none.
-    if headers.keys().any(leaves) {
-        let named = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-        let named = named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok());
-        for name in headers.keys().filter(|name| leaves(name)).cloned().chain(named) {
-            kept.remove(name);
-        }
-    }
-    kept
 }
 
 /// Does work at once and leaves to a task only what there is to wait for: mostly nothing.
@@ -535,81 +429,5 @@ fn spawn_if_pending(work: impl Future<Output = ()> + Send + 'static) {
 fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(work);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use http::Response;
-
-    use super::*;
-
-    type Fields<'a> = &'a [(&'static str, &'static str)];
-
-    fn headers(fields: Fields<'_>) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in fields {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
-        headers
-    }
-
-    fn stored(response: Fields<'_>, asked: Fields<'_>) -> StoredResponse {
-        let (mut parts, ()) = Response::new(()).into_parts();
-        parts.headers = headers(response);
-        head_to_store(&parts, &headers(asked), 0)
-    }
-
-    #[test]
-    fn response_fits_requests_with_the_headers_that_it_varied_by() {
-        let varied = [("vary", "Accept, accept-language"), ("vary", "*"), ("vary", "payment-signature")];
-        let stored = stored(&varied, &[("accept", "text/csv"), ("accept", "text/plain"), ("payment-signature", "a")]);
-        assert_eq!(misfit(&stored, &headers(&[("accept", "text/csv, text/plain"), ("user-agent", "b")])), None);
-        let others: [Fields<'_>; 3] =
-            [&[], &[("accept", "text/csv")], &[("accept", "text/csv, text/plain"), ("accept-language", "de")]];
-        for other in others {
-            assert_eq!(misfit(&stored, &headers(other)).as_deref(), Some("accept, accept-language"), "{other:?}");
-        }
-    }
-
-    #[test]
-    fn what_a_response_varied_by_is_stored_without_the_callers_secrets() {
-        let asked: Fields<'_> = &[("cookie", "a secret"), ("authorization", "another"), ("accept", "text/csv")];
-        let stored = stored(&[("vary", "Cookie, Authorization, Accept")], asked);
-        assert_eq!(stored.varied_by, [(http::header::ACCEPT, Some(HeaderValue::from_static("text/csv")))]);
-    }
-
-    #[test]
-    fn encoded_response_fits_requests_that_accept_its_encoding() {
-        let stored = stored(&[("content-encoding", "gzip")], &[("accept-encoding", "gzip, br")]);
-        for (accepted, fits) in [
-            ("gzip, br", true),
-            ("GZIP", true),
-            ("br;q=1.0, gzip;q=0.5", true),
-            ("*", true),
-            ("*;q=0, gzip", true),
-            ("identity", false),
-            ("br", false),
-            ("gzip;q=0", false),
-            ("gzip; q=0.000, *", false),
-            ("", false),
-        ] {
-            assert_eq!(misfit(&stored, &headers(&[("accept-encoding", accepted)])).is_none(), fits, "{accepted}");
-        }
-        assert!(misfit(&stored, &headers(&[])).is_some());
-    }
-
-    #[test]
-    fn response_without_an_encoding_can_be_decoded_by_anybody() {
-        let stored = stored(&[("vary", "accept-encoding")], &[("accept-encoding", "br;q=0")]);
-        assert_eq!(misfit(&stored, &headers(&[("accept-encoding", "gzip")])), None);
-        assert_eq!(misfit(&stored, &headers(&[])), None);
-    }
-
-    #[test]
-    fn part_of_a_response_fits_requests_for_that_part() {
-        let stored = stored(&[("content-range", "bytes 0-9/100")], &[("range", "bytes=0-9")]);
-        assert_eq!(misfit(&stored, &headers(&[("range", "bytes=0-9")])), None);
-        assert_eq!(misfit(&stored, &headers(&[])).as_deref(), Some("range"));
     }
 }

@@ -37,7 +37,7 @@ impl Journal {
     /// randomness.
     pub(crate) fn new(ledger: Option<Arc<dyn Ledger>>, clock: Arc<dyn Clock>) -> Option<Self> {
         let ledger = measured(ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new())));
-        Some(Self { ledger, clock, process_id: getrandom::u64().ok()? })
+        Some(Self { ledger, clock, process_id: getrandom::u64().ok()?.max(1) })
     }
 
     pub(crate) const fn ledger(&self) -> &Arc<dyn Ledger> {
@@ -69,8 +69,8 @@ impl Journal {
         let longest = if is_long_over { u64::MAX } else { longest };
         let until = now.saturating_add((age / 4).clamp(SHORTEST_PAUSE, longest));
         let claim = SettlementStep::Claim(Settling { by: self.process_id, until });
-        match self.ledger.settle(&record.key, &claim).await {
-            Ok(()) => Ok(true),
+        match self.ledger.advance(&record.key, &claim.into()).await {
+            Ok(_) => Ok(true),
             Err(LedgerError::InvalidTransition(_) | LedgerError::NotFound) => Ok(false),
             Err(error) => Err(error),
         }
@@ -78,7 +78,7 @@ impl Journal {
 
     /// Takes a step of settlement, unless the ledger knows as much already.
     pub(crate) async fn try_record(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
-        match settle_with_retries(&*self.ledger, key, &step).await {
+        match settle_with_retries(&*self.ledger, key, &step.into()).await {
             Ok(_) | Err(LedgerError::NotFound) => Ok(()),
             Err(error) => Err(error),
         }

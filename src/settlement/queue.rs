@@ -200,7 +200,7 @@ impl QueuedPayment {
             Some(record) => {
                 let (reason, by) = (Reason::UnexpectedSettleError, journal.process_id());
                 let step = SettlementStep::Fail { reason, by, known_transactions: record.transactions };
-                journal.ledger().settle(self.key(), &step).await.is_ok()
+                journal.ledger().advance(self.key(), &step.into()).await.is_ok()
             }
             None => false,
         };

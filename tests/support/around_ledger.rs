@@ -5,8 +5,8 @@ use std::{future::Future, sync::Arc};
 use async_trait::async_trait;
 use tower_x402::{
     ledger::{
-        Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender,
-        SettlementStep, StoredResponse,
+        Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, PaymentStep, Record,
+        Reservation, ResponseLedger, Sender, SettlementStep, StoredResponse, TransactionLedger,
         channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
     payment::PaymentKey,
@@ -25,7 +25,7 @@ pub enum Call<'a> {
 }
 
 impl Call<'_> {
-    /// Returns the name of the method, and of `fulfil`, `settle` and `advance` the step.
+    /// Returns the name of the method or of the kind of step, and the step.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fulfil(step) => fulfilling(step),
@@ -66,7 +66,7 @@ where
     }
 }
 
-/// The methods of [`Ledger`] that can fail.
+/// The methods and kinds of steps of [`Ledger`] that can fail.
 pub const METHODS: [&str; 15] = [
     "reserve",
     "get",
@@ -178,21 +178,24 @@ impl<A: Around> ChannelLedger for AroundChannels<A> {
         self.around.around(Call::Advance(step), work).await?
     }
 
-    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.around.around(Call::Other("channel_response"), self.ledger.channel_response(key)).await
-    }
-
-    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        let work = self.ledger.store_channel_response(key, response);
-        self.around.around(Call::Other("store_channel_response"), work).await
-    }
-
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
         self.around.around(Call::Other("channels"), self.ledger.channels(after, limit)).await
     }
+}
 
-    fn channel_response_limit(&self) -> usize {
-        self.ledger.channel_response_limit()
+#[async_trait]
+impl<A: Around> ResponseLedger for AroundChannels<A> {
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        let work = self.ledger.store_response(key, response);
+        self.around.around(Call::Other("store_channel_response"), work).await
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
+        self.around.around(Call::Other("channel_response"), self.ledger.response(key)).await
+    }
+
+    fn response_limit(&self) -> usize {
+        self.ledger.response_limit()
     }
 }
 
@@ -206,34 +209,46 @@ impl<A: Around> Ledger for AroundLedger<A> {
         self.around.around(Call::Other("get"), self.ledger.get(key)).await
     }
 
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        self.around.around(Call::Other("take_over"), self.ledger.take_over(key, seen, now, until)).await
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.around.around(Call::Fulfil(step), self.ledger.fulfil(lease, step)).await
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        self.around.around(Call::Settle(step), self.ledger.settle(key, step)).await
+    async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError> {
+        let call = match step {
+            PaymentStep::TakeOver { .. } => Call::Other("take_over"),
+            PaymentStep::Fulfil { step, .. } => Call::Fulfil(step),
+            PaymentStep::Settle(step) => Call::Settle(step),
+            PaymentStep::Replay => Call::Other("count_replay"),
+        };
+        self.around.around(call, self.ledger.advance(key, step)).await
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
         self.around.around(Call::Other("discard"), self.ledger.discard(lease)).await
     }
 
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        self.around.around(Call::Other("list"), self.ledger.list(listing)).await
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        self.around.around(Call::Other("counts"), self.ledger.counts()).await
+    }
+}
+
+#[async_trait]
+impl<A: Around> ResponseLedger for AroundLedger<A> {
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
         self.around.around(Call::Other("store_response"), self.ledger.store_response(key, response)).await
     }
 
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
         self.around.around(Call::Other("response"), self.ledger.response(key)).await
     }
 
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.around.around(Call::Other("count_replay"), self.ledger.count_replay(key)).await
+    fn response_limit(&self) -> usize {
+        self.ledger.response_limit()
     }
+}
 
+#[async_trait]
+impl<A: Around> TransactionLedger for AroundLedger<A> {
     async fn submit(&self, submission: JournaledTransaction) -> Result<(), LedgerError> {
         let call = Call::Submit(&submission);
         self.around.around(call, self.ledger.submit(submission.clone())).await
@@ -249,17 +264,5 @@ impl<A: Around> Ledger for AroundLedger<A> {
 
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
         self.around.around(Call::Other("submissions"), self.ledger.submissions(sender, from)).await
-    }
-
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        self.around.around(Call::Other("list"), self.ledger.list(listing)).await
-    }
-
-    async fn counts(&self) -> Result<Counts, LedgerError> {
-        self.around.around(Call::Other("counts"), self.ledger.counts()).await
-    }
-
-    fn response_limit(&self) -> usize {
-        self.ledger.response_limit()
     }
 }

@@ -164,20 +164,16 @@ impl Stage {
         let request = Fingerprint { digest: B256::ZERO, names_caller: false };
         let record = Record::new(payment, request, self.clock.now(), u64::MAX);
         let Reservation::New(lease) = self.ledger.reserve(&record).await.unwrap() else { panic!("known") };
-        self.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: verified.funds, due: true }).await.unwrap();
+        self.ledger
+            .advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds: verified.funds, due: true }))
+            .await
+            .unwrap();
         verified
     }
 
     /// Enters a payment into the ledger whose work is done and whose answer is kept, by a process that is gone.
     pub async fn produced(&self, payment: &Prechecked) {
-        let response = StoredResponse {
-            status: http::StatusCode::OK,
-            headers: http::HeaderMap::new(),
-            body: bytes::Bytes::from_static(b"answer"),
-            trailers: None,
-            varied_by: Vec::new(),
-            stored_at: self.clock.now(),
-        };
+        let response = StoredResponse { head: "200".into(), body: "answer".into(), stored_at: self.clock.now() };
         self.produced_with(payment, Some(response)).await;
     }
 
@@ -191,9 +187,9 @@ impl Stage {
         for step in [
             FulfilmentStep::Admit { funds, due: false },
             FulfilmentStep::Start { until: 0 },
-            FulfilmentStep::Produce { charged: None, body: None, at: now, response: response.map(Arc::new) },
+            FulfilmentStep::Produce { charged: None, body: None, at: now, response },
         ] {
-            self.ledger.fulfil(&lease, &step).await.unwrap();
+            self.ledger.advance(&lease.key, &lease.step(step)).await.unwrap();
         }
     }
 
@@ -207,7 +203,7 @@ impl Stage {
         let again = payment.clone().again(known.failures);
         let outcome = self.facilitator.settle(&again, verified).await?;
         let step = SettlementStep::of(&outcome, self.facilitator.process_id(), &known.transactions);
-        self.ledger.settle(&payment.key(), &step).await.unwrap();
+        self.ledger.advance(&payment.key(), &step.into()).await.unwrap();
         Ok(outcome)
     }
 

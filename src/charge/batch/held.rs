@@ -1,6 +1,6 @@
 //! A channel that a request holds: what is charged for the work, and how the channel stands then.
 
-use std::{future::Future, sync::Arc};
+use std::future::Future;
 
 use alloy_primitives::U256;
 
@@ -10,9 +10,8 @@ use super::{
 };
 use crate::{
     charge::{
-        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why, detached,
-        lease::pauses_after_work,
-        recording::{Recording, RecordingLedger},
+        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why, detached, lease::pauses_after_work,
+        recording::Recording,
     },
     ledger::{
         BodyDigest, LedgerError, StoredResponse,
@@ -129,14 +128,15 @@ impl Held for BatchHeld {
     }
 
     fn response_limit(&self) -> usize {
-        self.request.channels.ledger().channel_response_limit()
+        self.request.channels.ledger().response_limit()
     }
 
     fn recording(&mut self) -> Recording {
         let (request, record) = (&self.request, &self.channel.lease.record);
-        let key = record.response_key(request.request_key);
         Recording {
-            ledger: RecordingLedger::Channel(request.channels.ledger().clone(), key),
+            responses: request.channels.ledger().clone(),
+            key: record.response_key(request.request_key),
+            payment: None,
             in_progress: request.seller.in_progress.enter(request.key()),
             now: request.seller.now(),
         }
@@ -145,7 +145,7 @@ impl Held for BatchHeld {
     async fn charge(
         &mut self,
         amount: Option<u128>,
-        response: Option<Arc<StoredResponse>>,
+        response: Option<StoredResponse>,
         _: BodyDigest,
     ) -> Result<(), Refusal> {
         let amount = amount.unwrap_or(self.request.payment.price);

@@ -61,7 +61,7 @@ enum Standing {
 /// How a request goes on.
 pub(super) enum Next {
     Hold(Box<HeldChannel>),
-    Replay(Arc<StoredResponse>, SettlementResponse),
+    Replay(StoredResponse, SettlementResponse),
 }
 
 impl BatchRequest {

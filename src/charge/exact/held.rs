@@ -1,6 +1,6 @@
 //! A leased payment: what is done before and after the work for it.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, time::Duration};
 
 use alloy_primitives::U256;
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ use crate::{
     charge::{
         Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why,
         lease::HeldLease,
-        recording::{Recording, RecordingLedger, record_delivery},
+        recording::{Recording, record_delivery},
         rooms::PayerRoom,
     },
     facilitator::Facilitator,
@@ -183,9 +183,11 @@ impl Held for ExactHeld {
     }
 
     fn recording(&mut self) -> Recording {
-        let ledger = self.request.facilitator.ledger().clone();
+        let (ledger, lease) = (self.request.facilitator.ledger().clone(), self.lease.lease());
         Recording {
-            ledger: RecordingLedger::Payment(ledger, self.lease.record().lease()),
+            responses: ledger.clone(),
+            key: lease.key,
+            payment: Some((ledger, lease)),
             in_progress: self.lease.take_in_progress(),
             now: self.request.seller.now(),
         }
@@ -194,7 +196,7 @@ impl Held for ExactHeld {
     async fn charge(
         &mut self,
         amount: Option<u128>,
-        response: Option<Arc<StoredResponse>>,
+        response: Option<StoredResponse>,
         read: BodyDigest,
     ) -> Result<(), Refusal> {
         let Self { request, lease } = self;
@@ -239,7 +241,7 @@ impl Held for ExactHeld {
     fn deliver(mut self) -> impl Future<Output = ()> + Send + 'static {
         // Copies of the payment are answered as soon as there is something to answer them with.
         drop(self.lease.take_in_progress());
-        let (ledger, lease) = (self.request.facilitator.ledger().clone(), self.lease.record().lease());
+        let (ledger, lease) = (self.request.facilitator.ledger().clone(), self.lease.lease());
         async move { record_delivery(ledger.as_ref(), &lease).await }
     }
 

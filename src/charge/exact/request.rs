@@ -15,7 +15,7 @@ use crate::charge::{
 use crate::{
     clock::age,
     facilitator::Facilitator,
-    ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, Record, Settlement, StoredResponse},
+    ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
     payment::{Authenticity, PaymentKey, Prechecked, Rejection, Verified},
     protocol::{PaymentFlow, Reason, SettlementResponse},
 };
@@ -81,7 +81,7 @@ enum KnownPayment {
 
 /// Whether there is a response to replay.
 enum Kept {
-    Whole(Arc<StoredResponse>),
+    Whole(StoredResponse),
     /// It still streams elsewhere.
     NotYet,
     Gone,
@@ -463,7 +463,7 @@ impl ExactRequest {
         if let Some(response) = &stored {
             self.check_fits(request, response, record)?;
         }
-        let replays = self.facilitator.ledger().count_replay(&self.key).await?;
+        let replays = self.facilitator.ledger().advance(&self.key, &PaymentStep::Replay).await?.replays;
         let has_secret = record.request.names_caller || record.id.is_some();
         let has_secret = has_secret || record.body.is_some_and(|body| body.length > 0);
         // Unless it was deferred, nobody has it before it is settled, however long that takes.
@@ -505,7 +505,7 @@ impl ExactRequest {
 /// How a payment goes on.
 pub(super) enum Next {
     Work(HeldLease),
-    Replay(Arc<StoredResponse>, SettlementResponse),
+    Replay(StoredResponse, SettlementResponse),
 }
 
 /// Returns `true` if this is the payment on record: signed for the same, or with the same signature where only the chain can say so.

@@ -10,7 +10,7 @@ use crate::{
     charge::{Refusal, in_progress::InProgress},
     clock::Clock,
     facilitator::{Facilitator, FacilitatorError},
-    ledger::{Ledger, Record, Settlement, SettlementStep, settle_with_retries},
+    ledger::{Ledger, PaymentStep, Record, Settlement, SettlementStep, settle_with_retries},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
 };
@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
     Unknown(Option<B256>),
 }
 
-/// Settles a payment that is due, and keeps `record` in step with the ledger. Fails if nothing was sent.
+/// Settles a payment that is due. `record` is what it became. Fails if nothing was sent.
 pub(crate) async fn settle(
     facilitator: &dyn Facilitator,
     payment: &Prechecked,
@@ -61,14 +61,20 @@ pub(crate) async fn reconcile(
 /// Records what became of a payment. A settlement is a fact of the chain, whether it is recorded or not.
 async fn note(facilitator: &dyn Facilitator, record: &mut Record, outcome: SettlementOutcome, now: u64) -> Outcome {
     let step = SettlementStep::of(&outcome, facilitator.process_id(), &record.transactions);
-    let recorded = recorded(facilitator.ledger().as_ref(), &record.key, &step).await;
-    // The local copy only serves the answer; the ledger has judged the step.
-    let _ = record.settle(&step, now);
-    match outcome {
-        SettlementOutcome::Settled { transaction, .. } => {
-            Outcome::Settled { transaction, is_known: recorded.is_some() }
+    let (is_taken, is_known) = match recorded(facilitator.ledger().as_ref(), &record.key, &step.clone().into()).await {
+        Some(Some(taken)) => {
+            *record = taken;
+            (true, true)
         }
-        SettlementOutcome::Failed { reason, detail, transaction, .. } if recorded == Some(true) => {
+        refused => {
+            // For the answer: the ledger has the same or more, or does not know it yet.
+            let _ = record.settle(&step, now);
+            (false, refused.is_some())
+        }
+    };
+    match outcome {
+        SettlementOutcome::Settled { transaction, .. } => Outcome::Settled { transaction, is_known },
+        SettlementOutcome::Failed { reason, detail, transaction, .. } if is_taken => {
             Outcome::Failed { reason, detail, transaction }
         }
         SettlementOutcome::Failed { transaction, .. } => Outcome::Unrecorded(transaction),
@@ -76,9 +82,9 @@ async fn note(facilitator: &dyn Facilitator, record: &mut Record, outcome: Settl
     }
 }
 
-/// Records a step. Returns `true` if the ledger took it, `false` if it refused it: another worker has recorded the same or more. Returns `None`
-/// if it failed for long; then the step is left to reconciliation, which finds the same fact.
-async fn recorded(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) -> Option<bool> {
+/// Records a step. Returns the record after it, or nothing in its place if the ledger refused the step: another worker has recorded the same or
+/// more. Returns `None` if the ledger failed for long; then the step is left to reconciliation, which finds the same fact.
+async fn recorded(ledger: &dyn Ledger, key: &PaymentKey, step: &PaymentStep) -> Option<Option<Record>> {
     let recorded = settle_with_retries(ledger, key, step).await;
     recorded
         .inspect_err(|error| {
@@ -88,7 +94,7 @@ async fn recorded(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) 
 }
 
 impl ExactRequest {
-    /// Settles, and keeps `record` in step with the ledger.
+    /// Settles. `record` is what the payment became.
     pub(super) async fn settle(&mut self, record: &mut Record) -> Result<(), Refusal> {
         let verified = self.verified.unwrap_or_default();
         let now = self.seller.now();
@@ -164,11 +170,9 @@ impl ExactRequest {
             by: self.facilitator.process_id(),
             known_transactions: known.transactions,
         };
-        let is_recorded = recorded(ledger, &record.key, &step).await == Some(true);
-        if is_recorded {
-            let _ = record.settle(&step, self.seller.now());
-        }
-        is_recorded
+        let Some(Some(taken)) = recorded(ledger, &record.key, &step.into()).await else { return false };
+        *record = taken;
+        true
     }
 }
 

@@ -241,8 +241,7 @@ impl Run {
     async fn charge_nothing(&self, payment: &Prechecked, lease: &mut HeldLease) -> Result<SettleAnswer, Refusal> {
         self.facilitator.verify(&verifiable(payment)).await?;
         let step = SettlementStep::Settle { transaction: B256::ZERO, block: None, fee: None };
-        self.facilitator.ledger().settle(&payment.key(), &step).await?;
-        let _ = lease.record_mut().settle(&step, self.clock.now());
+        *lease.record_mut() = self.facilitator.ledger().advance(&payment.key(), &step.into()).await?;
         Ok(SettleAnswer::Settled(B256::ZERO))
     }
 }

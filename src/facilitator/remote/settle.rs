@@ -73,8 +73,8 @@ impl Remote {
         // From here on the outcome is unknown, even if this process dies (invariant I4 has no transaction to journal here).
         let settling = Settling { by: self.journal.process_id(), until };
         let delegate = SettlementStep::Delegate { settling, known_failures: payment.known_failures() };
-        match ledger.settle(&key, &delegate).await {
-            Ok(()) => {}
+        match ledger.advance(&key, &delegate.into()).await {
+            Ok(_) => {}
             // Another process settles it, or recorded a failure since this settlement was asked for.
             Err(LedgerError::InvalidTransition(_)) => {
                 let record = ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
@@ -233,7 +233,7 @@ impl Remote {
         }
         named.push(transaction);
         let step = SettlementStep::Submit { transaction };
-        if let Err(error) = self.journal.ledger().settle(&record.key, &step).await {
+        if let Err(error) = self.journal.ledger().advance(&record.key, &step.into()).await {
             tracing::warn!(%error, %transaction, "a transaction was not recorded");
         }
     }
@@ -246,7 +246,7 @@ impl Remote {
             by: self.journal.process_id(),
             known_transactions: record.transactions.clone(),
         };
-        if let Err(error) = self.journal.ledger().settle(key, &step).await {
+        if let Err(error) = self.journal.ledger().advance(key, &step.into()).await {
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment stays unknown although it was not sent");
         }
     }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep};
 use crate::{
-    ledger::{LedgerError, StoredResponse},
+    ledger::{LedgerError, ResponseLedger, StoredResponse},
     payment::PaymentKey,
     telemetry::names,
     vouchers::ChannelId,
@@ -56,19 +56,22 @@ impl ChannelLedger for MeasuredChannels {
         }
     }
 
-    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        timed!("channel_response", LedgerError::Backend(_), self.0.channel_response(key))
-    }
-
-    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        timed!("store_channel_response", LedgerError::Backend(_), self.0.store_channel_response(key, response))
-    }
-
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
         timed!("channels", LedgerError::Backend(_), self.0.channels(after, limit))
     }
+}
 
-    fn channel_response_limit(&self) -> usize {
-        self.0.channel_response_limit()
+#[async_trait]
+impl ResponseLedger for MeasuredChannels {
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        timed!("store_channel_response", LedgerError::Backend(_), self.0.store_response(key, response))
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
+        timed!("channel_response", LedgerError::Backend(_), self.0.response(key))
+    }
+
+    fn response_limit(&self) -> usize {
+        self.0.response_limit()
     }
 }

@@ -26,7 +26,6 @@
 
 #[cfg(all(feature = "server", feature = "metrics"))]
 mod measured;
-mod memory;
 #[cfg(feature = "sqlite")]
 mod progress;
 mod record;
@@ -36,16 +35,16 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{LedgerError, StoredResponse};
-use crate::{payment::PaymentKey, vouchers::ChannelId};
+use super::{LedgerError, ResponseLedger};
+use crate::vouchers::ChannelId;
 
-pub(super) use memory::MemoryChannels;
 pub use record::{Answer, Attempts, ChannelRecord, LastRefund, PendingRequest};
 pub use step::{ChannelStep, ExecutedRefund, RequestName};
 
-/// A store of payment channels. The [module](self) states the contract that every implementation keeps.
+/// A store of payment channels, and of the responses to requests that were paid with vouchers: a response's key is that of
+/// [`ChannelRecord::response_key`]. The [module](self) states the contract that every implementation keeps.
 #[async_trait]
-pub trait ChannelLedger: Send + Sync + 'static {
+pub trait ChannelLedger: ResponseLedger {
     /// Returns a channel, or `None` if it is not in the ledger.
     ///
     /// # Errors
@@ -60,26 +59,11 @@ pub trait ChannelLedger: Send + Sync + 'static {
     /// [`ChannelLedgerError::Ledger`] if it is full or the store failed.
     async fn advance(&self, id: &ChannelId, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError>;
 
-    /// Returns the response kept for a request, if it is still there. `key` is that of [`ChannelRecord::response_key`].
-    ///
-    /// # Errors
-    /// [`LedgerError::Backend`] if the store failed.
-    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError>;
-
-    /// Keeps a response that streamed, after its request was charged for. A `Charge` keeps any other.
-    ///
-    /// # Errors
-    /// [`LedgerError::Backend`] if the store failed.
-    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError>;
-
     /// Lists channels in the order of their ids, from the one after `after` on and at most `limit`.
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed.
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError>;
-
-    /// Returns the size of the largest response body that is kept, in bytes.
-    fn channel_response_limit(&self) -> usize;
 }
 
 /// Times the calls of a ledger of channels and counts its failures, if the feature `metrics` is on.

@@ -10,6 +10,7 @@ use super::{
     step::{ChannelStep, ExecutedRefund, RequestName, is_running},
 };
 use crate::{
+    ledger::StoredResponse,
     network::Network,
     payment::PaymentKey,
     vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Claim, ClaimedVoucher, Escrow, Voucher},
@@ -181,6 +182,25 @@ impl ChannelRecord {
             refund: None,
             claiming_until: None,
         })
+    }
+
+    /// Returns the channel that is not in the ledger yet, and that this step opens.
+    ///
+    /// # Errors
+    /// [`ChannelLedgerError::NotFound`] if it is another step, [`ChannelLedgerError::OtherChannel`] if it opens another channel.
+    pub fn opened(id: &ChannelId, step: &ChannelStep) -> Result<Self, ChannelLedgerError> {
+        let ChannelStep::Open { network, config, observation, now } = step else {
+            return Err(ChannelLedgerError::NotFound);
+        };
+        let record = Self::open(*network, *config, *observation, *now)?;
+        if record.id == *id { Ok(record) } else { Err(ChannelLedgerError::OtherChannel) }
+    }
+
+    /// Returns the response that is kept with a step, which this channel has taken, and its key.
+    pub fn response_in<'a>(&self, step: &'a ChannelStep) -> Option<(PaymentKey, &'a StoredResponse)> {
+        let ChannelStep::Charge { epoch, response: Some(response), .. } = step else { return None };
+        let answer = self.answers.iter().find(|answer| answer.epoch == *epoch)?;
+        Some((self.response_key(answer.request), response))
     }
 
     /// Returns what identifies a request: the voucher and all that the response depends on, the digest of which is `request`. A payer

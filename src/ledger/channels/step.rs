@@ -1,7 +1,5 @@
 //! What happens to a channel in the ledger.
 
-use std::sync::Arc;
-
 use alloy_primitives::B256;
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +55,7 @@ pub enum ChannelStep {
         /// What the request cost.
         amount: u128,
         /// The response to keep.
-        response: Option<Arc<StoredResponse>>,
+        response: Option<StoredResponse>,
         /// The time.
         now: u64,
     },

@@ -4,16 +4,6 @@ use alloy_primitives::Bytes as RawTransaction;
 
 use super::*;
 
-pub(super) const TESTS: &[Test] = table! {
-    a_queued_payment_that_failed_is_not_submitted,
-    a_failed_payment_is_submitted_if_the_failure_is_known,
-    a_failed_payment_is_delegated_only_if_the_failure_is_known,
-    a_payment_submitted_by_another_process_does_not_fail,
-    a_payment_delegated_by_another_process_does_not_fail,
-    a_concurrent_failure_and_submission_exclude_each_other,
-    a_failure_that_does_not_know_the_newest_transaction_is_refused,
-};
-
 /// Until when other processes leave a submitted payment alone.
 const UNTIL: u64 = START + 30;
 
@@ -36,10 +26,10 @@ fn delegate(by: u64, until: u64, known_failures: u32) -> SettlementStep {
     SettlementStep::Delegate { settling: Settling { by, until }, known_failures }
 }
 
-async fn a_queued_payment_that_failed_is_not_submitted(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_queued_payment_that_failed_is_not_submitted(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (failed, other) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await);
     let queued = submission(1, 0, &[failed, other], 0);
-    ledger.settle(&failed, &fail(2, &[])).await.unwrap();
+    ledger.advance(&failed, &fail(2, &[]).into()).await.unwrap();
     let refused = ledger.submit(queued.clone()).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [failed]), "{refused:?}");
     // A transaction that names no failures knows of none.
@@ -54,10 +44,10 @@ async fn a_queued_payment_that_failed_is_not_submitted(ledger: Arc<dyn Ledger>, 
     ledger.submit(submission(1, 0, &[other], 0)).await.expect("the others are submitted without it");
 }
 
-async fn a_failed_payment_is_submitted_if_the_failure_is_known(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_failed_payment_is_submitted_if_the_failure_is_known(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (again, fresh) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await);
     for failures in 1..=2 {
-        ledger.settle(&again, &fail(0, &[])).await.unwrap();
+        ledger.advance(&again, &fail(0, &[]).into()).await.unwrap();
         for outdated in 0..failures {
             let refused = ledger.submit(submission(1, 0, &[again], outdated)).await;
             assert!(matches!(refused, Err(LedgerError::NotDue(_))), "{outdated} of {failures}: {refused:?}");
@@ -73,26 +63,26 @@ async fn a_failed_payment_is_submitted_if_the_failure_is_known(ledger: Arc<dyn L
     assert!(listed.known_failures.is_empty(), "not stored");
 }
 
-async fn a_failed_payment_is_delegated_only_if_the_failure_is_known(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_failed_payment_is_delegated_only_if_the_failure_is_known(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
-    ledger.settle(&key, &fail(2, &[])).await.unwrap();
-    let refused = ledger.settle(&key, &delegate(1, UNTIL, 0)).await;
+    ledger.advance(&key, &fail(2, &[]).into()).await.unwrap();
+    let refused = ledger.advance(&key, &delegate(1, UNTIL, 0).into()).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{refused:?}");
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.settlement, record.settling), (Settlement::Due, None));
-    ledger.settle(&key, &delegate(1, UNTIL, 1)).await.unwrap();
+    ledger.advance(&key, &delegate(1, UNTIL, 1).into()).await.unwrap();
     assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown);
 }
 
-async fn a_payment_submitted_by_another_process_does_not_fail(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
+pub async fn a_payment_submitted_by_another_process_does_not_fail(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     ledger.submit(submission(1, 0, &[key], 0)).await.unwrap();
     assert_others_cannot_fail(&*ledger, &clock, &key, Settlement::Submitted).await;
 }
 
-async fn a_payment_delegated_by_another_process_does_not_fail(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
+pub async fn a_payment_delegated_by_another_process_does_not_fail(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
-    ledger.settle(&key, &delegate(1, UNTIL, 0)).await.unwrap();
+    ledger.advance(&key, &delegate(1, UNTIL, 0).into()).await.unwrap();
     assert_others_cannot_fail(&*ledger, &clock, &key, Settlement::Unknown).await;
 }
 
@@ -100,57 +90,60 @@ async fn a_payment_delegated_by_another_process_does_not_fail(ledger: Arc<dyn Le
 async fn assert_others_cannot_fail(ledger: &dyn Ledger, clock: &ManualClock, key: &PaymentKey, settlement: Settlement) {
     let refused_to_others = async || {
         for by in [2, 0] {
-            let refused = ledger.settle(key, &fail(by, &[])).await;
+            let refused = ledger.advance(key, &fail(by, &[]).into()).await;
             assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "by {by}: {refused:?}");
         }
         let record = ledger.get(key).await.unwrap().unwrap();
         assert_eq!((record.settlement, record.failures, record.last_failure), (settlement, 0, None));
     };
     refused_to_others().await;
-    ledger.settle(key, &SettlementStep::MarkUnknown).await.unwrap();
-    let refused = ledger.settle(key, &fail(2, &[])).await;
+    ledger.advance(key, &SettlementStep::MarkUnknown.into()).await.unwrap();
+    let refused = ledger.advance(key, &fail(2, &[]).into()).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "unknown: {refused:?}");
     clock.advance(UNTIL - START);
-    let refused = ledger.settle(key, &fail(2, &[])).await;
+    let refused = ledger.advance(key, &fail(2, &[]).into()).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "in the last second: {refused:?}");
     let known = ledger.get(key).await.unwrap().unwrap().transactions;
-    ledger.settle(key, &fail(1, &known)).await.expect("the process that settles it knows");
+    ledger.advance(key, &fail(1, &known).into()).await.expect("the process that settles it knows");
     assert_eq!(state(ledger, key).await.1, Settlement::Due);
     let again = submission(1, 0, &[*key], 1);
     ledger.submit(again.clone()).await.unwrap();
     clock.advance(1);
-    let refused = ledger.settle(key, &fail(2, &[again.hash])).await;
+    let refused = ledger.advance(key, &fail(2, &[again.hash]).into()).await;
     assert!(
         matches!(refused, Err(LedgerError::InvalidTransition(_))),
         "it has not asked what became of it: {refused:?}"
     );
     let claim = SettlementStep::Claim(Settling { by: 2, until: UNTIL + 31 });
-    ledger.settle(key, &claim).await.expect("the other's claim has ended");
+    ledger.advance(key, &claim.clone().into()).await.expect("the other's claim has ended");
     clock.advance(60);
-    let refused = ledger.settle(key, &fail(1, &[again.hash])).await;
+    let refused = ledger.advance(key, &fail(1, &[again.hash]).into()).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "another has had it since: {refused:?}");
-    ledger.settle(key, &fail(2, &[again.hash])).await.expect("nobody has had it since");
+    ledger.advance(key, &fail(2, &[again.hash]).into()).await.expect("nobody has had it since");
 }
 
 /// Two tasks of one process: one finds that the payment was not executed, and the other submits it again before that is on record.
-async fn a_failure_that_does_not_know_the_newest_transaction_is_refused(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_failure_that_does_not_know_the_newest_transaction_is_refused(
+    ledger: Arc<dyn Ledger>,
+    _: Arc<ManualClock>,
+) {
     let key = due(&*ledger, 1, 1).await;
     let (first, second) = (submission(1, 0, &[key], 0), submission(1, 1, &[key], 0));
     ledger.submit(first.clone()).await.unwrap();
     ledger.submit(second.clone()).await.unwrap();
     for known in [&[][..], &[first.hash]] {
-        let refused = ledger.settle(&key, &fail(1, known)).await;
+        let refused = ledger.advance(&key, &fail(1, known).into()).await;
         assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{known:?}: {refused:?}");
         let record = ledger.get(&key).await.unwrap().unwrap();
         assert_eq!((record.settlement, record.failures, record.last_failure), (Settlement::Submitted, 0, None));
     }
-    ledger.settle(&key, &fail(1, &[second.hash])).await.expect("it knows the newest");
-    let refused = ledger.settle(&key, &fail(1, &[first.hash])).await;
+    ledger.advance(&key, &fail(1, &[second.hash]).into()).await.expect("it knows the newest");
+    let refused = ledger.advance(&key, &fail(1, &[first.hash]).into()).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "it is out of date: {refused:?}");
     assert_eq!(ledger.get(&key).await.unwrap().unwrap().failures, 1);
 }
 
-async fn a_concurrent_failure_and_submission_exclude_each_other(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_concurrent_failure_and_submission_exclude_each_other(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let keys = join_all((0..40).map(|n| due(&*ledger, n % 7 + 1, n.into()))).await;
     race_failures_with_submissions(&ledger, &keys).await;
 }
@@ -160,7 +153,7 @@ async fn race_failures_with_submissions(ledger: &Arc<dyn Ledger>, keys: &[Paymen
     let tasks = keys.iter().zip(0..).map(|(key, nonce)| {
         let (submitting, failing, key) = (ledger.clone(), ledger.clone(), *key);
         let submit = tokio::spawn(async move { submitting.submit(submission(1, nonce, &[key], 0)).await });
-        let fail = tokio::spawn(async move { failing.settle(&key, &fail(2, &[])).await });
+        let fail = tokio::spawn(async move { failing.advance(&key, &fail(2, &[]).into()).await });
         async move { (key, submit.await.unwrap(), fail.await.unwrap()) }
     });
     for (key, submitted, failed) in join_all(tasks).await {
@@ -169,7 +162,7 @@ async fn race_failures_with_submissions(ledger: &Arc<dyn Ledger>, keys: &[Paymen
             (Ok(()), Err(LedgerError::InvalidTransition(_))) => {
                 assert_eq!((record.settlement, record.last_failure), (Settlement::Submitted, None));
             }
-            (Err(LedgerError::NotDue(_)), Ok(())) => {
+            (Err(LedgerError::NotDue(_)), Ok(_)) => {
                 assert_eq!((record.settlement, record.failures), (Settlement::Due, 1));
                 assert!(record.transactions.is_empty());
             }

@@ -1,23 +1,20 @@
-//! Tests of the ledger's [contract](super#contract), for those who write a backend.
+//! The tests of the ledger's [contract](super#contract), for those who write a backend.
 //!
-//! Enable the feature `conformance` in your `[dev-dependencies]`, and [`run`] all tests on empty ledgers of your backend. The tests panic
-//! where the ledger breaks the contract. They need a tokio runtime with several threads, and a ledger that goes by the
-//! [`ManualClock`] that it is opened with.
+//! Enable the feature `conformance` in your `[dev-dependencies]`, and make the tests with one line. `open` returns an empty ledger that goes
+//! by the [`ManualClock`] that it is given, and what has to live as long as the ledger, such as its directory:
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use tower_x402::{ManualClock, ledger::{Ledger, MemoryLedger, ResponseLimits, conformance}};
+//! use tower_x402::{ManualClock, ledger::{MemoryLedger, ResponseLimits}};
 //!
-//! async fn open(clock: Arc<ManualClock>) -> Arc<dyn Ledger> {
+//! async fn open(clock: Arc<ManualClock>) -> (MemoryLedger, ()) {
 //!     // Yours, with nothing in it.
-//!     Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock))
+//!     (MemoryLedger::with(ResponseLimits::default(), 10_000, clock), ())
 //! }
 //!
-//! # #[tokio::main]
-//! # async fn main() {
-//! conformance::run(open).await;
-//! # }
+//! tower_x402::ledger_conformance!(open);
+//! # fn main() {}
 //! ```
 //!
 //! The contract's promises about crashes and about several processes depend on the storage, and need tests of their own. The functions that
@@ -26,18 +23,23 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 pub mod channels;
-mod credit;
-mod failures;
-mod fulfilment;
-mod settling;
+#[doc(hidden)]
+pub mod credit;
+#[doc(hidden)]
+pub mod failures;
+#[doc(hidden)]
+pub mod fulfilment;
+#[doc(hidden)]
+pub mod selling;
+#[doc(hidden)]
+pub mod settling;
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use alloy_primitives::{Address, B256, U256};
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 
-use super::*;
+use super::{channels::ChannelLedger, *};
 use crate::{
     clock::ManualClock,
     eip3009::{Authorization, PaymentSignature},
@@ -49,66 +51,164 @@ use crate::{
 /// When the clock of every test starts, in Unix seconds.
 pub const START: u64 = 1_800_000_000;
 
-/// Returns all tests of the contract.
-pub fn tests() -> impl Iterator<Item = &'static Test> {
-    [fulfilment::TESTS, settling::TESTS, failures::TESTS, credit::TESTS].into_iter().flatten()
-}
-
-type Run<L> = fn(Arc<L>, Arc<ManualClock>) -> Pin<Box<dyn Future<Output = ()>>>;
-
-/// A test of the contract of payments, or of another one that a ledger keeps.
-pub struct Test<L: ?Sized = dyn Ledger> {
-    name: &'static str,
-    run: Run<L>,
-}
-
-impl<L: ?Sized> Test<L> {
-    /// Returns the test's name: a fact that holds for every ledger.
-    pub const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Runs the test on an empty ledger that goes by `clock`, which shows [`START`].
-    ///
-    /// # Panics
-    /// If the ledger breaks the contract.
-    pub async fn run(&self, ledger: Arc<L>, clock: Arc<ManualClock>) {
-        (self.run)(ledger, clock).await;
-    }
-}
-
-impl<L: ?Sized> fmt::Debug for Test<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Test").field(&self.name).finish()
-    }
-}
-
-/// Runs all [tests], one after the other, each on a ledger that `open` returns. It has to be empty, and go by the clock that it is
-/// given.
+/// Makes a test of each promise of a ledger's contract, with the name of the promise. The argument is an `async fn` that opens an empty ledger; see
+/// [`ledger::conformance`](crate::ledger::conformance).
 ///
-/// # Panics
-/// If the ledger breaks the contract.
-pub async fn run<F: Future<Output = Arc<dyn Ledger>>>(open: impl Fn(Arc<ManualClock>) -> F) {
-    run_all(tests(), open).await;
-}
-
-async fn run_all<L: ?Sized + 'static, F: Future<Output = Arc<L>>>(
-    tests: impl Iterator<Item = &'static Test<L>>,
-    open: impl Fn(Arc<ManualClock>) -> F,
-) {
-    for test in tests {
-        let clock = Arc::new(ManualClock::at(START));
-        test.run(open(clock.clone()).await, clock).await;
-    }
-}
-
-/// Makes a table of tests from the names of their functions.
-macro_rules! table {
-    ($($test:ident),* $(,)?) => {
-        &[$(Test { name: stringify!($test), run: |ledger, clock| Box::pin($test(ledger, clock)) }),*]
+/// A ledger of payments alone, or of payment channels alone, is tested by `ledger_conformance!(payments: open)` and
+/// `ledger_conformance!(channels: open)`.
+#[macro_export]
+macro_rules! ledger_conformance {
+    ($open:path) => {
+        $crate::ledger_conformance! { payments: $open }
+        $crate::ledger_conformance! { channels: $open }
+    };
+    (payments: $open:path) => {
+        $crate::ledger_conformance! {
+            @ check fulfilment $open:
+                one_of_many_concurrent_reservations_wins,
+                a_payment_takes_every_step,
+                a_settled_payment_never_fails,
+                an_unknown_outcome_stays_in_flight,
+                a_lost_lease_changes_nothing,
+                start_extends_the_lease,
+                a_released_payment_that_is_leased_anew_has_one_owner,
+                an_earlier_lease_is_void_after_later_ones,
+                one_of_many_concurrent_takeovers_wins,
+                an_outdated_epoch_takes_nothing_over,
+                payments_in_flight_stay_within_the_balance,
+                a_due_payment_that_is_released_stays_in_flight,
+                the_longest_body_digest_is_kept,
+                what_is_charged_is_what_is_settled_and_nothing_is_final,
+                only_what_is_charged_stays_in_flight,
+                a_settlement_of_nothing_is_final_in_one_step,
+                repeated_steps_keep_the_first_times,
+                a_payment_that_may_have_been_sent_is_not_discarded,
+                a_dead_payment_is_not_in_flight,
+                a_leased_payment_is_not_removed,
+                the_latest_block_seen_is_kept,
+                a_balance_read_before_a_transfer_is_stale,
+                a_transfer_is_not_counted_twice,
+                a_balance_read_between_two_transfers_counts_the_later_one,
+                a_payment_that_was_worked_on_is_not_discarded,
+                a_discarded_payment_can_be_reserved_again,
+                responses_are_kept_and_replays_counted,
+                records_are_removed_when_their_outcome_is_known,
+                one_of_many_payments_with_one_id_wins,
+                an_id_is_free_when_its_record_is_removed,
+                an_id_is_of_one_payment_whatever_was_signed_for_it,
+                permits_are_in_flight_with_what_else_is_paid_in_their_token,
+        }
+        $crate::ledger_conformance! {
+            @ check settling $open:
+                one_of_many_processes_gets_a_nonce,
+                a_submission_is_atomic,
+                a_freed_nonce_is_open_to_all,
+                a_nonce_held_too_long_may_be_replaced,
+                the_newest_transaction_of_a_nonce_is_listed,
+                nonces_in_final_blocks_are_removed,
+                a_payment_is_settled_by_one_process_at_a_time,
+                a_claim_holds_to_the_last_second,
+                a_delegated_payment_is_unknown_until_it_is_reported,
+                a_reorged_payment_is_due_and_in_flight,
+                a_reorged_payment_is_idle_unless_it_is_worked_on,
+                payments_are_listed_in_order_by_page,
+                a_leased_or_claimed_payment_is_not_idle,
+                a_complete_response_is_stored_with_its_step,
+        }
+        $crate::ledger_conformance! {
+            @ check failures $open:
+                a_queued_payment_that_failed_is_not_submitted,
+                a_failed_payment_is_submitted_if_the_failure_is_known,
+                a_failed_payment_is_delegated_only_if_the_failure_is_known,
+                a_payment_submitted_by_another_process_does_not_fail,
+                a_payment_delegated_by_another_process_does_not_fail,
+                a_concurrent_failure_and_submission_exclude_each_other,
+                a_failure_that_does_not_know_the_newest_transaction_is_refused,
+        }
+        $crate::ledger_conformance! {
+            @ check credit $open:
+                credit_needs_a_history,
+                what_a_payer_owes_stays_within_its_limit,
+                concurrent_deferrals_stay_within_the_limit,
+                an_overdue_payment_ends_credit_until_it_settles,
+                a_dead_payment_is_owed_until_it_is_removed,
+                a_reorged_payment_is_owed_again,
+                a_reorged_payment_is_no_history,
+                a_charge_of_nothing_is_no_history,
+                only_what_is_charged_is_owed,
+                only_produced_due_payments_are_deferred_and_once,
+                a_deferred_payment_is_idle_at_once,
+        }
+    };
+    (channels: $open:path) => {
+        $crate::ledger_conformance! {
+            @ check_channels selling $open:
+                a_channel_is_opened_as_the_chain_has_it,
+                a_channel_is_read_as_it_was_written,
+                a_refused_step_changes_nothing,
+                one_of_many_concurrent_requests_holds_a_channel,
+                copies_of_a_request_are_charged_once,
+                concurrent_charges_and_observations_lose_none,
+                requests_on_different_channels_do_not_wait_for_each_other,
+                a_request_that_lost_the_channel_charges_nothing,
+                a_released_channel_is_free_and_uncharged,
+                a_charge_stores_its_response,
+                a_payers_id_finds_its_answer,
+                replays_and_attempts_are_counted,
+                an_observation_of_an_earlier_block_is_ignored,
+                a_withdrawal_ends_credit_and_not_a_charge,
+                a_signed_refund_covers_nothing,
+                a_withdrawal_and_a_refund_add_up,
+                a_claim_is_for_no_more_than_the_escrow_has,
+                a_refund_that_was_not_sent_is_dropped,
+                a_wrong_observation_is_corrected_by_the_next,
+                one_refund_is_under_way_at_a_time_and_its_result_is_kept,
+                a_block_that_is_too_high_is_replaced_by_a_later_one,
+                a_reorged_claim_can_be_claimed_again,
+                one_of_many_processes_claims,
+                channels_are_listed_in_order_by_page,
+        }
+    };
+    (@ $check:ident $tests:ident $open:path: $($test:ident,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                $crate::ledger::conformance::$check($open, $crate::ledger::conformance::$tests::$test);
+            }
+        )*
     };
 }
-use table;
+
+/// Runs a test of the contract of payments on a ledger that `open` returns, and keeps what comes with it.
+#[doc(hidden)]
+pub fn check<L: Ledger, K, O: Future<Output = (L, K)>, T: Future<Output = ()>>(
+    open: impl FnOnce(Arc<ManualClock>) -> O,
+    test: impl FnOnce(Arc<dyn Ledger>, Arc<ManualClock>) -> T,
+) {
+    block_on(async {
+        let clock = Arc::new(ManualClock::at(START));
+        let (ledger, _kept) = open(clock.clone()).await;
+        test(Arc::new(ledger), clock).await;
+    });
+}
+
+/// The same for the contract of payment channels.
+#[doc(hidden)]
+pub fn check_channels<L: ChannelLedger, K, O: Future<Output = (L, K)>, T: Future<Output = ()>>(
+    open: impl FnOnce(Arc<ManualClock>) -> O,
+    test: impl FnOnce(Arc<dyn ChannelLedger>, Arc<ManualClock>) -> T,
+) {
+    block_on(async {
+        let clock = Arc::new(ManualClock::at(START));
+        let (ledger, _kept) = open(clock.clone()).await;
+        test(Arc::new(ledger), clock).await;
+    });
+}
+
+fn block_on(test: impl Future<Output = ()>) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(4).enable_all().build().unwrap().block_on(test);
+}
 
 const VALID_BEFORE: u64 = START + 60;
 const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
@@ -170,13 +270,30 @@ pub async fn reserve(ledger: &dyn Ledger, record: Record) -> Lease {
     }
 }
 
+/// Leases a known payment anew, as of this epoch of its record. Returns `None` if it is not to be had.
+///
+/// # Panics
+/// If the ledger fails otherwise.
+pub async fn take_over(ledger: &dyn Ledger, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Option<Lease> {
+    match ledger.advance(key, &PaymentStep::TakeOver { seen, now, until }).await {
+        Ok(record) => Some(record.lease()),
+        Err(LedgerError::LeaseLost) => None,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// Returns a response with this body, produced at [`START`].
+pub fn response(body: &'static [u8]) -> StoredResponse {
+    StoredResponse { head: Bytes::from_static(b"201"), body: Bytes::from_static(body), stored_at: START }
+}
+
 /// Admits a payment, given the payer's balance at a block.
 ///
 /// # Errors
-/// As [`Ledger::fulfil`].
-pub async fn admit(ledger: &dyn Ledger, lease: &Lease, balance: u64, block: u64) -> Result<(), LedgerError> {
+/// As [`Ledger::advance`].
+pub async fn admit(ledger: &dyn Ledger, lease: &Lease, balance: u64, block: u64) -> Result<Record, LedgerError> {
     let funds = Some(Funds { balance: U256::from(balance), block });
-    ledger.fulfil(lease, &FulfilmentStep::Admit { funds, due: false }).await
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds, due: false })).await
 }
 
 /// Brings a reserved payment to `Produced` and `Due`.
@@ -190,9 +307,12 @@ pub async fn produce(ledger: &dyn Ledger, lease: &Lease) {
 
 /// Does the work of an admitted payment.
 async fn work(ledger: &dyn Ledger, lease: &Lease) {
-    ledger.fulfil(lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
     ledger
-        .fulfil(lease, &FulfilmentStep::Produce { charged: None, body: None, at: START, response: None })
+        .advance(
+            &lease.key,
+            &lease.step(FulfilmentStep::Produce { charged: None, body: None, at: START, response: None }),
+        )
         .await
         .unwrap();
 }
@@ -201,10 +321,10 @@ async fn work(ledger: &dyn Ledger, lease: &Lease) {
 async fn charge(ledger: &dyn Ledger, payer: u8, nonce: u64, charged: u64) -> Lease {
     let lease = reserve(ledger, record(payer, nonce)).await;
     admit(ledger, &lease, 1_000, 1).await.unwrap();
-    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
     let charged = Some(U256::from(charged));
     let produce = FulfilmentStep::Produce { charged, body: None, at: START, response: None };
-    ledger.fulfil(&lease, &produce).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(produce.clone())).await.unwrap();
     lease
 }
 
@@ -216,7 +336,10 @@ async fn due(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
 }
 
 async fn settle(ledger: &dyn Ledger, key: &PaymentKey, transaction: u8, block: Option<u64>) {
-    ledger.settle(key, &SettlementStep::Settle { transaction: hash(transaction), block, fee: None }).await.unwrap();
+    ledger
+        .advance(key, &SettlementStep::Settle { transaction: hash(transaction), block, fee: None }.into())
+        .await
+        .unwrap();
 }
 
 /// A failure that accounts for these transactions.
@@ -247,4 +370,24 @@ async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Out
         results.push(future.await);
     }
     results
+}
+
+#[cfg(test)]
+mod tests {
+    /// The compiler finds a test that is listed and not there. This finds one that is there and not listed.
+    #[test]
+    fn macro_lists_every_test() {
+        let listed = include_str!("mod.rs");
+        let files = [
+            include_str!("fulfilment.rs"),
+            include_str!("settling.rs"),
+            include_str!("failures.rs"),
+            include_str!("credit.rs"),
+            include_str!("selling.rs"),
+        ];
+        for test in files.into_iter().flat_map(str::lines).filter_map(|line| line.strip_prefix("pub async fn ")) {
+            let name = test.split('(').next().unwrap_or(test);
+            assert!(listed.contains(&format!("                {name},\n")), "{name}");
+        }
+    }
 }

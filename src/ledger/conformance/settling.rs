@@ -4,23 +4,6 @@ use alloy_primitives::Bytes as RawTransaction;
 
 use super::*;
 
-pub(super) const TESTS: &[Test] = table! {
-    one_of_many_processes_gets_a_nonce,
-    a_submission_is_atomic,
-    a_freed_nonce_is_open_to_all,
-    a_nonce_held_too_long_may_be_replaced,
-    the_newest_transaction_of_a_nonce_is_listed,
-    nonces_in_final_blocks_are_removed,
-    a_payment_is_settled_by_one_process_at_a_time,
-    a_claim_holds_to_the_last_second,
-    a_delegated_payment_is_unknown_until_it_is_reported,
-    a_reorged_payment_is_due_and_in_flight,
-    a_reorged_payment_is_idle_unless_it_is_worked_on,
-    payments_are_listed_in_order_by_page,
-    a_leased_or_claimed_payment_is_not_idle,
-    a_complete_response_is_stored_with_its_step,
-};
-
 fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> JournaledTransaction {
     JournaledTransaction {
         sender: SENDER,
@@ -35,10 +18,10 @@ fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> 
     }
 }
 
-async fn one_of_many_processes_gets_a_nonce(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn one_of_many_processes_gets_a_nonce(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let mut tasks = Vec::new();
-    for by in 0..20 {
-        let key = due(&*ledger, by + 1, 1).await;
+    for by in 1..=20 {
+        let key = due(&*ledger, by, 1).await;
         let ledger = ledger.clone();
         let submission = submission(by.into(), 7, by, &[key]);
         tasks.push(tokio::spawn(async move { (key, ledger.submit(submission).await) }));
@@ -58,7 +41,7 @@ async fn one_of_many_processes_gets_a_nonce(ledger: Arc<dyn Ledger>, _: Arc<Manu
     assert_eq!(ledger.submissions(&SENDER, 0).await.unwrap().len(), 1);
 }
 
-async fn a_submission_is_atomic(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_submission_is_atomic(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (first, second, paid) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await, due(&*ledger, 3, 1).await);
     settle(&*ledger, &paid, 9, None).await;
     let refused = ledger.submit(submission(1, 0, 1, &[first, paid, second])).await;
@@ -78,7 +61,7 @@ async fn a_submission_is_atomic(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     }
 }
 
-async fn a_freed_nonce_is_open_to_all(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_freed_nonce_is_open_to_all(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     ledger.submit(submission(1, 4, 1, &[])).await.unwrap();
     ledger.free_nonce(&SENDER, 4, 2).await.unwrap();
     assert!(matches!(ledger.submit(submission(2, 4, 2, &[])).await, Err(LedgerError::NonceTaken { next: 5 })));
@@ -88,7 +71,7 @@ async fn a_freed_nonce_is_open_to_all(ledger: Arc<dyn Ledger>, _: Arc<ManualCloc
     assert!(matches!(ledger.submit(submission(1, 4, 3, &[])).await, Err(LedgerError::NonceTaken { .. })));
 }
 
-async fn a_nonce_held_too_long_may_be_replaced(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_nonce_held_too_long_may_be_replaced(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     ledger.submit(submission(1, 4, 1, &[key])).await.unwrap();
     let at = START + NONCE_HELD_SECONDS;
@@ -99,7 +82,7 @@ async fn a_nonce_held_too_long_may_be_replaced(ledger: Arc<dyn Ledger>, _: Arc<M
     assert_eq!(record.settlement, Settlement::Submitted, "its transaction may still be included");
 }
 
-async fn the_newest_transaction_of_a_nonce_is_listed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn the_newest_transaction_of_a_nonce_is_listed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     for transaction in [1, 2] {
         ledger.submit(submission(1, 4, transaction, &[key])).await.unwrap();
@@ -112,7 +95,7 @@ async fn the_newest_transaction_of_a_nonce_is_listed(ledger: Arc<dyn Ledger>, _:
     assert_eq!(ledger.get(&key).await.unwrap().unwrap().transactions, [hash(1), hash(2)], "both may be included");
 }
 
-async fn nonces_in_final_blocks_are_removed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn nonces_in_final_blocks_are_removed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     for nonce in 0..10 {
         ledger.submit(submission(1, nonce, 1, &[])).await.unwrap();
     }
@@ -123,28 +106,28 @@ async fn nonces_in_final_blocks_are_removed(ledger: Arc<dyn Ledger>, _: Arc<Manu
     assert!(ledger.submissions(&elsewhere, 0).await.unwrap().is_empty());
 }
 
-async fn a_payment_is_settled_by_one_process_at_a_time(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
+pub async fn a_payment_is_settled_by_one_process_at_a_time(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     let claim = |by| SettlementStep::Claim(Settling { by, until: START + 30 });
-    ledger.settle(&key, &claim(1)).await.unwrap();
-    ledger.settle(&key, &claim(1)).await.expect("the same process may renew its claim");
-    assert!(matches!(ledger.settle(&key, &claim(2)).await, Err(LedgerError::InvalidTransition(_))));
+    ledger.advance(&key, &claim(1).into()).await.unwrap();
+    ledger.advance(&key, &claim(1).into()).await.expect("the same process may renew its claim");
+    assert!(matches!(ledger.advance(&key, &claim(2).into()).await, Err(LedgerError::InvalidTransition(_))));
     let refused = ledger.submit(submission(2, 0, 1, &[key])).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [key]), "{refused:?}");
     ledger.submit(submission(1, 0, 1, &[key])).await.unwrap();
     clock.advance(31);
     ledger
-        .settle(&key, &SettlementStep::Claim(Settling { by: 2, until: START + 60 }))
+        .advance(&key, &SettlementStep::Claim(Settling { by: 2, until: START + 60 }).into())
         .await
         .expect("the claim has ended");
     let later = JournaledTransaction { at: START + 31, ..submission(2, 1, 2, &[key]) };
     ledger.submit(later).await.unwrap();
 }
 
-async fn a_claim_holds_to_the_last_second(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
+pub async fn a_claim_holds_to_the_last_second(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let keys = [due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await];
     let settling = |by, until| Settling { by, until };
-    ledger.settle(&keys[0], &SettlementStep::Claim(settling(1, START + 30))).await.unwrap();
+    ledger.advance(&keys[0], &SettlementStep::Claim(settling(1, START + 30)).into()).await.unwrap();
     ledger.submit(submission(1, 0, 1, &[keys[1]])).await.unwrap();
     let by_another = settling(2, START + 90);
     clock.advance(30);
@@ -152,79 +135,85 @@ async fn a_claim_holds_to_the_last_second(ledger: Arc<dyn Ledger>, clock: Arc<Ma
         for step in
             [SettlementStep::Claim(by_another), SettlementStep::Delegate { settling: by_another, known_failures: 0 }]
         {
-            let refused = ledger.settle(&key, &step).await;
+            let refused = ledger.advance(&key, &step.clone().into()).await;
             assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{step:?}: {refused:?}");
         }
         let refused = ledger.submit(submission(2, 1, 2, &[key])).await;
         assert!(matches!(refused, Err(LedgerError::NotDue(_))), "{refused:?}");
-        let taken = ledger.settle(&key, &SettlementStep::Claim(settling(1, START + 30))).await;
+        let taken = ledger.advance(&key, &SettlementStep::Claim(settling(1, START + 30)).into()).await;
         taken.expect("the same process may renew its claim");
     }
     clock.advance(1);
-    ledger.settle(&keys[0], &SettlementStep::Claim(by_another)).await.expect("the claim has ended");
+    ledger.advance(&keys[0], &SettlementStep::Claim(by_another).into()).await.expect("the claim has ended");
     ledger.submit(submission(2, 1, 2, &[keys[1]])).await.expect("the claim has ended");
 }
 
-async fn a_delegated_payment_is_unknown_until_it_is_reported(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
+pub async fn a_delegated_payment_is_unknown_until_it_is_reported(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     let delegate = |by, until| SettlementStep::Delegate { settling: Settling { by, until }, known_failures: 0 };
-    ledger.settle(&key, &delegate(1, START + 30)).await.unwrap();
+    ledger.advance(&key, &delegate(1, START + 30).into()).await.unwrap();
     assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process ends now");
-    assert!(matches!(ledger.settle(&key, &delegate(2, START + 30)).await, Err(LedgerError::InvalidTransition(_))));
+    assert!(matches!(
+        ledger.advance(&key, &delegate(2, START + 30).into()).await,
+        Err(LedgerError::InvalidTransition(_))
+    ));
     clock.advance(31);
-    ledger.settle(&key, &delegate(2, START + 60)).await.expect("the first claim has ended");
+    ledger.advance(&key, &delegate(2, START + 60).into()).await.expect("the first claim has ended");
 
     let fresh = reserve(&*ledger, record(2, 1)).await.key;
-    let refused = ledger.settle(&fresh, &delegate(1, START + 60)).await;
+    let refused = ledger.advance(&fresh, &delegate(1, START + 60).into()).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "not due: {refused:?}");
 }
 
-async fn a_reorged_payment_is_due_and_in_flight(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_reorged_payment_is_due_and_in_flight(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     let settle = SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: Some(U256::from(5)) };
-    ledger.settle(&key, &settle.clone()).await.unwrap();
+    ledger.advance(&key, &settle.clone().into()).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.fee, record.settled_at), (Some(U256::from(5)), Some(START)));
-    ledger.settle(&key, &SettlementStep::Reorg).await.unwrap();
+    ledger.advance(&key, &SettlementStep::Reorg.into()).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.settlement, record.admitted, record.fee), (Settlement::Due, true, None));
     assert_eq!(record.fulfilment, Fulfilment::Produced, "the response was produced");
     let other = reserve(&*ledger, super::record(1, 2)).await;
     assert!(matches!(admit(&*ledger, &other, 19, 10).await, Err(LedgerError::InsufficientFunds)), "both are in flight");
-    ledger.settle(&key, &settle).await.unwrap();
-    ledger.settle(&key, &SettlementStep::Finalize).await.unwrap();
+    ledger.advance(&key, &settle.clone().into()).await.unwrap();
+    ledger.advance(&key, &SettlementStep::Finalize.into()).await.unwrap();
     assert!(
-        matches!(ledger.settle(&key, &SettlementStep::Reorg).await, Err(LedgerError::InvalidTransition(_))),
+        matches!(ledger.advance(&key, &SettlementStep::Reorg.into()).await, Err(LedgerError::InvalidTransition(_))),
         "final is final"
     );
 }
 
-async fn a_reorged_payment_is_idle_unless_it_is_worked_on(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_reorged_payment_is_idle_unless_it_is_worked_on(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let produced = due(&*ledger, 1, 1).await;
     let upfront = reserve(&*ledger, record(2, 1)).await;
     for key in [produced, upfront.key] {
         settle(&*ledger, &key, 1, Some(9)).await;
     }
-    ledger.fulfil(&upfront, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.advance(&upfront.key, &upfront.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
     for key in [produced, upfront.key] {
-        ledger.settle(&key, &SettlementStep::Reorg).await.unwrap();
+        ledger.advance(&key, &SettlementStep::Reorg.into()).await.unwrap();
     }
     let idle = Listing { idle_at: Some(START), ..Listing::of([SettlementState::Due]) };
     let found: Vec<_> = ledger.list(&idle).await.unwrap().iter().map(|record| record.key).collect();
     assert_eq!(found, [produced], "the lease of the other one runs");
 }
 
-async fn payments_are_listed_in_order_by_page(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn payments_are_listed_in_order_by_page(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let mut expected = Vec::new();
     for n in 0..25 {
         let key = due(&*ledger, n % 5 + 1, n.into()).await;
         match n % 3 {
             0 => {
                 let block = Some(u64::from(n));
-                ledger.settle(&key, &SettlementStep::Settle { transaction: hash(n), block, fee: None }).await.unwrap();
+                ledger
+                    .advance(&key, &SettlementStep::Settle { transaction: hash(n), block, fee: None }.into())
+                    .await
+                    .unwrap();
             }
             1 => {
-                ledger.settle(&key, &SettlementStep::Submit { transaction: hash(n) }).await.unwrap();
+                ledger.advance(&key, &SettlementStep::Submit { transaction: hash(n) }.into()).await.unwrap();
                 expected.push(key);
             }
             _ => expected.push(key),
@@ -249,7 +238,7 @@ async fn payments_are_listed_in_order_by_page(ledger: Arc<dyn Ledger>, _: Arc<Ma
     assert_eq!(ledger.list(&produced).await.unwrap().len(), 25);
 }
 
-async fn a_leased_or_claimed_payment_is_not_idle(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_leased_or_claimed_payment_is_not_idle(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let leased = due(&*ledger, 1, 1).await;
     let submitted = due(&*ledger, 2, 1).await;
     ledger.submit(JournaledTransaction { until: START + 50, ..submission(1, 0, 1, &[submitted]) }).await.unwrap();
@@ -266,23 +255,14 @@ async fn a_leased_or_claimed_payment_is_not_idle(ledger: Arc<dyn Ledger>, _: Arc
     assert_eq!(idle(START + 51).await, [leased, submitted]);
 }
 
-async fn a_complete_response_is_stored_with_its_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+pub async fn a_complete_response_is_stored_with_its_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 1_000, 1).await.unwrap();
-    let produce = || {
-        let response = StoredResponse {
-            status: StatusCode::OK,
-            headers: HeaderMap::new(),
-            body: Bytes::from_static(b"answer"),
-            trailers: None,
-            varied_by: Vec::new(),
-            stored_at: START,
-        };
-        FulfilmentStep::Produce { charged: None, body: None, at: START, response: Some(Arc::new(response)) }
-    };
-    assert!(matches!(ledger.fulfil(&lease, &produce()).await, Err(LedgerError::InvalidTransition(_))));
+    let produce =
+        || FulfilmentStep::Produce { charged: None, body: None, at: START, response: Some(response(b"answer")) };
+    assert!(matches!(ledger.advance(&lease.key, &lease.step(produce())).await, Err(LedgerError::InvalidTransition(_))));
     assert!(ledger.response(&lease.key).await.unwrap().is_none(), "a refused step stores nothing");
-    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&lease, &produce()).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(produce())).await.unwrap();
     assert_eq!(ledger.response(&lease.key).await.unwrap().unwrap().body, "answer");
 }

@@ -1,9 +1,6 @@
 //! Payment channels: steps are decided in this process, and written only if the channel has not changed since.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
-};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
@@ -11,14 +8,14 @@ use sqlx::postgres::PgRow;
 use super::{
     PostgresLedger,
     connections::Statement,
-    payments::{capped, chain, column, unreadable},
     processes::is_alive,
+    responses,
+    rows::{capped, column, count, key_column, unreadable},
     steps::{Known, Progress},
-    upkeep::ResponseRow,
 };
 use crate::{
     ledger::{
-        Ledger as _, LedgerError, StoredResponse,
+        LedgerError, StoredResponse,
         channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
     payment::PaymentKey,
@@ -53,8 +50,8 @@ const STEP_WITH_RESPONSE: &str = concat!(
     "WITH step AS (",
     step!(),
     "), kept AS (\
-       INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
-       SELECT $9, $10, $11, $12, $13, $14, $15, $16 FROM step ON CONFLICT DO NOTHING) \
+       INSERT INTO responses (key, stored_at, weight, head, body) SELECT $9, $10, $11, $12, $13 FROM step \
+       ON CONFLICT DO NOTHING) \
      SELECT 1 FROM step"
 );
 const LIST: &str = concat!("SELECT ", seen!(), " FROM channels WHERE channels.id > $1 ORDER BY channels.id LIMIT $2");
@@ -120,10 +117,6 @@ impl ChannelLedger for PostgresLedger {
     }
 
     async fn advance(&self, id: &ChannelId, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError> {
-        let response = match step {
-            ChannelStep::Charge { response: Some(response), .. } => self.responses.row(response),
-            _ => None,
-        };
         let mut progress = Progress::new();
         let mut known = self.channels.known.take(id);
         loop {
@@ -155,12 +148,14 @@ impl ChannelLedger for PostgresLedger {
             }
             let stamp = progress.next_stamp()?;
             let next = Seen { holders: seen.holders.after(step, self.process.id()), record, stamp };
-            let statement = statement(step, &next, seen.stamp, response.as_ref())?;
+            let response =
+                next.record.response_in(step).filter(|(_, response)| self.responses.limits().admit(response));
+            let statement = statement(&next, seen.stamp, response)?;
             let result = self.connections.once(&statement).await;
             if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
                 let record = next.record.clone();
                 self.channels.known.put(*id, next);
-                if let Some(response) = &response {
+                if let Some((_, response)) = response {
                     self.responses.stored(&self.connections, response).await;
                 }
                 return Ok(record);
@@ -168,23 +163,11 @@ impl ChannelLedger for PostgresLedger {
         }
     }
 
-    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.responses.load(&self.connections, key, self.clock.now()).await
-    }
-
-    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.store_response(key, response).await
-    }
-
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
         let after = after.map_or_else(Vec::new, |id| id.digest().to_vec());
-        let statement = Statement::new(LIST).bind(after).bind(i64::try_from(limit).unwrap_or(i64::MAX));
+        let statement = Statement::new(LIST).bind(after).bind(count(limit));
         let rows = self.connections.repeat(statement).await?;
         rows.iter().map(|row| seen(row).map(|seen| seen.record)).collect()
-    }
-
-    fn channel_response_limit(&self) -> usize {
-        self.responses.limits.body_bytes
     }
 }
 
@@ -201,14 +184,8 @@ impl PostgresLedger {
         step: &ChannelStep,
         progress: &mut Progress,
     ) -> Result<Option<ChannelRecord>, ChannelLedgerError> {
-        let ChannelStep::Open { network, config, observation, now } = step else {
-            return Err(ChannelLedgerError::NotFound);
-        };
-        let record = ChannelRecord::open(*network, *config, *observation, *now)?;
-        if record.id != *id {
-            return Err(ChannelLedgerError::OtherChannel);
-        }
-        if !self.has_room(*now).await? {
+        let record = ChannelRecord::opened(id, step)?;
+        if !self.has_room(record.used_at).await? {
             return Err(LedgerError::Full.into());
         }
         let opened = Seen { record, stamp: progress.next_stamp()?, holders: Holders::default() };
@@ -239,8 +216,7 @@ impl PostgresLedger {
     }
 
     async fn count_channels(&self) -> Result<(), LedgerError> {
-        let bound = i64::try_from(self.channels.max).unwrap_or(i64::MAX);
-        let rows = self.connections.repeat(Statement::new(COUNT).bind(bound)).await?;
+        let rows = self.connections.repeat(Statement::new(COUNT).bind(count(self.channels.max))).await?;
         let number = rows.first().map_or(Ok(0), |row| column::<i64>(row, "number"))?;
         self.channels.number.store(usize::try_from(number).unwrap_or(usize::MAX), Ordering::Relaxed);
         Ok(())
@@ -258,23 +234,13 @@ fn is_done(progress: &Progress, seen: &Seen, step: &ChannelStep) -> Result<bool,
 }
 
 /// Returns the statement that replaces the row with stamp `from` by this channel, and stores the response of a charge.
-fn statement(
-    step: &ChannelStep,
-    to: &Seen,
-    from: i64,
-    response: Option<&ResponseRow>,
-) -> Result<Statement, LedgerError> {
-    let ChannelStep::Charge { epoch, .. } = step else { return Ok(values(STEP, to)?.bind(from)) };
-    let answer = to.record.answers.iter().find(|answer| answer.epoch == *epoch);
-    let (Some(response), Some(answer)) = (response, answer) else { return Ok(values(STEP, to)?.bind(from)) };
-    let PaymentKey { network, asset, payer, nonce } = to.record.response_key(answer.request);
-    let statement = values(STEP_WITH_RESPONSE, to)?
-        .bind(from)
-        .bind(chain(network))
-        .bind(asset.to_vec())
-        .bind(payer.to_vec())
-        .bind(nonce.to_vec());
-    Ok(response.bind_to(statement))
+fn statement(to: &Seen, from: i64, response: Option<(PaymentKey, &StoredResponse)>) -> Result<Statement, LedgerError> {
+    Ok(match response {
+        Some((key, response)) => {
+            responses::bind(values(STEP_WITH_RESPONSE, to)?.bind(from).bind(key_column(&key)), response)
+        }
+        None => values(STEP, to)?.bind(from),
+    })
 }
 
 /// Returns a statement whose first seven arguments are the row.

@@ -4,6 +4,8 @@ mod channels;
 mod connections;
 mod payments;
 mod processes;
+mod responses;
+mod rows;
 mod steps;
 mod transactions;
 mod upkeep;
@@ -20,14 +22,16 @@ use tokio::sync::Mutex;
 
 use self::{
     connections::{Connections, DatabaseError, Failure, Statement, Tries},
-    payments::{Stamped, column},
+    payments::Stamped,
     processes::Process,
-    steps::{Change, Known, Needs},
-    upkeep::{Responses, Upkeep},
+    responses::Responses,
+    rows::column,
+    steps::Known,
+    upkeep::Upkeep,
 };
 use super::{
-    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation,
-    ResponseLimits, Sender, SettlementStep, StoredResponse,
+    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, PaymentStep, Record,
+    Reservation, ResponseLedger, ResponseLimits, Sender, StoredResponse, TransactionLedger,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -71,10 +75,8 @@ pub struct PostgresLedger {
     process: Process,
     known: Known<PaymentKey, Stamped>,
     channels: channels::Channels,
-    /// Held by `Admit`: concurrent admissions of one payer would fail in the database, and one process need not try.
+    /// Held by `Admit` and `Defer`: concurrent ones of one payer would fail in the database, and one process need not try.
     payer_locks: Vec<Mutex<()>>,
-    /// The same for `Defer`, for all payers.
-    defer_lock: Mutex<()>,
     hasher: RandomState,
     responses: Responses,
     upkeep: Upkeep,
@@ -128,88 +130,58 @@ impl Ledger for PostgresLedger {
         Ok(payments::read(&self.connections, key).await?.map(|seen| seen.record))
     }
 
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        let change = Change { key, needs: Needs::Nothing, response: None };
-        let taken = self.change(change, |record| {
-            if record.epoch != seen || record.is_leased(now) {
-                return Err(LedgerError::LeaseLost);
-            }
-            record.lease_anew(until);
-            Ok(())
-        });
-        match taken.await {
-            Ok(record) => Ok(Some(record.lease())),
-            Err(LedgerError::LeaseLost | LedgerError::NotFound) => Ok(None),
-            Err(error) => Err(error),
+    async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError> {
+        if matches!(step, PaymentStep::Replay) {
+            return payments::count_replay(&self.connections, key).await;
         }
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        let (needs, lock) = match &step {
-            FulfilmentStep::Admit { funds: Some(funds), .. } => {
-                (Needs::Funds(*funds), Some(self.payer_lock(&lease.key)))
+        let response = step.response().filter(|response| self.responses.limits().admit(response));
+        let is_in_turn = matches!(
+            step,
+            PaymentStep::Fulfil {
+                step: FulfilmentStep::Admit { funds: Some(_), .. } | FulfilmentStep::Defer { .. },
+                ..
             }
-            FulfilmentStep::Defer { limit } => (Needs::Credit(*limit), Some(&self.defer_lock)),
-            _ => (Needs::Nothing, None),
-        };
-        let response = match &step {
-            FulfilmentStep::Produce { response: Some(response), .. } => self.responses.row(response),
-            _ => None,
-        };
-        let _lock = match lock {
-            Some(lock) => Some(lock.lock().await),
-            None => None,
-        };
-        let change = Change { key: &lease.key, needs, response: response.as_ref() };
-        self.change(change, |record| {
-            if record.epoch != lease.epoch {
-                return Err(LedgerError::LeaseLost);
-            }
-            Ok(record.fulfil(step)?)
-        })
-        .await?;
-        if let Some(response) = &response {
+        );
+        let _turn = if is_in_turn { Some(self.payer_lock(key).lock().await) } else { None };
+        let record = self.change(key, step, response).await?;
+        if let Some(response) = response {
             self.responses.stored(&self.connections, response).await;
         }
-        Ok(())
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        let now = self.clock.now();
-        let change = Change { key, needs: Needs::Nothing, response: None };
-        self.change(change, |record| Ok(record.settle(step, now)?)).await.map(drop)
+        Ok(record)
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        self.remove(&lease.key, |record| {
-            if record.epoch != lease.epoch {
-                return Err(LedgerError::LeaseLost);
-            }
-            if !record.is_discardable() {
-                return Err(record.invalid().into());
-            }
-            Ok(())
-        })
-        .await?;
+        self.remove(lease).await?;
         self.upkeep.fewer(1);
         Ok(())
     }
 
-    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        match self.responses.row(&response) {
-            Some(response) => self.responses.store(&self.connections, key, &response).await,
-            None => Ok(()),
-        }
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        payments::list(&self.connections, listing).await
     }
 
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        payments::counts(&self.connections).await
+    }
+}
+
+#[async_trait]
+impl ResponseLedger for PostgresLedger {
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.responses.store(&self.connections, key, &response).await
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
         self.responses.load(&self.connections, key, self.clock.now()).await
     }
 
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        payments::count_replay(&self.connections, key).await
+    fn response_limit(&self) -> usize {
+        self.responses.limits().longest()
     }
+}
 
+#[async_trait]
+impl TransactionLedger for PostgresLedger {
     async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
         self.submit_transaction(&transaction).await
     }
@@ -224,18 +196,6 @@ impl Ledger for PostgresLedger {
 
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
         transactions::list(&self.connections, sender, from).await
-    }
-
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        payments::list(&self.connections, listing).await
-    }
-
-    async fn counts(&self) -> Result<Counts, LedgerError> {
-        payments::counts(&self.connections).await
-    }
-
-    fn response_limit(&self) -> usize {
-        self.responses.limits.body_bytes
     }
 }
 
@@ -317,7 +277,6 @@ impl PostgresLedgerBuilder {
             known: Known::default(),
             channels: channels::Channels::new(self.max_records),
             payer_locks: (0..PAYER_LOCKS).map(|_| Mutex::default()).collect(),
-            defer_lock: Mutex::default(),
             hasher: RandomState::new(),
             responses: Responses::new(self.responses),
             upkeep: Upkeep::new(self.max_records),
@@ -373,7 +332,7 @@ async fn create_schema(connection: &mut PgConnection, schema: &str) -> Result<()
 
 async fn check_settings(connections: &Connections, schema: &str) -> Result<(), LedgerError> {
     let rows = connections.repeat(Statement::new(SETTINGS)).await?;
-    let row = rows.first().ok_or_else(payments::unreadable)?;
+    let row = rows.first().ok_or_else(rows::unreadable)?;
     if column::<bool>(row, "is_standby")? {
         return Err(refused("the database is a standby, which cannot be written to"));
     }

@@ -7,60 +7,39 @@ use std::{
 };
 
 use alloy_primitives::U256;
+use sqlx::postgres::PgRow;
 
 use super::{
     super::{
-        CreditLimit, LedgerError, Record, Reservation,
-        payer::{PayerSums, RECENT, TotalOwed},
+        FulfilmentStep, Lease, LedgerError, PayerKey, PayerSums, PaymentStep, Record, Reservation, StoredResponse,
+        payer::RECENT,
     },
     PostgresLedger,
     connections::{Failure, Statement, Tries},
-    payments::{self, Found, Holders, Stamped, Turn, TurnOf, capped, column},
-    upkeep::ResponseRow,
+    payments::{self, Found, Holders, Stamped, Turn},
+    rows::{capped, column, unreadable},
 };
-use crate::payment::{Funds, PaymentKey};
+use crate::payment::PaymentKey;
 
 /// The number of times that another step may come first before this one fails.
 const MAX_LOST: u32 = 100;
 /// The number of records that a process remembers.
 const MAX_KNOWN: usize = 4096;
 
-// The sums of a payer in flight, the amount that moved after the block, and the stamp of its last admission, at one moment.
+// The sums of a payer in flight, the amount that moved after the block, and the stamp of its last turn, at one moment.
 const IN_FLIGHT: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flying.submitted, 0)::text AS submitted, \
-       COALESCE(moved.amount, 0)::text AS moved, \
-       (SELECT stamp FROM turns WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS stamp \
+       COALESCE(moved.amount, 0)::text AS moved, (SELECT stamp FROM turns WHERE payer = $1) AS stamp \
      FROM (SELECT sum(amount) FILTER (WHERE is_resolved) AS held, sum(amount) FILTER (WHERE NOT is_resolved) AS submitted \
-         FROM payments WHERE chain_id = $1 AND token = $2 AND payer = $3 AND in_flight) AS flying, \
-       (SELECT sum(amount) AS amount FROM payments \
-         WHERE chain_id = $1 AND token = $2 AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
+         FROM payments WHERE payer = $1 AND in_flight) AS flying, \
+       (SELECT sum(amount) AS amount FROM payments WHERE payer = $1 AND settled_at >= $2 AND block > $3) AS moved";
 
-// What all payers owe, what this payer owes and has paid, and the stamp of the last deferral, at one moment.
-const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(owed.own, 0)::text AS own, owed.overdue, \
-       (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND token = $2 AND payer = $3 \
-         AND settled_at IS NOT NULL AND amount > 0 LIMIT $4) AS history) AS paid, \
-       (SELECT stamp FROM turns WHERE chain_id = $5 AND asset = $6 AND payer = $7) AS stamp \
-     FROM (SELECT sum(amount) AS total, \
-         sum(amount) FILTER (WHERE chain_id = $1 AND token = $2 AND payer = $3) AS own, \
-         count(*) FILTER (WHERE chain_id = $1 AND token = $2 AND payer = $3 AND is_overdue) AS overdue \
-       FROM payments WHERE is_owed) AS owed";
-
-/// A condition beyond the record itself, which must hold at the moment of the step.
-#[derive(Clone, Copy)]
-pub(super) enum Needs {
-    Nothing,
-    /// This balance covers the payer's payments in flight.
-    Funds(Funds),
-    /// No more than this is owed, this payment included.
-    Credit(CreditLimit),
-}
-
-/// A change of one record.
-pub(super) struct Change<'a> {
-    pub(super) key: &'a PaymentKey,
-    pub(super) needs: Needs,
-    /// The response to store with the change.
-    pub(super) response: Option<&'a ResponseRow>,
-}
+// What this payer owes and has paid, and the stamp of its last turn, at one moment.
+const CREDIT: &str = "SELECT COALESCE(owed.amount, 0)::text AS owed, owed.overdue, \
+       (SELECT count(*) FROM (SELECT FROM payments WHERE payer = $1 AND settled_at IS NOT NULL AND amount > 0 LIMIT $2) \
+         AS history) AS paid, \
+       (SELECT stamp FROM turns WHERE payer = $1) AS stamp \
+     FROM (SELECT sum(amount) AS amount, count(*) FILTER (WHERE is_overdue) AS overdue \
+       FROM payments WHERE payer = $1 AND is_owed) AS owed";
 
 /// The tries of one step so far.
 pub(super) struct Progress {
@@ -73,37 +52,39 @@ pub(super) struct Progress {
 }
 
 impl PostgresLedger {
-    /// Takes a step on a record. `decide` is called again until the record that it was given is the one that the step replaces.
+    /// Takes a step, and keeps this response with it. The step is decided again until the record that it was decided on is the one that it
+    /// replaces.
     pub(super) async fn change(
         &self,
-        change: Change<'_>,
-        decide: impl Fn(&mut Record) -> Result<(), LedgerError> + Send + Sync,
+        key: &PaymentKey,
+        step: &PaymentStep,
+        response: Option<&StoredResponse>,
     ) -> Result<Record, LedgerError> {
         let mut progress = Progress::new();
-        let mut known = self.known.take(change.key);
+        let mut known = self.known.take(key);
         loop {
             let is_guess = known.is_some();
             let seen = match known.take() {
                 Some(seen) => seen,
-                None => payments::read(&self.connections, change.key).await?.ok_or(LedgerError::NotFound)?,
+                None => payments::read(&self.connections, key).await?.ok_or(LedgerError::NotFound)?,
             };
             if progress.is_done(seen.stamp)? {
-                self.known.put(*change.key, seen.clone());
+                self.known.put(*key, seen.clone());
                 return Ok(seen.record);
             }
             let stamp = progress.next_stamp()?;
-            match self.prepare(&change, &seen, stamp, &decide).await {
+            match self.prepare(step, response, &seen, stamp).await {
                 // A remembered record may be outdated, and is no reason to refuse the step.
                 Err(_) if is_guess => {}
                 Err(error) => {
-                    self.known.put(*change.key, seen);
+                    self.known.put(*key, seen);
                     return Err(error);
                 }
                 Ok((stepped, statement)) => {
                     let result = self.connections.once(&statement).await;
                     if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
                         let record = stepped.record.clone();
-                        self.known.put(*change.key, stepped);
+                        self.known.put(*key, stepped);
                         return Ok(record);
                     }
                 }
@@ -113,57 +94,54 @@ impl PostgresLedger {
 
     async fn prepare(
         &self,
-        change: &Change<'_>,
+        step: &PaymentStep,
+        response: Option<&StoredResponse>,
         seen: &Stamped,
         stamp: i64,
-        decide: &(impl Fn(&mut Record) -> Result<(), LedgerError> + Send + Sync),
     ) -> Result<(Stamped, Statement), LedgerError> {
-        let mut record = seen.record.clone();
-        decide(&mut record)?;
-        let (now, amount) = (self.clock.now(), record.amount());
+        let (mut record, now) = (seen.record.clone(), self.clock.now());
+        record.apply(step, now)?;
+        let payer = PayerKey::of(&record);
         let stepped = Stamped { holders: Holders::after(seen, &record, self.process.id()), record, stamp };
-        // Admissions of all that is paid from one balance are in turn.
-        let payer = PaymentKey { asset: stepped.record.terms.offer().asset.address, ..*change.key };
-        let statement = match (change.needs, change.response) {
-            (Needs::Funds(funds), _) if !seen.record.admitted => {
-                let (sums, last) = self.in_flight(&payer, funds.block, now).await?;
-                sums.covers(amount, &funds)?;
-                let turn = Turn { of: TurnOf::Payer(payer), seen: last, now };
-                payments::step_in_turn(&stepped, seen.stamp, &turn)
+        let sums = match step {
+            PaymentStep::Fulfil { step: FulfilmentStep::Admit { funds: Some(funds), .. }, .. }
+                if !seen.record.admitted =>
+            {
+                Some(self.in_flight(&payer, funds.block, now).await?)
             }
-            (Needs::Credit(limit), _) => {
-                let (total, own, last) = self.credit(&payer, limit.history).await?;
-                own.may_owe(amount, &limit)?;
-                total.lend(amount, limit.total, || Ok(()))?;
-                payments::step_in_turn(&stepped, seen.stamp, &Turn { of: TurnOf::Everybody, seen: last, now })
+            PaymentStep::Fulfil { step: FulfilmentStep::Defer { limit }, .. } => {
+                Some(self.credit(&payer, limit.history).await?)
             }
-            (_, Some(response)) => payments::step_with_response(&stepped, seen.stamp, response),
-            _ => payments::step(&stepped, seen.stamp),
+            _ => None,
+        };
+        let statement = match sums {
+            Some((sums, last)) => {
+                sums.allow(&seen.record, step)?;
+                payments::step_in_turn(&stepped, seen.stamp, &Turn { payer, seen: last, now })
+            }
+            None => payments::step(&stepped, seen.stamp, response),
         };
         Ok((stepped, statement?))
     }
 
-    async fn in_flight(&self, key: &PaymentKey, block: u64, now: u64) -> Result<(PayerSums, Option<i64>), LedgerError> {
-        let statement = TurnOf::Payer(*key)
-            .bind_to(Statement::new(IN_FLIGHT))
+    async fn in_flight(&self, payer: &PayerKey, block: u64, now: u64) -> Result<(PayerSums, Option<i64>), LedgerError> {
+        let statement = Statement::new(IN_FLIGHT)
+            .bind(payer.to_bytes().to_vec())
             .bind(capped(now.saturating_sub(RECENT)))
             .bind(capped(block));
         let rows = self.connections.repeat(statement).await?;
-        let row = rows.first().ok_or_else(payments::unreadable)?;
-        // A sum above 256 bits is above every balance.
-        let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
-        let sums = PayerSums::in_flight(amount("held")?, amount("submitted")?, amount("moved")?, now);
+        let row = rows.first().ok_or_else(unreadable)?;
+        let sums = PayerSums::in_flight(amount(row, "held")?, amount(row, "submitted")?, amount(row, "moved")?, now);
         Ok((sums, column(row, "stamp")?))
     }
 
-    async fn credit(&self, key: &PaymentKey, history: u32) -> Result<(TotalOwed, PayerSums, Option<i64>), LedgerError> {
-        let statement = TurnOf::Payer(*key).bind_to(Statement::new(CREDIT)).bind(i64::from(history));
-        let rows = self.connections.repeat(TurnOf::Everybody.bind_to(statement)).await?;
-        let row = rows.first().ok_or_else(payments::unreadable)?;
-        let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
+    async fn credit(&self, payer: &PayerKey, history: u32) -> Result<(PayerSums, Option<i64>), LedgerError> {
+        let statement = Statement::new(CREDIT).bind(payer.to_bytes().to_vec()).bind(i64::from(history));
+        let rows = self.connections.repeat(statement).await?;
+        let row = rows.first().ok_or_else(unreadable)?;
         let count = |name| Ok::<u32, LedgerError>(u32::try_from(column::<i64>(row, name)?).unwrap_or(u32::MAX));
-        let own = PayerSums::credit(count("paid")?, amount("own")?, count("overdue")?);
-        Ok((TotalOwed::of_sum(amount("total")?), own, column(row, "stamp")?))
+        let sums = PayerSums::credit(count("paid")?, amount(row, "owed")?, count("overdue")?);
+        Ok((sums, column(row, "stamp")?))
     }
 
     /// Inserts a record, or finds the existing one.
@@ -198,26 +176,27 @@ impl PostgresLedger {
         }
     }
 
-    /// Removes a record, if `check` permits it.
-    pub(super) async fn remove(
-        &self,
-        key: &PaymentKey,
-        check: impl Fn(&Record) -> Result<(), LedgerError> + Send + Sync,
-    ) -> Result<(), LedgerError> {
-        let mut progress = Progress::new();
+    /// Removes a record that the owner of this lease may discard.
+    pub(super) async fn remove(&self, lease: &Lease) -> Result<(), LedgerError> {
+        let (key, mut progress) = (&lease.key, Progress::new());
         self.known.take(key);
         loop {
             let Some(seen) = payments::read(&self.connections, key).await? else {
                 return if progress.uncertain.is_some() { Ok(()) } else { Err(LedgerError::NotFound) };
             };
             progress.is_done(seen.stamp)?;
-            check(&seen.record)?;
+            seen.record.check_discard(lease)?;
             let result = self.connections.once(&payments::discard(key, seen.stamp)).await;
             if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
                 return Ok(());
             }
         }
     }
+}
+
+/// Reads a sum. One above 256 bits is above every balance.
+fn amount(row: &PgRow, name: &str) -> Result<U256, LedgerError> {
+    Ok(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX))
 }
 
 impl Progress {

@@ -1,123 +1,89 @@
-//! The tables of transactions and of the account nonces that they use.
+//! The table of account nonces, with the newest transaction of each.
 
 use std::collections::{BTreeMap, HashMap};
 
-use alloy_primitives::{Address, B256};
-use serde::{Deserialize, Serialize};
+use alloy_primitives::B256;
 use sqlx::postgres::PgRow;
 
 use super::{
     super::{
         JournaledTransaction, LedgerError, Record, Sender,
-        transactions::{MAX_LISTED, MAX_NONCES, MAX_VERSIONS, Nonce},
+        transactions::{MAX_LISTED, MAX_NONCES, is_held},
     },
     PostgresLedger,
     connections::{Connections, Statement},
-    payments::{self, Stamped, capped, chain, column, holding, json, key, settling_until, stamped, unreadable},
+    payments::{Stamped, json, seen, stamped},
     processes::is_alive,
+    rows::{capped, column, count, key_columns, unreadable},
     steps::Progress,
 };
-use crate::{network::Network, payment::PaymentKey};
+use crate::payment::PaymentKey;
 
 const NONCE: &str = concat!(
-    "SELECT owner, used_at, is_free, ",
+    "SELECT stamp, owner, used_at, is_free, ",
     is_alive!("process"),
-    " AS holds, \
-       (SELECT max(nonce) FROM nonces WHERE chain_id = $1 AND sender = $2) AS last \
-     FROM (SELECT) AS one LEFT JOIN nonces ON chain_id = $1 AND sender = $2 AND nonce = $3"
+    " AS holds, (SELECT max(nonce) FROM nonces WHERE sender = $1) AS last \
+     FROM (SELECT) AS one LEFT JOIN nonces ON sender = $1 AND nonce = $2"
 );
-const READ: &str = concat!(
-    "SELECT payments.*, ",
-    holding!(),
-    " FROM payments \
-     JOIN unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[]) AS asked (chain_id, asset, payer, nonce) \
-       USING (chain_id, asset, payer, nonce)"
-);
+const READ: &str = concat!("SELECT ", seen!(), " FROM payments WHERE key = ANY ($1::bytea[])");
 // All or nothing in one statement: each part happens only if the one before it did. Payments are locked in the order of their keys, so
-// that concurrent submissions do not deadlock. The newest of the nonce's earlier transactions stay, except the last one of a free nonce,
-// which no node accepted.
+// that concurrent submissions do not deadlock.
 const SUBMIT: &str = "WITH \
-     asked AS (SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::text[], \
-         $7::boolean[], $8::bigint[], $9::text[]) \
-       AS asked (chain_id, asset, payer, nonce, stamp, settlement, is_resolved, settling_until, record)), \
+     asked AS (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::text[]) AS asked (key, stamp, record)), \
      locked AS (\
-       SELECT asked.* FROM asked JOIN payments USING (chain_id, asset, payer, nonce, stamp) \
-       ORDER BY chain_id, asset, payer, nonce FOR UPDATE OF payments), \
-     complete AS (SELECT 1 WHERE (SELECT count(*) FROM locked) = cardinality($1::bigint[])), \
+       SELECT asked.* FROM asked JOIN payments USING (key, stamp) ORDER BY key FOR UPDATE OF payments), \
+     complete AS (SELECT 1 WHERE (SELECT count(*) FROM locked) = cardinality($1::bytea[])), \
      claimed AS (\
-       INSERT INTO nonces (chain_id, sender, nonce, owner, used_at, is_free, process) \
-       SELECT $11, $12, $13, $14, $15, false, $24 FROM complete \
-       ON CONFLICT (chain_id, sender, nonce) \
-       DO UPDATE SET owner = excluded.owner, used_at = excluded.used_at, is_free = false, process = excluded.process \
-       WHERE nonces.owner = $16 AND nonces.used_at = $17 AND nonces.is_free = $18 RETURNING 1), \
+       INSERT INTO nonces (sender, nonce, stamp, owner, used_at, until, is_free, process, hash, raw, payments) \
+       SELECT $5, $6, $4, $7, $8, $9, false, $10, $11, $12, $1 FROM complete \
+       ON CONFLICT (sender, nonce) DO UPDATE SET stamp = excluded.stamp, owner = excluded.owner, \
+         used_at = excluded.used_at, until = excluded.until, is_free = false, process = excluded.process, \
+         hash = excluded.hash, raw = excluded.raw, payments = excluded.payments \
+       WHERE nonces.stamp = $13 RETURNING hash), \
      stepped AS (\
-       UPDATE payments SET stamp = $10, settlement = locked.settlement, is_resolved = locked.is_resolved, \
-         settling_until = locked.settling_until, settling_process = $24, record = locked.record \
-       FROM locked WHERE payments.chain_id = locked.chain_id AND payments.asset = locked.asset \
-         AND payments.payer = locked.payer AND payments.nonce = locked.nonce AND EXISTS (SELECT 1 FROM claimed)), \
-     dropped AS (\
-       DELETE FROM transactions USING claimed \
-       WHERE chain_id = $11 AND sender = $12 AND nonce = $13 AND hash <> $19 AND (\
-         place <= (SELECT place FROM transactions WHERE chain_id = $11 AND sender = $12 AND nonce = $13 AND hash <> $19 \
-           ORDER BY place DESC OFFSET $23 LIMIT 1) \
-         OR $18 AND place = (SELECT max(place) FROM transactions WHERE chain_id = $11 AND sender = $12 AND nonce = $13))) \
-     INSERT INTO transactions (chain_id, sender, nonce, hash, raw, payments, owner, submitted_at, apart_until) \
-       SELECT $11, $12, $13, $19, $20, $21, $14, $15, $22 FROM claimed \
-       ON CONFLICT (chain_id, sender, nonce, hash) DO UPDATE SET place = excluded.place, raw = excluded.raw, \
-         payments = excluded.payments, owner = excluded.owner, submitted_at = excluded.submitted_at, \
-         apart_until = excluded.apart_until \
-       RETURNING 1";
-const FORGET_OLDEST: &str = "DELETE FROM nonces WHERE chain_id = $1 AND sender = $2 AND nonce <= \
-     (SELECT nonce FROM nonces WHERE chain_id = $1 AND sender = $2 ORDER BY nonce DESC OFFSET $3 LIMIT 1)";
-const FREE: &str = "UPDATE nonces SET is_free = true WHERE chain_id = $1 AND sender = $2 AND nonce = $3 AND owner = $4";
-const FORGET: &str = "DELETE FROM nonces WHERE chain_id = $1 AND sender = $2 AND nonce < $3";
-const LIST: &str = "SELECT nonces.nonce, newest.* FROM nonces CROSS JOIN LATERAL (\
-       SELECT hash, raw, payments, transactions.owner, submitted_at, apart_until FROM transactions \
-       WHERE transactions.chain_id = nonces.chain_id AND transactions.sender = nonces.sender \
-         AND transactions.nonce = nonces.nonce ORDER BY place DESC LIMIT 1) AS newest \
-     WHERE nonces.chain_id = $1 AND nonces.sender = $2 AND nonces.nonce >= $3 AND NOT nonces.is_free \
-     ORDER BY nonces.nonce LIMIT $4";
+       UPDATE payments SET stamp = $4, settlement = 'submitted', is_resolved = false, settling_until = $9, \
+         settling_process = $10, record = locked.record \
+       FROM locked WHERE payments.key = locked.key AND EXISTS (SELECT 1 FROM claimed)) \
+     SELECT hash FROM claimed";
+const FORGET_OLDEST: &str = "DELETE FROM nonces WHERE sender = $1 AND nonce <= \
+     (SELECT nonce FROM nonces WHERE sender = $1 ORDER BY nonce DESC OFFSET $2 LIMIT 1)";
+const FREE: &str = "UPDATE nonces SET is_free = true WHERE sender = $1 AND nonce = $2 AND owner = $3";
+const FORGET: &str = "DELETE FROM nonces WHERE sender = $1 AND nonce < $2";
+const LIST: &str = "SELECT nonce, hash, raw, payments, owner, used_at, until FROM nonces \
+     WHERE sender = $1 AND nonce >= $2 AND NOT is_free ORDER BY nonce LIMIT $3";
 
 /// The number of a sender's nonces after which its oldest are removed.
 const COUNT_EVERY: u64 = 256;
 
-/// A payment in a transaction.
-#[derive(Serialize, Deserialize)]
-struct Member(u64, Address, Address, B256);
-
 /// The nonce before the transaction.
 struct Before {
-    nonce: Option<Nonce>,
-    /// The process that used it is alive.
-    holds: bool,
+    stamp: Option<i64>,
+    is_open: bool,
     /// The sender's highest nonce.
     last: Option<u64>,
 }
 
 impl PostgresLedger {
     pub(super) async fn submit_transaction(&self, transaction: &JournaledTransaction) -> Result<(), LedgerError> {
-        let mut keys = transaction.payments.clone();
-        keys.sort_unstable();
-        keys.dedup();
+        let keys = &transaction.payments;
         let mut progress = Progress::new();
         let mut known: HashMap<PaymentKey, Stamped> =
             keys.iter().filter_map(|key| Some((*key, self.known.take(key)?))).collect();
         loop {
             let now = self.clock.now();
             // Remembered records may be outdated, and are no reason to refuse anything.
-            let is_guess = !keys.is_empty() && known.len() == keys.len();
-            let seen = if is_guess { std::mem::take(&mut known) } else { self.read_all(&keys).await? };
-            let stepped = match step_all(&keys, &seen, transaction, now) {
+            let is_guess = !keys.is_empty() && keys.iter().all(|key| known.contains_key(key));
+            let seen = if is_guess { std::mem::take(&mut known) } else { self.read_all(keys).await? };
+            let stepped = match step_all(&seen, transaction, now) {
                 Err(_) if is_guess => continue,
                 stepped => stepped?,
             };
-            let before = self.nonce_before(&transaction.sender, transaction.nonce).await?;
-            let is_open = |nonce: &Nonce| !before.holds || nonce.is_open_to(transaction.by, transaction.at);
-            if before.nonce.as_ref().is_some_and(|nonce| !is_open(nonce)) {
+            let before = self.nonce_before(transaction).await?;
+            if !before.is_open {
                 return Err(LedgerError::NonceTaken { next: before.last.map_or(0, |last| last.saturating_add(1)) });
             }
             let stamp = progress.next_stamp()?;
-            let statement = submit(transaction, &keys, &seen, &stepped, stamp, before.nonce)?.bind(self.process.id());
+            let statement = submit(transaction, &seen, &stepped, stamp, self.process.id())?.bind(before.stamp);
             let result = self.connections.once(&statement).await;
             // A try whose answer was lost may be repeated: it is the same transaction of the same process.
             if progress.is_taken(result.map(|rows| !rows.is_empty()), 0).await? {
@@ -130,8 +96,7 @@ impl PostgresLedger {
             }
         }
         if transaction.nonce.is_multiple_of(COUNT_EVERY) {
-            let offset = i64::try_from(MAX_NONCES).unwrap_or(i64::MAX);
-            self.connections.repeat(of_sender(FORGET_OLDEST, &transaction.sender).bind(offset)).await?;
+            self.connections.repeat(of_sender(FORGET_OLDEST, &transaction.sender).bind(count(MAX_NONCES))).await?;
         }
         Ok(())
     }
@@ -140,24 +105,26 @@ impl PostgresLedger {
         if keys.is_empty() {
             return Ok(HashMap::new());
         }
-        let rows = self.connections.repeat(of_keys(READ, keys)).await?;
-        rows.iter().map(|row| Ok((key(row)?, stamped(row)?))).collect()
+        let rows = self.connections.repeat(Statement::new(READ).bind(key_columns(keys))).await?;
+        let seen = rows.iter().map(stamped);
+        seen.map(|seen| seen.map(|seen| (seen.record.key, seen))).collect()
     }
 
-    async fn nonce_before(&self, sender: &Sender, nonce: u64) -> Result<Before, LedgerError> {
-        let rows = self.connections.repeat(of_sender(NONCE, sender).bind(capped(nonce))).await?;
+    async fn nonce_before(&self, transaction: &JournaledTransaction) -> Result<Before, LedgerError> {
+        let statement = of_sender(NONCE, &transaction.sender).bind(capped(transaction.nonce));
+        let rows = self.connections.repeat(statement).await?;
         let row = rows.first().ok_or_else(unreadable)?;
-        let last: Option<i64> = column(row, "last")?;
-        let nonce = match column::<Option<i64>>(row, "owner")? {
-            Some(owner) => Some(Nonce {
-                by: owner.cast_unsigned(),
-                at: column::<i64>(row, "used_at")?.cast_unsigned(),
-                is_free: column(row, "is_free")?,
-                transactions: Vec::new(),
-            }),
-            None => None,
+        let stamp: Option<i64> = column(row, "stamp")?;
+        let is_open = match stamp {
+            None => true,
+            Some(_) => {
+                let number = |name| column::<i64>(row, name).map(i64::cast_unsigned);
+                column(row, "is_free")?
+                    || !column::<bool>(row, "holds")?
+                    || !is_held(number("owner")?, number("used_at")?, transaction.by, transaction.at)
+            }
         };
-        Ok(Before { nonce, holds: column(row, "holds")?, last: last.map(i64::cast_unsigned) })
+        Ok(Before { stamp, is_open, last: column::<Option<i64>>(row, "last")?.map(i64::cast_unsigned) })
     }
 }
 
@@ -179,20 +146,18 @@ pub(super) async fn list(
     sender: &Sender,
     from: u64,
 ) -> Result<Vec<JournaledTransaction>, LedgerError> {
-    let limit = i64::try_from(MAX_LISTED).unwrap_or(i64::MAX);
-    let rows = connections.repeat(of_sender(LIST, sender).bind(capped(from)).bind(limit)).await?;
+    let rows = connections.repeat(of_sender(LIST, sender).bind(capped(from)).bind(count(MAX_LISTED))).await?;
     rows.iter().map(|row| read(sender, row)).collect()
 }
 
-/// Returns the records after the step, in the order of `keys`.
+/// Returns the records after the step, in the order of the payments.
 fn step_all(
-    keys: &[PaymentKey],
     seen: &HashMap<PaymentKey, Stamped>,
     transaction: &JournaledTransaction,
     now: u64,
 ) -> Result<Vec<Record>, LedgerError> {
-    let mut records = Vec::with_capacity(keys.len());
-    for key in keys {
+    let mut records = Vec::with_capacity(transaction.payments.len());
+    for key in &transaction.payments {
         records.push(seen.get(key).ok_or(LedgerError::NotFound)?.record.clone());
     }
     let not_due = |record: &&Record| !record.may_be_submitted(transaction, now);
@@ -206,83 +171,49 @@ fn step_all(
     Ok(records)
 }
 
+/// Returns the statement, without its last argument: the stamp of the nonce before it.
 fn submit(
     transaction: &JournaledTransaction,
-    keys: &[PaymentKey],
     seen: &HashMap<PaymentKey, Stamped>,
     stepped: &[Record],
     stamp: i64,
-    before: Option<Nonce>,
+    process: i64,
 ) -> Result<Statement, LedgerError> {
-    let members: Vec<Member> = transaction
-        .payments
-        .iter()
-        .map(|key| Member(key.network.chain_id(), key.asset, key.payer, key.nonce))
-        .collect();
-    let members = serde_json::to_string(&members).map_err(|error| LedgerError::Backend(Box::new(error)))?;
-    let stamps: Vec<i64> = keys.iter().filter_map(|key| seen.get(key)).map(|seen| seen.stamp).collect();
-    let settlements: Vec<&str> = stepped.iter().map(|record| record.settlement.state().as_str()).collect();
-    let resolved: Vec<bool> = stepped.iter().map(Record::is_resolved).collect();
-    let settling: Vec<Option<i64>> = stepped.iter().map(settling_until).collect();
+    let stamps: Vec<i64> = stepped.iter().filter_map(|record| seen.get(&record.key)).map(|seen| seen.stamp).collect();
     let records = stepped.iter().map(json).collect::<Result<Vec<String>, _>>()?;
-    Ok(of_keys(SUBMIT, keys)
+    Ok(Statement::new(SUBMIT)
+        .bind(key_columns(&transaction.payments))
         .bind(stamps)
-        .bind(settlements)
-        .bind(resolved)
-        .bind(settling)
         .bind(records)
         .bind(stamp)
-        .bind(chain(transaction.sender.network))
-        .bind(transaction.sender.address.to_vec())
+        .bind(transaction.sender.to_bytes().to_vec())
         .bind(capped(transaction.nonce))
         .bind(transaction.by.cast_signed())
         .bind(capped(transaction.at))
-        .bind(before.as_ref().map(|nonce| nonce.by.cast_signed()))
-        .bind(before.as_ref().map(|nonce| capped(nonce.at)))
-        .bind(before.as_ref().map(|nonce| nonce.is_free))
-        .bind(transaction.hash.to_vec())
-        .bind(&transaction.raw[..])
-        .bind(members)
         .bind(capped(transaction.until))
-        .bind(i64::try_from(MAX_VERSIONS - 1).unwrap_or(i64::MAX)))
+        .bind(process)
+        .bind(transaction.hash.to_vec())
+        .bind(&transaction.raw[..]))
 }
 
 fn read(sender: &Sender, row: &PgRow) -> Result<JournaledTransaction, LedgerError> {
     let number = |name| column::<i64>(row, name).map(i64::cast_unsigned);
-    let members: Vec<Member> = serde_json::from_str(column(row, "payments")?).map_err(|_| unreadable())?;
+    let payments = column::<Vec<Vec<u8>>>(row, "payments")?;
+    let payments = payments.iter().map(|key| PaymentKey::from_bytes(key).ok_or_else(unreadable));
     Ok(JournaledTransaction {
         sender: *sender,
         nonce: number("nonce")?,
         hash: B256::try_from(column::<&[u8]>(row, "hash")?).map_err(|_| unreadable())?,
         raw: column::<Vec<u8>>(row, "raw")?.into(),
-        payments: members
-            .into_iter()
-            .map(|Member(chain, asset, payer, nonce)| PaymentKey {
-                network: Network::eip155(chain),
-                asset,
-                payer,
-                nonce,
-            })
-            .collect(),
+        payments: payments.collect::<Result<_, _>>()?,
         by: number("owner")?,
-        at: number("submitted_at")?,
-        until: number("apart_until")?,
+        at: number("used_at")?,
+        until: number("until")?,
         known_failures: BTreeMap::new(),
     })
 }
 
-/// Returns a statement whose first two arguments are the sender.
+/// Returns a statement whose first argument is the sender.
 fn of_sender(sql: &'static str, sender: &Sender) -> Statement {
-    Statement::new(sql).bind(chain(sender.network)).bind(sender.address.to_vec())
-}
-
-/// Returns a statement whose first four arguments are the columns of many keys.
-pub(super) fn of_keys(sql: &'static str, keys: &[PaymentKey]) -> Statement {
-    let bytes =
-        |part: fn(&PaymentKey) -> &[u8]| -> Vec<Vec<u8>> { keys.iter().map(|key| part(key).to_vec()).collect() };
-    Statement::new(sql)
-        .bind(keys.iter().map(|key| payments::chain(key.network)).collect::<Vec<i64>>())
-        .bind(bytes(|key| key.asset.as_slice()))
-        .bind(bytes(|key| key.payer.as_slice()))
-        .bind(bytes(|key| key.nonce.as_slice()))
+    Statement::new(sql).bind(sender.to_bytes().to_vec())
 }

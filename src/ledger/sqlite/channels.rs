@@ -1,23 +1,20 @@
 //! Payment channels in the ledger's file.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 
 use super::{Changes, SqliteLedger};
 use crate::{
     ledger::{
-        Ledger as _, LedgerError, StoredResponse,
+        LedgerError,
         channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
-    payment::PaymentKey,
     vouchers::ChannelId,
 };
 
 #[async_trait]
 impl ChannelLedger for SqliteLedger {
     async fn channel(&self, id: &ChannelId) -> Result<Option<ChannelRecord>, LedgerError> {
-        let record = self.memory.channels.get(id);
+        let record = self.memory.channel_snapshot(id);
         self.commits.channel_on_disk(id).await?;
         Ok(record)
     }
@@ -44,21 +41,9 @@ impl ChannelLedger for SqliteLedger {
         advanced
     }
 
-    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.response(key).await
-    }
-
-    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.store_response(key, response).await
-    }
-
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
-        let records = self.memory.channels.list(after, limit);
+        let records = self.memory.channels(after, limit).await?;
         self.commits.all_on_disk().await?;
         Ok(records)
-    }
-
-    fn channel_response_limit(&self) -> usize {
-        self.response_limit()
     }
 }

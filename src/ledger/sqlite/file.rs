@@ -4,18 +4,13 @@ use std::{
     collections::{BTreeMap, HashMap},
     hash::Hash,
     path::Path,
-    sync::Arc,
 };
 
 use alloy_primitives::{Address, B256};
 use rusqlite::{Connection, Row};
-use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{
-        JournaledTransaction, LedgerError, MemoryLedger, Record, Sender, StoredResponse, stored, stored::ResponseHead,
-        transactions::Nonce,
-    },
+    super::{JournaledTransaction, LedgerError, MemoryLedger, Nonce, Record, Sender, StoredResponse, stored},
     schema::{self, backend},
 };
 use crate::{ledger::channels::ChannelRecord, network::Network, payment::PaymentKey, vouchers::ChannelId};
@@ -40,16 +35,15 @@ const COUNT_SETTLED: &str = "UPDATE totals SET settled = settled + 1 WHERE EXIST
     AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))";
 const DELETE_FIXED: &str = "DELETE FROM payments WHERE id = ?";
 const DELETE_CHANGING: &str = "DELETE FROM progress WHERE id = ?";
-const READ_RESPONSES: &str =
-    "SELECT id, chain_id, asset, payer, nonce, stored_at, head, body FROM responses ORDER BY stored_at";
-const WRITE_RESPONSE: &str = "INSERT INTO responses (id, chain_id, asset, payer, nonce, stored_at, head, body) \
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?) \
+const READ_RESPONSES: &str = "SELECT id, key, stored_at, head, body FROM responses ORDER BY stored_at";
+const WRITE_RESPONSE: &str = "INSERT INTO responses (id, key, stored_at, head, body) VALUES (?, ?, ?, ?, ?) \
     ON CONFLICT (id) DO UPDATE SET stored_at = excluded.stored_at, head = excluded.head, body = excluded.body";
 const DELETE_RESPONSE: &str = "DELETE FROM responses WHERE id = ?";
-const READ_TRANSACTIONS: &str = "SELECT chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at \
-    FROM transactions ORDER BY chain_id, sender, nonce, submitted_at, rowid";
-const WRITE_TRANSACTION: &str = "INSERT INTO transactions \
-    (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+const READ_NONCES: &str = "SELECT chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at FROM nonces";
+const WRITE_NONCE: &str = "INSERT INTO nonces (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) \
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (chain_id, sender, nonce) DO UPDATE SET hash = excluded.hash, \
+    raw = excluded.raw, payments = excluded.payments, is_free = excluded.is_free, submitted_at = excluded.submitted_at";
+const DELETE_NONCE: &str = "DELETE FROM nonces WHERE chain_id = ? AND sender = ? AND nonce = ?";
 const READ_CHANNELS: &str = "SELECT id, channels.record, channel_progress.record \
     FROM channels LEFT JOIN channel_progress USING (id) ORDER BY id";
 const WRITE_CHANNEL: &str =
@@ -59,13 +53,12 @@ const WRITE_PROGRESS: &str = "INSERT INTO channel_progress (id, record) VALUES (
     ON CONFLICT (id) DO UPDATE SET record = excluded.record";
 const DELETE_CHANNEL: &str = "DELETE FROM channels WHERE id = ?";
 const DELETE_PROGRESS: &str = "DELETE FROM channel_progress WHERE id = ?";
-const DELETE_NONCE: &str = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
 
 /// What one transaction writes: copies of what memory held at one moment, `None` for what it no longer held.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) payments: Vec<PaymentWrite>,
-    pub(super) responses: Vec<(PaymentKey, Option<Arc<StoredResponse>>)>,
+    pub(super) responses: Vec<(PaymentKey, Option<StoredResponse>)>,
     pub(super) nonces: Vec<(Sender, u64, Option<Nonce>)>,
     pub(super) channels: Vec<ChannelWrite>,
 }
@@ -111,7 +104,7 @@ impl LedgerFile {
         };
         file.load_payments(memory)?;
         let removed = file.load_responses(memory)?;
-        file.load_transactions(memory)?;
+        file.load_nonces(memory)?;
         file.load_channels(memory)?;
         let settled = file.connection.query_row("SELECT settled FROM totals", [], |row| row.get::<_, i64>(0));
         memory.restore_total(settled.map_err(backend)?.cast_unsigned());
@@ -158,8 +151,7 @@ impl LedgerFile {
             let changing = row.get_ref(2).map_err(backend)?.as_str_or_null().map_err(backend)?;
             let record = changing.and_then(|changing| stored::read(fixed, changing)).ok_or_else(unreadable)?;
             self.payments.restore(record.key, row.get(0).map_err(backend)?);
-            // The process that settled it is gone.
-            memory.restore(Record { settling: None, ..record });
+            memory.restore(record);
         }
         Ok(())
     }
@@ -187,25 +179,14 @@ impl LedgerFile {
         while let Some(row) = rows.next().map_err(backend)? {
             let (key, response) = read_response(row).map_err(backend)?.ok_or_else(unreadable)?;
             self.responses.restore(key, row.get(0).map_err(backend)?);
-            removed.extend(memory.keep_response(&key, Arc::new(response)));
+            removed.extend(memory.keep_response(&key, response));
         }
         Ok(removed)
     }
 
     fn write_response(&mut self, key: &PaymentKey, response: &StoredResponse) -> Result<(), rusqlite::Error> {
-        let head = serde_json::to_string(&ResponseHead::of(response)).map_err(unwritable)?;
-        let PaymentKey { network, asset, payer, nonce } = key;
-        let values = (
-            self.responses.get(*key),
-            network.chain_id().cast_signed(),
-            asset.as_slice(),
-            payer.as_slice(),
-            nonce.as_slice(),
-            response.stored_at.cast_signed(),
-            head,
-            &response.body[..],
-        );
-        self.execute(WRITE_RESPONSE, values)
+        let (id, at) = (self.responses.get(*key), response.stored_at.cast_signed());
+        self.execute(WRITE_RESPONSE, (id, &key.to_bytes()[..], at, &response.head[..], &response.body[..]))
     }
 
     fn delete_responses(&mut self) -> Result<(), rusqlite::Error> {
@@ -215,37 +196,31 @@ impl LedgerFile {
         Ok(())
     }
 
-    fn load_transactions(&self, memory: &MemoryLedger) -> Result<(), LedgerError> {
-        let mut select = self.connection.prepare(READ_TRANSACTIONS).map_err(backend)?;
+    fn load_nonces(&self, memory: &MemoryLedger) -> Result<(), LedgerError> {
+        let mut select = self.connection.prepare(READ_NONCES).map_err(backend)?;
         let mut rows = select.query([]).map_err(backend)?;
         while let Some(row) = rows.next().map_err(backend)? {
-            let (transaction, is_free) = read_transaction(row).map_err(backend)?.ok_or_else(unreadable)?;
-            memory.nonces().restore(transaction, is_free);
+            memory.nonces().restore(read_nonce(row).map_err(backend)?.ok_or_else(unreadable)?);
         }
         Ok(())
     }
 
-    /// Replaces the rows of a nonce by its transactions now.
     fn write_nonce(&self, sender: Sender, number: u64, nonce: Option<Nonce>) -> Result<(), rusqlite::Error> {
         let (chain_id, address) = (sender.network.chain_id().cast_signed(), sender.address.as_slice());
-        self.execute(DELETE_NONCE, (chain_id, address, number.cast_signed()))?;
-        let Some(nonce) = nonce else { return Ok(()) };
-        for transaction in &nonce.transactions {
-            let members: Vec<Member> =
-                transaction.payments.iter().map(|key| Member(key.asset, key.payer, key.nonce)).collect();
-            let values = (
-                chain_id,
-                address,
-                number.cast_signed(),
-                transaction.hash.as_slice(),
-                &transaction.raw[..],
-                serde_json::to_string(&members).map_err(unwritable)?,
-                nonce.is_free,
-                transaction.at.cast_signed(),
-            );
-            self.execute(WRITE_TRANSACTION, values)?;
-        }
-        Ok(())
+        let Some(Nonce { transaction, is_free }) = nonce else {
+            return self.execute(DELETE_NONCE, (chain_id, address, number.cast_signed()));
+        };
+        let values = (
+            chain_id,
+            address,
+            number.cast_signed(),
+            transaction.hash.as_slice(),
+            &transaction.raw[..],
+            transaction.payments.iter().flat_map(PaymentKey::to_bytes).collect::<Vec<u8>>(),
+            is_free,
+            transaction.at.cast_signed(),
+        );
+        self.execute(WRITE_NONCE, values)
     }
 
     fn load_channels(&mut self, memory: &MemoryLedger) -> Result<(), LedgerError> {
@@ -319,48 +294,32 @@ impl<K: Eq + Hash> RowIds<K> {
     }
 }
 
-/// A payment in a transaction, on the sender's chain.
-#[derive(Serialize, Deserialize)]
-struct Member(Address, Address, B256);
-
 fn read_response(row: &Row<'_>) -> Result<Option<(PaymentKey, StoredResponse)>, rusqlite::Error> {
     let bytes = |index| row.get::<_, Vec<u8>>(index);
-    let (Ok(asset), Ok(payer), Ok(nonce)) =
-        (Address::try_from(&bytes(2)?[..]), Address::try_from(&bytes(3)?[..]), B256::try_from(&bytes(4)?[..]))
-    else {
-        return Ok(None);
-    };
-    let network = Network::eip155(row.get::<_, i64>(1)?.cast_unsigned());
-    let stored_at = row.get::<_, i64>(5)?.cast_unsigned();
-    let head = serde_json::from_str::<ResponseHead>(&row.get::<_, String>(6)?).ok();
-    let response = head.and_then(|head| head.into_response(bytes(7).ok()?, stored_at));
-    Ok(response.map(|response| (PaymentKey { network, asset, payer, nonce }, response)))
+    let stored_at = row.get::<_, i64>(2)?.cast_unsigned();
+    let response = StoredResponse { head: bytes(3)?.into(), body: bytes(4)?.into(), stored_at };
+    Ok(PaymentKey::from_bytes(&bytes(1)?).map(|key| (key, response)))
 }
 
-/// Returns a transaction, and whether its nonce is free.
-fn read_transaction(row: &Row<'_>) -> Result<Option<(JournaledTransaction, bool)>, rusqlite::Error> {
-    let network = Network::eip155(row.get::<_, i64>(0)?.cast_unsigned());
-    let (Ok(address), Ok(hash)) =
-        (Address::try_from(&row.get::<_, Vec<u8>>(1)?[..]), B256::try_from(&row.get::<_, Vec<u8>>(3)?[..]))
-    else {
+/// Reads a nonce, whose process is gone.
+fn read_nonce(row: &Row<'_>) -> Result<Option<Nonce>, rusqlite::Error> {
+    let bytes = |index| row.get::<_, Vec<u8>>(index);
+    let (Ok(address), Ok(hash)) = (Address::try_from(&bytes(1)?[..]), B256::try_from(&bytes(3)?[..])) else {
         return Ok(None);
     };
-    let Ok(members) = serde_json::from_str::<Vec<Member>>(&row.get::<_, String>(5)?) else { return Ok(None) };
+    let Some(payments) = bytes(5)?.chunks(80).map(PaymentKey::from_bytes).collect() else { return Ok(None) };
     let transaction = JournaledTransaction {
-        sender: Sender { network, address },
+        sender: Sender { network: Network::eip155(row.get::<_, i64>(0)?.cast_unsigned()), address },
         nonce: row.get::<_, i64>(2)?.cast_unsigned(),
         hash,
-        raw: row.get::<_, Vec<u8>>(4)?.into(),
-        payments: members
-            .into_iter()
-            .map(|Member(asset, payer, nonce)| PaymentKey { network, asset, payer, nonce })
-            .collect(),
+        raw: bytes(4)?.into(),
+        payments,
         by: 0,
         at: row.get::<_, i64>(7)?.cast_unsigned(),
         until: 0,
         known_failures: BTreeMap::new(),
     };
-    Ok(Some((transaction, row.get(6)?)))
+    Ok(Some(Nonce { transaction, is_free: row.get(6)? }))
 }
 
 fn unreadable() -> LedgerError {
@@ -374,7 +333,6 @@ fn unwritable(error: serde_json::Error) -> rusqlite::Error {
 #[cfg(test)]
 mod tests {
     use alloy_primitives::U256;
-    use http::{HeaderMap, StatusCode};
 
     use super::*;
 
@@ -384,15 +342,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger.sqlite");
         let (mut file, _) = LedgerFile::open(&path, &MemoryLedger::default()).unwrap();
-        let response = Arc::new(StoredResponse {
-            status: StatusCode::OK,
-            headers: HeaderMap::new(),
-            body: bytes::Bytes::from_static(b"good"),
-            trailers: None,
-            varied_by: Vec::new(),
-            stored_at: 1,
-        });
-        let mut rows_after = |numbers: std::ops::Range<usize>, response: Option<&Arc<StoredResponse>>| -> usize {
+        let response = StoredResponse { head: "head".into(), body: "good".into(), stored_at: 1 };
+        let mut rows_after = |numbers: std::ops::Range<usize>, response: Option<&StoredResponse>| -> usize {
             let key = |n| PaymentKey {
                 network: Network::BASE,
                 asset: Address::ZERO,

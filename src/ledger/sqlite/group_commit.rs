@@ -217,8 +217,8 @@ impl Keys {
     /// Copies the values from memory, which must not change meanwhile.
     fn into_batch(self, memory: &MemoryLedger) -> Batch {
         let payment = |(key, is_new)| PaymentWrite { key, is_new, record: memory.snapshot(&key) };
-        let channel = |(id, is_whole)| ChannelWrite { id, is_whole, record: memory.channels.get(&id) };
-        let nonce = |(sender, number)| (sender, number, memory.nonces().get(&sender, number));
+        let channel = |(id, is_whole)| ChannelWrite { id, is_whole, record: memory.channel_snapshot(&id) };
+        let nonce = |(sender, number)| (sender, number, memory.nonces().get(&sender, number).cloned());
         Batch {
             payments: self.payments.into_iter().map(payment).collect(),
             responses: self.responses.into_iter().map(|key| (key, memory.kept_response(&key))).collect(),
@@ -388,7 +388,6 @@ mod tests {
 
     use alloy_primitives::{Address, B256, Bytes, U256};
     use futures_util::FutureExt as _;
-    use http::{HeaderMap, StatusCode};
 
     use super::*;
     use crate::{
@@ -396,7 +395,7 @@ mod tests {
         eip3009::{Authorization, PaymentSignature},
         ledger::{
             Fingerprint, Fulfilment, FulfilmentStep, JournaledTransaction, Ledger as _, Record, Reservation,
-            ResponseLimits, Settlement, SqliteLedger, StoredResponse,
+            ResponseLimits, Settlement, SqliteLedger, StoredResponse, TransactionLedger as _,
         },
         network::Network,
         payment::{Terms, Window, precheck},
@@ -533,20 +532,13 @@ mod tests {
     /// Works on a payment and submits it.
     async fn sell(ledger: &SqliteLedger, payer: u8, nonce: u64) {
         let Reservation::New(lease) = ledger.reserve(&record(payer, nonce)).await.unwrap() else { panic!("it is new") };
-        let response = StoredResponse {
-            status: StatusCode::OK,
-            headers: HeaderMap::new(),
-            body: bytes::Bytes::from_static(b"good"),
-            trailers: None,
-            varied_by: Vec::new(),
-            stored_at: NOW,
-        };
+        let response = StoredResponse { head: "head".into(), body: "good".into(), stored_at: NOW };
         for step in [
             FulfilmentStep::Admit { funds: None, due: false },
             FulfilmentStep::Start { until: NOW + 30 },
-            FulfilmentStep::Produce { charged: None, body: None, at: NOW, response: Some(Arc::new(response)) },
+            FulfilmentStep::Produce { charged: None, body: None, at: NOW, response: Some(response) },
         ] {
-            ledger.fulfil(&lease, &step).await.unwrap();
+            ledger.advance(&lease.key, &lease.step(step)).await.unwrap();
         }
         ledger.submit(transaction(payer, nonce, lease.key)).await.unwrap();
     }

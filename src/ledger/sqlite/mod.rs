@@ -11,8 +11,8 @@ use async_trait::async_trait;
 
 use self::group_commit::{Changes, GroupCommit};
 use super::{
-    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record,
-    Reservation, ResponseLimits, Sender, SettlementStep, StoredResponse,
+    Counts, JournaledTransaction, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentStep, Record, Reservation,
+    ResponseLedger, ResponseLimits, Sender, StoredResponse, TransactionLedger,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -110,41 +110,16 @@ impl Ledger for SqliteLedger {
         Ok(record)
     }
 
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+    async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError> {
         let change = self.commits.begin()?;
-        let lease = self.memory.take_over_now(key, seen, now, until);
-        change.write(Changes::of_payments(lease.map(|lease| lease.key)))?.wait().await?;
-        Ok(lease)
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        let has_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
-        let change = self.commits.begin()?;
-        let removed = self.memory.fulfil_and_keep(lease, step)?;
-        let may_be_lost = match step {
-            FulfilmentStep::Admit { due, .. } => !due,
-            FulfilmentStep::Start { .. } => self.memory.is_new(&lease.key),
-            step => matches!(step, FulfilmentStep::Deliver),
-        };
-        let responses = removed.into_iter().chain(has_response.then_some(lease.key)).collect();
-        let changes = Changes { responses, ..Changes::of_payments([lease.key]) };
-        if may_be_lost {
+        let (record, responses) = self.memory.advance_and_keep(key, step)?;
+        let changes = Changes { responses, ..Changes::of_payments([*key]) };
+        if record.may_lose(step) {
             change.note(changes);
-            return Ok(());
+        } else {
+            change.write(changes)?.wait().await?;
         }
-        change.write(changes)?.wait().await
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        let change = self.commits.begin()?;
-        self.memory.settle_now(key, step)?;
-        let changes = Changes::of_payments([*key]);
-        // If one of these is lost, the chain is asked again.
-        if matches!(step, SettlementStep::Settle { .. } | SettlementStep::Finalize) {
-            change.note(changes);
-            return Ok(());
-        }
-        change.write(changes)?.wait().await
+        Ok(record)
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
@@ -153,26 +128,41 @@ impl Ledger for SqliteLedger {
         change.write(Changes::of_payments([lease.key]))?.wait().await
     }
 
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        let records = self.memory.list(listing).await?;
+        self.commits.all_on_disk().await?;
+        Ok(records)
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        let counts = self.memory.counts().await?;
+        self.commits.all_on_disk().await?;
+        Ok(counts)
+    }
+}
+
+#[async_trait]
+impl ResponseLedger for SqliteLedger {
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
         let change = self.commits.begin()?;
-        let removed = self.memory.keep_response(key, Arc::new(response));
+        let removed = self.memory.keep_response(key, response);
         let responses = removed.into_iter().chain([*key]).collect();
         change.write(Changes { responses, ..Changes::default() })?.wait().await
     }
 
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
         let response = self.memory.response(key).await?;
         self.commits.all_on_disk().await?;
         Ok(response)
     }
 
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        let change = self.commits.begin()?;
-        let count = self.memory.count_replay_now(key)?;
-        change.write(Changes::of_payments([*key]))?.wait().await?;
-        Ok(count)
+    fn response_limit(&self) -> usize {
+        self.memory.response_limit()
     }
+}
 
+#[async_trait]
+impl TransactionLedger for SqliteLedger {
     async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
         let (sender, nonce, payments) = (transaction.sender, transaction.nonce, transaction.payments.clone());
         let change = self.commits.begin()?;
@@ -198,21 +188,5 @@ impl Ledger for SqliteLedger {
         let transactions = self.memory.submissions(sender, from).await?;
         self.commits.all_on_disk().await?;
         Ok(transactions)
-    }
-
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        let records = self.memory.list(listing).await?;
-        self.commits.all_on_disk().await?;
-        Ok(records)
-    }
-
-    async fn counts(&self) -> Result<Counts, LedgerError> {
-        let counts = self.memory.counts().await?;
-        self.commits.all_on_disk().await?;
-        Ok(counts)
-    }
-
-    fn response_limit(&self) -> usize {
-        self.memory.response_limit()
     }
 }

@@ -12,15 +12,12 @@ CREATE TABLE progress (
     record      TEXT    NOT NULL
 );
 
--- Responses kept for replays.
+-- Responses kept for replays, by the payment's key. Head and body are the transport's.
 CREATE TABLE responses (
     id          INTEGER PRIMARY KEY,
-    chain_id    INTEGER NOT NULL,
-    asset       BLOB    NOT NULL,
-    payer       BLOB    NOT NULL,
-    nonce       BLOB    NOT NULL,
+    key         BLOB    NOT NULL,
     stored_at   INTEGER NOT NULL,
-    head        TEXT    NOT NULL,
+    head        BLOB    NOT NULL,
     body        BLOB    NOT NULL
 );
 
@@ -30,17 +27,17 @@ CREATE TABLE totals (
 );
 INSERT INTO totals (settled) VALUES (0);
 
--- Every transaction that may still be on its way, with the nonce it uses and the payments it settles (JSON: asset, payer, nonce).
-CREATE TABLE transactions (
+-- The account nonces in use, each with its newest transaction and the keys of the payments that it settles, one after the other.
+CREATE TABLE nonces (
     chain_id     INTEGER NOT NULL,
     sender       BLOB    NOT NULL,
     nonce        INTEGER NOT NULL,
     hash         BLOB    NOT NULL,
     raw          BLOB    NOT NULL,
-    payments     TEXT    NOT NULL,
+    payments     BLOB    NOT NULL,
     is_free      INTEGER NOT NULL,
     submitted_at INTEGER NOT NULL,
-    PRIMARY KEY (chain_id, sender, nonce, hash)
+    PRIMARY KEY (chain_id, sender, nonce)
 );
 
 -- One row per payment channel, numbered like payments, with all of it as JSON.

@@ -27,7 +27,7 @@ use tower_x402::{
 /// Returns a policy with credit for three payments, after one paid one.
 fn policy() -> DeferredPolicy {
     let three = Usdc::from_atomic(3 * PRICE);
-    DeferredPolicy::default().total(three).per_payer(three).history(1)
+    DeferredPolicy::default().per_payer(three).history(1)
 }
 
 /// Waits until the facilitator's background passes have brought a payment into this state.
@@ -159,7 +159,7 @@ async fn payer_that_spends_its_balance_elsewhere_costs_no_more_than_its_credit()
         let outcome = shop.facilitator.reconcile(&record).await.unwrap();
         shop.facilitator
             .ledger()
-            .settle(&key, &SettlementStep::of(&outcome, shop.facilitator.process_id(), &record.transactions))
+            .advance(&key, &SettlementStep::of(&outcome, shop.facilitator.process_id(), &record.transactions).into())
             .await
             .unwrap();
         let lost = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();

@@ -70,7 +70,7 @@ impl Flow {
         match self {
             Self::Authorization => layer,
             Self::Upfront => layer.flow(PaymentFlow::Upfront),
-            Self::Deferred => layer.deferred(DeferredPolicy::default().total(credit).per_payer(credit).history(1)),
+            Self::Deferred => layer.deferred(DeferredPolicy::default().per_payer(credit).history(1)),
         }
     }
 }

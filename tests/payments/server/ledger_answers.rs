@@ -26,7 +26,10 @@ use support::{
 use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, Usdc,
-    ledger::{Fulfilment, FulfilmentStep, Ledger, LedgerError, MemoryLedger, ResponseLimits, SettlementStep},
+    ledger::{
+        Fulfilment, FulfilmentStep, Ledger, LedgerError, MemoryLedger, ResponseLimits, SettlementStep,
+        conformance::take_over,
+    },
     protocol::{PaymentFlow, Reason},
     server::DeferredPolicy,
 };
@@ -47,7 +50,7 @@ async fn no_response_is_released_on_credit_refused_at_the_second_try() {
     scripted.ledger = failing_once(|call| matches!(call, Call::Fulfil(FulfilmentStep::Defer { .. })));
     let facilitator = Arc::new(scripted);
     let nothing = Usdc::from_atomic(PRICE - 1);
-    let policy = DeferredPolicy::default().total(nothing).per_payer(nothing).history(0);
+    let policy = DeferredPolicy::default().per_payer(nothing).history(0);
     let (app, _) = serve(layer(&facilitator).deferred(policy), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     let answer = send(&app, purchase.on(evaluate("x"))).await;
@@ -69,11 +72,11 @@ async fn response_of_another_process_is_not_taken_for_ours() {
         }
         let took_over = async {
             let known = others.list(&Default::default()).await.unwrap().remove(0);
-            let lease = others.take_over(&known.key, known.epoch, u64::MAX, u64::MAX).await.unwrap().expect("it ended");
-            others.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+            let lease = take_over(&*others, &known.key, known.epoch, u64::MAX, u64::MAX).await.expect("it ended");
+            others.advance(&lease.key, &lease.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
             let produce =
                 FulfilmentStep::Produce { charged: None, body: known.body, at: known.reserved_at, response: None };
-            others.fulfil(&lease, &produce).await.unwrap();
+            others.advance(&lease.key, &lease.step(produce.clone())).await.unwrap();
         };
         // The memory ledger never waits.
         took_over.now_or_never().expect("it is done at once");
@@ -106,13 +109,13 @@ async fn payment_with_a_transaction_is_served_although_the_price_has_changed() {
     for purchase in [&touched, &untouched] {
         assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, 500);
         // A reorganization removes the settlement.
-        facilitator.ledger.settle(&key(purchase), &SettlementStep::Reorg).await.unwrap();
+        facilitator.ledger.advance(&key(purchase), &SettlementStep::Reorg.into()).await.unwrap();
     }
     let transaction = B256::repeat_byte(0x77);
     let failed =
         SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0, known_transactions: vec![transaction] };
     for step in [SettlementStep::Submit { transaction }, failed] {
-        facilitator.ledger.settle(&key(&touched), &step).await.unwrap();
+        facilitator.ledger.advance(&key(&touched), &step.clone().into()).await.unwrap();
     }
     price.store(2 * PRICE, Ordering::SeqCst);
     assert_eq!(send(&app, touched.on(evaluate("x"))).await.status, 500, "worked for once more");
@@ -135,7 +138,7 @@ async fn failure_recorded_at_the_second_try_is_reported() {
 
 fn credit_for_known_payers() -> DeferredPolicy {
     let payments = Usdc::from_atomic(10 * PRICE);
-    DeferredPolicy::default().total(payments).per_payer(payments).history(1)
+    DeferredPolicy::default().per_payer(payments).history(1)
 }
 
 /// The response was given on credit, and settling it failed, as its payer was told. The authorization is public on the chain.
@@ -156,7 +159,7 @@ async fn response_given_on_credit_is_not_given_for_settling_it() {
     let purchase = customer.pay(&app, get()).await;
     assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
     let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-    facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &failed.clone().into()).await.unwrap();
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.fulfilment, known.deferred), (Fulfilment::Produced, true));
     let answer = send(&app, purchase.on(get())).await;
@@ -175,7 +178,7 @@ async fn response_paid_for_before_is_not_given_for_settling_it_again() {
     let purchase = customer().pay(&app, get()).await;
     assert_eq!(send(&app, purchase.on(get())).await.status, 402);
     assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
-    facilitator.ledger.settle(&key(&purchase), &SettlementStep::Reorg).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &SettlementStep::Reorg.into()).await.unwrap();
     assert_eq!(record(&facilitator, &purchase).await.unwrap().fulfilment, Fulfilment::Produced);
     let answer = send(&app, purchase.on(get())).await;
     assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_already_used"), "{answer:?}");
@@ -202,7 +205,7 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
         buy().await.0.transaction();
         let purchase = buy().await.1;
         let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-        facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
+        facilitator.ledger.advance(&key(&purchase), &failed.clone().into()).await.unwrap();
         assert_eq!(record(&facilitator, &purchase).await.unwrap().deferred, is_on_credit);
         // Only one response is kept, and no process works on this payment any more.
         buy().await;

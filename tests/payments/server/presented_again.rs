@@ -106,7 +106,7 @@ async fn response_settled_late_is_replayed_once_it_is_settled() {
     clock.advance(70);
     let transaction = B256::repeat_byte(0x77);
     let settled = SettlementStep::Settle { transaction, block: Some(1), fee: None };
-    facilitator.ledger.settle(&key(&purchase), &settled).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &settled.clone().into()).await.unwrap();
     let found = send(&app, purchase.on(get())).await;
     assert_eq!((found.status, found.text(), found.transaction()), (StatusCode::OK, "x", transaction));
     // From then on the authorization is public.
@@ -180,7 +180,7 @@ async fn delivered_response_is_not_replayed_for_settling_it_again() {
     let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
     let purchase = customer().pay(&app, get()).await;
     assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
-    facilitator.ledger.settle(&key(&purchase), &SettlementStep::Reorg).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &SettlementStep::Reorg.into()).await.unwrap();
     let again = send(&app, purchase.on(get())).await;
     assert_eq!((again.status, again.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
     assert_eq!(facilitator.settlements(), 2);

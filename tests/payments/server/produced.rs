@@ -89,10 +89,8 @@ async fn the_whole_answer_is_in_the_ledger_before_the_money_moves() {
     });
     let purchase = customer().pay(&app, evaluate("x")).await;
     let first = try_send(&app, purchase.on(evaluate("x"))).await.unwrap();
-    let (fulfilment, response): (_, Arc<StoredResponse>) =
-        found.lock().unwrap().take().expect("kept before it was settled");
-    assert_eq!((fulfilment, response.status), (Fulfilment::Produced, StatusCode::CREATED));
-    assert_eq!((&response.body[..], &response.trailers), (&b"answer"[..], &Some(trailers())));
+    let (fulfilment, response): (_, StoredResponse) = found.lock().unwrap().take().expect("kept before it was settled");
+    assert_eq!((fulfilment, &response.body[..]), (Fulfilment::Produced, &b"answer"[..]));
     let replay = try_send(&app, purchase.on(evaluate("x"))).await.unwrap();
     for response in [first, replay] {
         assert_eq!(response.status(), StatusCode::CREATED);
@@ -142,8 +140,11 @@ fn answer_survives_a_crash_after_settlement() {
             let (done, journal) = (done.clone(), journal.clone());
             async move {
                 let key = payment.key();
-                journal.settle(&key, &SettlementStep::Submit { transaction }).await.unwrap();
-                journal.settle(&key, &SettlementStep::Settle { transaction, block: Some(1), fee: None }).await.unwrap();
+                journal.advance(&key, &SettlementStep::Submit { transaction }.into()).await.unwrap();
+                journal
+                    .advance(&key, &SettlementStep::Settle { transaction, block: Some(1), fee: None }.into())
+                    .await
+                    .unwrap();
                 done.notify_one();
                 std::future::pending().await
             }

@@ -193,7 +193,7 @@ async fn submitted_payment_is_never_answered_as_no_charge() {
         let others = others.clone();
         async move {
             let submitted = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
-            others.settle(&payment.key(), &submitted).await.unwrap();
+            others.advance(&payment.key(), &submitted.into()).await.unwrap();
             Err(away())
         }
     });
@@ -227,7 +227,7 @@ async fn outcome_is_recorded_if_the_client_disconnects_during_reconciliation() {
     let (app, handled) = serve(layer(&facilitator), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
-    facilitator.ledger.settle(&key(&purchase), &SettlementStep::MarkUnknown).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &SettlementStep::MarkUnknown.into()).await.unwrap();
     let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
     let client = tokio::spawn(async move { send(&other_app, request).await });
     support::eventually::in_time("somebody asks", asked.notified()).await;
@@ -310,15 +310,16 @@ async fn a_payment_whose_transaction_no_node_took_can_be_presented_at_once() {
                 return Ok(paid());
             }
             let (key, transaction) = (payment.key(), B256::repeat_byte(1));
-            journal.settle(&key, &SettlementStep::Submit { transaction }).await.unwrap();
+            journal.advance(&key, &SettlementStep::Submit { transaction }.into()).await.unwrap();
             journal
-                .settle(
+                .advance(
                     &key,
                     &SettlementStep::Fail {
                         reason: Reason::UnexpectedSettleError,
                         by: 0,
                         known_transactions: vec![transaction],
-                    },
+                    }
+                    .into(),
                 )
                 .await
                 .unwrap();

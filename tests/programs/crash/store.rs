@@ -55,7 +55,7 @@ impl Store {
     }
 
     /// Returns the records that a dead process left. Reads a copy if opening the store would change it.
-    pub(crate) async fn remains(&self, clock: Arc<dyn Clock>) -> Vec<(Record, Option<Arc<StoredResponse>>)> {
+    pub(crate) async fn remains(&self, clock: Arc<dyn Clock>) -> Vec<(Record, Option<StoredResponse>)> {
         let (open, _copy) = self.open_copy(clock).await;
         let mut remains = Vec::new();
         let mut listing = Listing::of([]);

@@ -22,7 +22,7 @@ use tower::BoxError;
 use tower_x402::{
     Network, Usdc,
     facilitator::OnchainFacilitator,
-    ledger::{Counts, Ledger, PostgresLedger, Sender},
+    ledger::{Counts, Ledger, PostgresLedger, Sender, TransactionLedger},
 };
 
 use super::{

@@ -97,7 +97,7 @@ async fn failed_settlement_is_not_charged_in_the_background() {
         by: 0,
         known_transactions: Vec::new(),
     };
-    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
     until(async || stage.record(&payment).await.settling.is_some()).await;
     let seen = stage.record(&payment).await.settling;
     stage.clock.advance(10);
@@ -124,7 +124,7 @@ async fn failure_is_recorded_once_in_the_background() {
         by: 1,
         known_transactions: vec![transaction],
     };
-    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
     for _ in 0..3 {
         let looks = stage.calls("eth_call");
         stage.clock.advance(31);
@@ -340,7 +340,7 @@ async fn reorged_payment_is_settled_again() {
         stage.produced(&payment).await;
         until_settled(&stage, &payment).await;
         let lease = Lease { key: payment.key(), epoch: 0 };
-        stage.ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+        stage.ledger.advance(&lease.key, &lease.step(FulfilmentStep::Deliver)).await.unwrap();
         stage.devnet.mine();
         // A pass that sees the chain as it is now.
         let calls = stage.calls("eth_getBlockByNumber");
@@ -364,7 +364,7 @@ async fn reorged_payment_of_a_replayed_response_is_settled_again() {
         by: 0,
         known_transactions: Vec::new(),
     };
-    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
     let verified = stage.verify(&payment).await.unwrap();
     paid_by(&stage.settle(&payment, &verified).await);
     // Nor can the transaction be sent again.
@@ -598,7 +598,7 @@ async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
     let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
     stage
         .ledger
-        .settle(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process_id(), &[]))
+        .advance(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process_id(), &[]).into())
         .await
         .unwrap();
     paid_by(&outcome);
@@ -612,7 +612,7 @@ async fn earlier_payments_that_cannot_be_reconciled_do_not_block_new_ones() {
     for _ in 0..100 {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
-        stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
+        stage.ledger.advance(&payment.key(), &SettlementStep::MarkUnknown.into()).await.unwrap();
         past.push(payment);
     }
     let payers: Vec<String> = past.iter().map(|payment| format!("{:x}", payment.authorization().from)).collect();
@@ -666,7 +666,7 @@ async fn unknown_payments_are_reconciled_less_and_less_often() {
     for (age, pause) in [(20, 2), (100, 25), (400, 30)] {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
-        stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
+        stage.ledger.advance(&payment.key(), &SettlementStep::MarkUnknown.into()).await.unwrap();
         // In a block, without enough blocks on top for long.
         stage.front_run(&payment);
         stage.clock.advance(age);

@@ -396,7 +396,7 @@ async fn transaction_is_not_replaced_while_another_process_has_its_payment() {
         eventually("it is sent", async || sent.all().len() == 1).await;
         stage.clock.advance(3_600);
         let settling = Settling { by: 1, until: stage.clock.now() + 3_600 };
-        stage.ledger.settle(&payment.key(), &SettlementStep::Claim(settling)).await.unwrap();
+        stage.ledger.advance(&payment.key(), &SettlementStep::Claim(settling).into()).await.unwrap();
     };
     let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), claimed);
     assert!(matches!(outcome, Ok(SettlementOutcome::Unknown { .. })), "{outcome:?}");
@@ -412,7 +412,7 @@ async fn transaction_is_replaced_although_its_payment_failed_before() {
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
     super::settle::bury_the_first_transaction(&stage);
     let transaction = paid_by(&stage.settle(&payment, &verified).await);
     let signed = stage.record(&payment).await.transactions;
@@ -644,7 +644,7 @@ async fn other_processes_leave_a_payment_alone_while_it_may_settle() {
     assert!(matches!(outcome, SettlementOutcome::Unknown { .. }), "{outcome:?}");
     let take = async || {
         let step = SettlementStep::Claim(Settling { by: 1, until: stage.clock.now() + 1 });
-        stage.ledger.settle(&payment.key(), &step).await
+        stage.ledger.advance(&payment.key(), &step.clone().into()).await
     };
     stage.clock.advance(60);
     assert!(matches!(take().await, Err(LedgerError::InvalidTransition(_))));
@@ -888,7 +888,7 @@ async fn sixteen_open_payments_are_reconciled_at_a_time() {
     for _ in 0..40 {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
-        stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
+        stage.ledger.advance(&payment.key(), &SettlementStep::MarkUnknown.into()).await.unwrap();
     }
     let looks = Log::begin();
     let seen = looks.clone();

@@ -98,7 +98,7 @@ async fn transfer_from_before_the_reservation_does_not_count() {
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     let record = Record::new(&payment, request, stage.clock.now(), u64::MAX);
     let Reservation::New(lease) = stage.ledger.reserve(&record).await.unwrap() else { panic!("known") };
-    stage.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
+    stage.ledger.advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds: None, due: true })).await.unwrap();
     let outcome = stage.reconcile(&payment).await.unwrap();
     assert!(
         matches!(outcome, SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, .. }),

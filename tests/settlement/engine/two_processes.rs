@@ -93,7 +93,7 @@ async fn reconciliation_does_not_charge_after_a_failure([first, second]: Views, 
         by: other.process_id(),
         known_transactions: Vec::new(),
     };
-    second.settle(&payment.key(), &failed).await.expect("nothing was submitted");
+    second.advance(&payment.key(), &failed.clone().into()).await.expect("nothing was submitted");
     gated.open();
     until(async || stage.facilitator.stats().pending == 0).await;
     assert_eq!(stage.received(), 1, "charged without being asked");
@@ -133,11 +133,11 @@ async fn payment_claimed_or_settled_by_another_process_is_not_reported_as_failed
         let verified = stage.admit(&payment).await;
         let failed =
             SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0, known_transactions: Vec::new() };
-        second.settle(&payment.key(), &failed).await.unwrap();
+        second.advance(&payment.key(), &failed.clone().into()).await.unwrap();
         let again = payment.clone().again(1);
         let others = async {
             gated.until_one_waits().await;
-            second.settle(&payment.key(), &step).await.unwrap();
+            second.advance(&payment.key(), &step.clone().into()).await.unwrap();
             gated.open();
         };
         let (outcome, ()) = tokio::join!(stage.facilitator.settle(&again, &verified), others);
@@ -358,7 +358,7 @@ async fn reconciled_failure_that_the_ledger_does_not_take_is_pending() {
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.reason(), "settlement_pending");
     let key = record(&facilitator, &purchase).await.unwrap().key;
     let settling = Settling { by: 7, until: authorization::unix_now() + 600 };
-    facilitator.ledger.settle(&key, &SettlementStep::Claim(settling)).await.unwrap();
+    facilitator.ledger.advance(&key, &SettlementStep::Claim(settling).into()).await.unwrap();
     let again = send(&app, purchase.on(evaluate("x"))).await;
     assert_eq!((again.status.as_u16(), again.reason().as_str()), (503, "settlement_pending"), "{again:?}");
     let known = record(&facilitator, &purchase).await.unwrap();

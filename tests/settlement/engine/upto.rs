@@ -54,20 +54,13 @@ async fn charged(stage: &Stage, payment: &Prechecked, amount: u64) {
     let record = Record::new(payment, request, now, now - 1);
     let Reservation::New(lease) = stage.ledger.reserve(&record).await.unwrap() else { panic!("known") };
     let charged = Some(U256::from(amount));
-    let response = Some(Arc::new(tower_x402::ledger::StoredResponse {
-        status: http::StatusCode::OK,
-        headers: http::HeaderMap::new(),
-        body: bytes::Bytes::from_static(b"answer"),
-        trailers: None,
-        varied_by: Vec::new(),
-        stored_at: now,
-    }));
+    let response = tower_x402::ledger::StoredResponse { head: "200".into(), body: "answer".into(), stored_at: now };
     for step in [
         FulfilmentStep::Admit { funds, due: false },
         FulfilmentStep::Start { until: 0 },
-        FulfilmentStep::Produce { charged, body: None, at: now, response },
+        FulfilmentStep::Produce { charged, body: None, at: now, response: Some(response) },
     ] {
-        stage.ledger.fulfil(&lease, &step).await.unwrap();
+        stage.ledger.advance(&lease.key, &lease.step(step)).await.unwrap();
     }
 }
 

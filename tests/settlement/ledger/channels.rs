@@ -1,4 +1,4 @@
-//! Payment channels: every backend against their contract (`ledger::conformance::channels`), and what each promises beyond it.
+//! Payment channels: what each backend promises beyond their contract.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -8,7 +8,6 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use http::{HeaderMap, StatusCode};
 use support::{
     around_ledger::{CHANNEL_METHODS, method_of},
     faulty_ledger::{Fault, How, faulty_channels},
@@ -17,45 +16,16 @@ use support::{
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        LedgerError, MemoryLedger, ResponseLimits, SqliteLedger, StoredResponse,
+        LedgerError, MemoryLedger, ResponseLedger, ResponseLimits, SqliteLedger, StoredResponse,
         channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
         conformance::{
             START, channels,
             channels::{begin, charge, config, get, id, observation, open, sell},
-            hash,
+            hash, response,
         },
     },
     vouchers::ChannelObservation,
 };
-
-use super::backends::on_every_ledger;
-
-on_every_ledger! { tower_x402::ledger::conformance::channels, channels;
-    a_channel_is_opened_as_the_chain_has_it,
-    a_channel_is_read_as_it_was_written,
-    a_refused_step_changes_nothing,
-    one_of_many_concurrent_requests_holds_a_channel,
-    copies_of_a_request_are_charged_once,
-    concurrent_charges_and_observations_lose_none,
-    requests_on_different_channels_do_not_wait_for_each_other,
-    a_request_that_lost_the_channel_charges_nothing,
-    a_released_channel_is_free_and_uncharged,
-    a_charge_stores_its_response,
-    a_payers_id_finds_its_answer,
-    replays_and_attempts_are_counted,
-    an_observation_of_an_earlier_block_is_ignored,
-    a_withdrawal_ends_credit_and_not_a_charge,
-    a_signed_refund_covers_nothing,
-    a_withdrawal_and_a_refund_add_up,
-    a_claim_is_for_no_more_than_the_escrow_has,
-    a_refund_that_was_not_sent_is_dropped,
-    a_wrong_observation_is_corrected_by_the_next,
-    one_refund_is_under_way_at_a_time_and_its_result_is_kept,
-    a_block_that_is_too_high_is_replaced_by_a_later_one,
-    a_reorged_claim_can_be_claimed_again,
-    one_of_many_processes_claims,
-    channels_are_listed_in_order_by_page,
-}
 
 async fn sqlite(path: &Path, max: usize) -> SqliteLedger {
     let clock = Arc::new(ManualClock::at(START));
@@ -77,15 +47,8 @@ async fn opens(ledger: &dyn ChannelLedger, salt: u8, now: u64) -> bool {
 async fn sell_with_response(ledger: &dyn ChannelLedger, salt: u8, n: u8) -> ChannelRecord {
     let charged = get(ledger, salt).await.charged();
     let held = ledger.advance(&id(salt), &begin(salt, hash(n), charged + 1, 1)).await.unwrap();
-    let response = StoredResponse {
-        status: StatusCode::OK,
-        headers: HeaderMap::new(),
-        body: vec![n].into(),
-        trailers: None,
-        varied_by: Vec::new(),
-        stored_at: START,
-    };
-    let step = ChannelStep::Charge { epoch: held.epoch, amount: 1, response: Some(Arc::new(response)), now: START };
+    let response = StoredResponse { body: vec![n].into(), ..response(b"") };
+    let step = ChannelStep::Charge { epoch: held.epoch, amount: 1, response: Some(response), now: START };
     ledger.advance(&id(salt), &step).await.unwrap()
 }
 
@@ -153,7 +116,7 @@ async fn channels_and_their_responses_survive_a_restart() {
     let refund = restored.open_refund().expect("it may be executed");
     assert_eq!((refund.amount, refund.until), (5, START + 180), "its transaction may be under way");
     assert_eq!(restored.answers, charged.answers);
-    let response = ledger.channel_response(&restored.response_key(hash(7))).await.unwrap().expect("kept");
+    let response = ledger.response(&restored.response_key(hash(7))).await.unwrap().expect("kept");
     assert_eq!(&response.body[..], [7]);
     assert_eq!((restored.pending, restored.claiming_until), (None, None), "their process is gone");
     assert_eq!(restored.observed_at, 0, "the file may be a backup from before the last claims");
@@ -188,18 +151,11 @@ async fn a_request_is_on_disk_before_its_work_and_an_observation_costs_no_commit
 /// Every step but an observation, in an order in which each is taken.
 fn steps() -> Vec<ChannelStep> {
     let (network, observation, now, until) = (Network::BASE, observation(1, 100, 0, 1), START, START + 30);
-    let response = StoredResponse {
-        status: StatusCode::OK,
-        headers: HeaderMap::new(),
-        body: "verdict".into(),
-        trailers: None,
-        varied_by: Vec::new(),
-        stored_at: START,
-    };
+    let response = StoredResponse { body: "verdict".into(), ..response(b"") };
     vec![
         ChannelStep::Open { network, config: config(1), observation, now },
         begin(1, hash(1), 10, 10),
-        ChannelStep::Charge { epoch: 1, amount: 7, response: Some(Arc::new(response)), now },
+        ChannelStep::Charge { epoch: 1, amount: 7, response: Some(response), now },
         begin(1, hash(2), 17, 10),
         ChannelStep::Release { epoch: 2 },
         ChannelStep::BeginClaim { now, until },
@@ -316,24 +272,17 @@ async fn sell_and_claim(ledger: &dyn ChannelLedger) {
         begun => begun,
     };
     let held = held.unwrap();
-    let response = StoredResponse {
-        status: StatusCode::OK,
-        headers: HeaderMap::new(),
-        body: "verdict".into(),
-        trailers: None,
-        varied_by: Vec::new(),
-        stored_at: START,
-    };
+    let response = StoredResponse { body: "verdict".into(), ..response(b"") };
     let streamed = StoredResponse { body: "streamed".into(), ..response.clone() };
-    let step = ChannelStep::Charge { epoch: held.epoch, amount: 7, response: Some(Arc::new(response)), now: START };
+    let step = ChannelStep::Charge { epoch: held.epoch, amount: 7, response: Some(response), now: START };
     advance(ledger, &step).await.unwrap();
     let key = opened.response_key(hash(2));
-    if ledger.store_channel_response(&key, streamed.clone()).await.is_err() {
-        ledger.store_channel_response(&key, streamed).await.unwrap();
+    if ledger.store_response(&key, streamed.clone()).await.is_err() {
+        ledger.store_response(&key, streamed).await.unwrap();
     }
     let key = opened.response_key(hash(1));
-    let kept = match ledger.channel_response(&key).await {
-        Err(_) => ledger.channel_response(&key).await.unwrap(),
+    let kept = match ledger.response(&key).await {
+        Err(_) => ledger.response(&key).await.unwrap(),
         Ok(kept) => kept,
     };
     assert_eq!(&kept.expect("it is kept").body[..], b"verdict");
@@ -504,7 +453,7 @@ mod replicas {
         let charged = sell_with_response(&*replicas[0], 1, 7).await;
         let copy = replicas[1].advance(&id(1), &begin(1, hash(7), 1, 1)).await;
         assert!(matches!(&copy, Err(ChannelLedgerError::Answered(shown)) if **shown == charged), "{copy:?}");
-        let response = replicas[1].channel_response(&charged.response_key(hash(7))).await.unwrap().expect("kept");
+        let response = replicas[1].response(&charged.response_key(hash(7))).await.unwrap().expect("kept");
         assert_eq!(&response.body[..], [7]);
     }
 

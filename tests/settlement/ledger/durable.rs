@@ -5,14 +5,14 @@ use std::{path::Path, process::Command, sync::Arc, time::Duration};
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::join_all};
-use http::{HeaderMap, StatusCode};
 use rusqlite::Connection;
 use tower_x402::{
     ManualClock, Network,
     ledger::{
         BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger,
-        LedgerError, Listing, Record, ResponseLimits, Sender, Settlement, SettlementStep, Settling, SqliteLedger,
-        StoredResponse,
+        LedgerError, Listing, PaymentStep, Record, ResponseLedger, ResponseLimits, Sender, Settlement, SettlementStep,
+        Settling, SqliteLedger, StoredResponse, TransactionLedger,
+        conformance::{response, take_over},
     },
     payment::PaymentKey,
     protocol::Reason,
@@ -33,26 +33,18 @@ async fn records_responses_and_transactions_survive_a_restart() {
     let ledger = open(&path).await;
     let settled = reserve(&ledger, record(1, 1)).await;
     produce(&ledger, &settled).await;
-    ledger.settle(&settled.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.advance(&settled.key, &SettlementStep::Submit { transaction: hash(1) }.into()).await.unwrap();
     ledger
-        .settle(&settled.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
+        .advance(&settled.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None }.into())
         .await
         .unwrap();
-    let headers =
-        HeaderMap::from_iter([("x-bytes".parse().unwrap(), http::HeaderValue::from_bytes(b"\xff\xfe").unwrap())]);
-    let response = StoredResponse {
-        status: StatusCode::CREATED,
-        headers,
-        body: Bytes::from_static(b"\0answer"),
-        trailers: Some(HeaderMap::new()),
-        varied_by: Vec::new(),
-        stored_at: CLOCK_START,
-    };
-    ledger.store_response(&settled.key, response).await.unwrap();
-    ledger.count_replay(&settled.key).await.unwrap();
+    let (head, body) = (Bytes::from_static(b"\xff\0\n"), Bytes::from_static(b"\0answer"));
+    let response = StoredResponse { head, body, stored_at: CLOCK_START };
+    ledger.store_response(&settled.key, response.clone()).await.unwrap();
+    ledger.advance(&settled.key, &PaymentStep::Replay).await.unwrap().replays;
     let working = reserve(&ledger, record(2, 1)).await;
     admit(&ledger, &working, 10, 1).await.unwrap();
-    ledger.fulfil(&working, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.advance(&working.key, &working.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
     let gone = reserve(&ledger, record(3, 1)).await;
     ledger.discard(&gone).await.unwrap();
     let due = reserve(&ledger, record(4, 1)).await;
@@ -85,10 +77,7 @@ async fn records_responses_and_transactions_survive_a_restart() {
     assert_eq!(record_of_settled.authorization, before.authorization, "the same payment");
     assert_eq!(record_of_settled.terms.text(), before.terms.text(), "under the same terms");
     assert_eq!(record_of_settled.signature, before.signature);
-    let response = ledger.response(&settled.key).await.unwrap().expect("kept");
-    assert_eq!((response.status, &response.body[..]), (StatusCode::CREATED, &b"\0answer"[..]));
-    assert_eq!(response.headers["x-bytes"].as_bytes(), b"\xff\xfe");
-    assert!(response.trailers.is_some());
+    assert_eq!(ledger.response(&settled.key).await.unwrap(), Some(response));
     assert!(ledger.get(&gone.key).await.unwrap().is_none());
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 2, ..Counts::default() });
     let submissions = ledger.submissions(&sender, 0).await.unwrap();
@@ -102,14 +91,14 @@ async fn records_responses_and_transactions_survive_a_restart() {
 
     let due = ledger.get(&due.key).await.unwrap().expect("kept");
     assert_eq!((due.settlement, due.settling), (Settlement::Submitted, None), "nobody looks after it any more");
-    let taken = ledger.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap();
+    let taken = take_over(&ledger, &working.key, 0, CLOCK_START, CLOCK_START + 90).await;
     assert!(taken.is_some(), "the owner died with its process");
     let next = reserve(&ledger, record(2, 2)).await;
     assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::InsufficientFunds)), "still in flight");
 }
 
 #[tokio::test]
-async fn a_nonce_keeps_few_transactions() {
+async fn a_nonce_keeps_its_newest_transaction() {
     const NONCES: [u64; 2] = [4, 5];
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
@@ -138,10 +127,9 @@ async fn a_nonce_keeps_few_transactions() {
     ledger.close().await;
     let file = Connection::open(&path).unwrap();
     let rows = NONCES.map(|nonce| -> i64 {
-        file.query_row("SELECT count(*) FROM transactions WHERE nonce = ?", [nonce.cast_signed()], |row| row.get(0))
-            .unwrap()
+        file.query_row("SELECT count(*) FROM nonces WHERE nonce = ?", [nonce.cast_signed()], |row| row.get(0)).unwrap()
     });
-    assert!(rows[0] == 1 && rows[1] < 20, "{rows:?}");
+    assert_eq!(rows, [1, 1], "the newest of each");
     drop(file);
     let ledger = open(&path).await;
     let [left] = &ledger.submissions(&sender, 0).await.unwrap()[..] else { panic!("the other is free") };
@@ -167,14 +155,7 @@ async fn payment_ids_survive_a_restart() {
 }
 
 fn answer() -> StoredResponse {
-    StoredResponse {
-        status: StatusCode::OK,
-        headers: HeaderMap::new(),
-        body: Bytes::from_static(b"answer"),
-        trailers: None,
-        varied_by: Vec::new(),
-        stored_at: CLOCK_START,
-    }
+    response(b"answer")
 }
 
 #[tokio::test]
@@ -221,9 +202,9 @@ async fn removed_settled_payments_stay_counted_after_a_restart() {
         let lease = reserve(&ledger, payment.clone()).await;
         produce(&ledger, &lease).await;
         let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
-        ledger.settle(&lease.key, &settle).await.unwrap();
+        ledger.advance(&lease.key, &settle.clone().into()).await.unwrap();
     }
-    ledger.settle(&last.key, &SettlementStep::Finalize).await.unwrap();
+    ledger.advance(&last.key, &SettlementStep::Finalize.into()).await.unwrap();
     reserve(&ledger, unpaid.clone()).await;
     ledger.get(&unpaid.key).await.unwrap();
     clock.advance(10_000);
@@ -246,7 +227,7 @@ async fn the_last_of_two_reservations_of_one_key_is_read() {
     let first = with_id(7, record(1, 1));
     let lease = reserve(&ledger, first.clone()).await;
     admit(&ledger, &lease, 10, 1).await.unwrap();
-    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
     // Discarded and reserved again before anything is written.
     let between = reserve(&ledger, record(1, 2)).await;
     ledger.discard(&between).await.unwrap();
@@ -273,7 +254,7 @@ async fn a_file_of_another_version_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
-    for version in [-1, 0, 6, 8] {
+    for version in [-1, 0, 7, 9] {
         let before = sqlite_file::set_version(&path, version);
         let opened = SqliteLedger::open(&path).await;
         assert!(matches!(opened, Err(LedgerError::OtherVersion)), "{opened:?}");
@@ -383,11 +364,11 @@ async fn a_change_that_nobody_waits_for_shares_a_commit() {
         let lease = reserve(&ledger, record(payer, 1)).await;
         tokio::task::yield_now().await;
         produce(&ledger, &lease).await;
-        ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+        ledger.advance(&lease.key, &lease.step(FulfilmentStep::Deliver)).await.unwrap();
         tokio::task::yield_now().await;
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        ledger.settle(&lease.key, &settle).await.unwrap();
-        ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
+        ledger.advance(&lease.key, &settle.clone().into()).await.unwrap();
+        ledger.advance(&lease.key, &SettlementStep::Finalize.into()).await.unwrap();
     }
     let commits = ledger.commits() - before;
     // Each payment waits for one commit. A busy machine may make a few more.
@@ -418,15 +399,15 @@ async fn only_steps_that_may_be_lost_do_not_wait_for_the_disk() {
     for payer in 0..20 {
         let (new, paid) = (reserve(&ledger, record(payer, 1)).await, reserve(&ledger, record(payer, 2)).await);
         admit(&ledger, &new, 10, 1).now_or_never().expect("nobody waits").unwrap();
-        ledger.fulfil(&new, &start).now_or_never().expect("nobody waits").unwrap();
-        ledger.fulfil(&new, &FulfilmentStep::Release { body: None }).await.unwrap();
+        ledger.advance(&new.key, &new.step(start.clone())).now_or_never().expect("nobody waits").unwrap();
+        ledger.advance(&new.key, &new.step(FulfilmentStep::Release { body: None })).await.unwrap();
         admit(&ledger, &new, 10, 1).await.unwrap();
-        again += u32::from(ledger.fulfil(&new, &start).now_or_never().is_none());
+        again += u32::from(ledger.advance(&new.key, &new.step(start.clone())).now_or_never().is_none());
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        ledger.settle(&paid.key, &settle).await.unwrap();
-        upfront += u32::from(ledger.fulfil(&paid, &start).now_or_never().is_none());
+        ledger.advance(&paid.key, &settle.clone().into()).await.unwrap();
+        upfront += u32::from(ledger.advance(&paid.key, &paid.step(start.clone())).now_or_never().is_none());
         let produce = FulfilmentStep::Produce { charged: None, body: None, at: 0, response: None };
-        shown += u32::from(ledger.fulfil(&new, &produce).now_or_never().is_none());
+        shown += u32::from(ledger.advance(&new.key, &new.step(produce.clone())).now_or_never().is_none());
     }
     assert!(again > 0, "attempts are counted, once there was one");
     assert!(upfront > 0, "the money is there");
@@ -447,9 +428,10 @@ async fn a_failed_write_stops_the_ledger() {
     let lost = reserve(&ledger, record(9, 1)).await;
     // These steps do not wait for the disk; `Produce` does.
     let _ = admit(&ledger, &lost, 10, 1).await;
-    let _ = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
-    let produced =
-        ledger.fulfil(&lost, &FulfilmentStep::Produce { charged: None, body: None, at: 0, response: None }).await;
+    let _ = ledger.advance(&lost.key, &lost.step(FulfilmentStep::Start { until: 0 })).await;
+    let produced = ledger
+        .advance(&lost.key, &lost.step(FulfilmentStep::Produce { charged: None, body: None, at: 0, response: None }))
+        .await;
     assert!(matches!(produced, Err(LedgerError::Backend(_))), "{produced:?}");
     assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))));
     assert!(matches!(admit(&ledger, &fine, 10, 1).await, Err(LedgerError::Backend(_))));
@@ -475,7 +457,7 @@ async fn failed_write_leaves_nothing_of_its_step_in_the_file() {
     assert_failed(ledger.submit(submission(0, &[lease.key])).await);
     ledger.close().await;
     let file = Connection::open(&path).unwrap();
-    let transactions: i64 = file.query_row("SELECT COUNT(*) FROM transactions", [], |row| row.get(0)).unwrap();
+    let transactions: i64 = file.query_row("SELECT COUNT(*) FROM nonces", [], |row| row.get(0)).unwrap();
     assert_eq!(transactions, 0);
 }
 
@@ -483,21 +465,27 @@ async fn failed_write_leaves_nothing_of_its_step_in_the_file() {
 async fn what_is_owed_survives_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
-    let limit = CreditLimit { total: U256::from(19), per_payer: U256::from(1_000), history: 1 };
+    let limit = CreditLimit { per_payer: U256::from(19), history: 1 };
     let ledger = open(&path).await;
     let paid = reserve(&ledger, record(1, 1)).await;
     produce(&ledger, &paid).await;
-    ledger.settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    ledger
+        .advance(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }.into())
+        .await
+        .unwrap();
     let (first, second) = (reserve(&ledger, record(1, 2)).await, reserve(&ledger, record(1, 3)).await);
     produce(&ledger, &first).await;
     produce(&ledger, &second).await;
-    ledger.fulfil(&first, &FulfilmentStep::Defer { limit }).await.unwrap();
+    ledger.advance(&first.key, &first.step(FulfilmentStep::Defer { limit })).await.unwrap();
     ledger.close().await;
     let ledger = open(&path).await;
     assert!(ledger.get(&first.key).await.unwrap().unwrap().deferred);
-    let defer = async || ledger.fulfil(&second, &FulfilmentStep::Defer { limit }).await;
+    let defer = async || ledger.advance(&second.key, &second.step(FulfilmentStep::Defer { limit })).await;
     assert!(matches!(defer().await, Err(LedgerError::NoCredit)), "what the earlier process deferred is owed");
-    ledger.settle(&first.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
+    ledger
+        .advance(&first.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }.into())
+        .await
+        .unwrap();
     defer().await.expect("the history is there, and nothing is owed");
 }
 
@@ -560,7 +548,7 @@ async fn failure_counts_survive_a_restart() {
     produce(&ledger, &lease).await;
     for _ in 0..2 {
         let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1, known_transactions: Vec::new() };
-        ledger.settle(&lease.key, &fail).await.unwrap();
+        ledger.advance(&lease.key, &fail.clone().into()).await.unwrap();
     }
     ledger.close().await;
 
@@ -596,7 +584,7 @@ const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat
 /// Makes all later writes to the file fail.
 fn forbid_writing(path: &Path) {
     let mut sql = String::new();
-    for table in ["payments", "progress", "transactions", "responses"] {
+    for table in ["payments", "progress", "nonces", "responses"] {
         for write in ["INSERT", "UPDATE", "DELETE"] {
             sql += &format!(
                 "CREATE TRIGGER {write}_{table} BEFORE {write} ON {table} BEGIN SELECT RAISE(FAIL, 'disk full'); END;"
@@ -641,7 +629,7 @@ async fn produced(ledger: &SqliteLedger, lease: &Lease) {
 async fn settled(ledger: &SqliteLedger, lease: &Lease) {
     produce(ledger, lease).await;
     let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
-    ledger.settle(&lease.key, &settle).await.unwrap();
+    ledger.advance(&lease.key, &settle.clone().into()).await.unwrap();
 }
 
 async fn submitted(ledger: &SqliteLedger, lease: &Lease) {
@@ -651,7 +639,7 @@ async fn submitted(ledger: &SqliteLedger, lease: &Lease) {
 
 async fn working(ledger: &SqliteLedger, lease: &Lease) {
     admit(ledger, lease, 10, 1).await.unwrap();
-    ledger.fulfil(lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Start { until: 0 })).await.unwrap();
 }
 
 async fn reserved(_: &SqliteLedger, _: &Lease) {}
@@ -676,38 +664,59 @@ async fn steps_of_settlement_wait_for_the_disk() {
         SettlementStep::MarkUnknown,
         SettlementStep::Submit { transaction: hash(1) },
     ] {
-        assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.settle(&lease.key, &step).await).await);
+        assert_failed(
+            on_a_full_disk(produced, async |ledger, lease| ledger.advance(&lease.key, &step.clone().into()).await)
+                .await,
+        );
     }
     let undo = SettlementStep::Reorg;
-    assert_failed(on_a_full_disk(settled, async |ledger, lease| ledger.settle(&lease.key, &undo).await).await);
+    assert_failed(
+        on_a_full_disk(settled, async |ledger, lease| ledger.advance(&lease.key, &undo.clone().into()).await).await,
+    );
 }
 
 #[tokio::test]
 async fn steps_of_fulfilment_wait_for_the_disk() {
     let start = FulfilmentStep::Start { until: 0 };
     let release = FulfilmentStep::Release { body: None };
-    let produce =
-        FulfilmentStep::Produce { charged: None, body: None, at: CLOCK_START, response: Some(Arc::new(answer())) };
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: CLOCK_START, response: Some(answer()) };
     let due = FulfilmentStep::Admit { funds: None, due: true };
-    let defer =
-        FulfilmentStep::Defer { limit: CreditLimit { total: U256::from(10), per_payer: U256::from(10), history: 0 } };
-    assert_failed(on_a_full_disk(working, async |ledger, lease| ledger.fulfil(lease, &produce).await).await);
-    assert_failed(on_a_full_disk(working, async |ledger, lease| ledger.fulfil(lease, &release).await).await);
-    assert_failed(on_a_full_disk(working, async |ledger, lease| ledger.fulfil(lease, &start).await).await);
-    assert_failed(on_a_full_disk(reserved, async |ledger, lease| ledger.fulfil(lease, &due).await).await);
-    assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.fulfil(lease, &defer).await).await);
+    let defer = FulfilmentStep::Defer { limit: CreditLimit { per_payer: U256::from(10), history: 0 } };
+    assert_failed(
+        on_a_full_disk(working, async |ledger, lease| ledger.advance(&lease.key, &lease.step(produce.clone())).await)
+            .await,
+    );
+    assert_failed(
+        on_a_full_disk(working, async |ledger, lease| ledger.advance(&lease.key, &lease.step(release.clone())).await)
+            .await,
+    );
+    assert_failed(
+        on_a_full_disk(working, async |ledger, lease| ledger.advance(&lease.key, &lease.step(start.clone())).await)
+            .await,
+    );
+    assert_failed(
+        on_a_full_disk(reserved, async |ledger, lease| ledger.advance(&lease.key, &lease.step(due.clone())).await)
+            .await,
+    );
+    assert_failed(
+        on_a_full_disk(produced, async |ledger, lease| ledger.advance(&lease.key, &lease.step(defer.clone())).await)
+            .await,
+    );
 }
 
 #[tokio::test]
 async fn other_changes_wait_for_the_disk() {
     let take_over = async |ledger: &SqliteLedger, lease: &Lease| {
-        ledger.take_over(&lease.key, 0, CLOCK_START + 31, CLOCK_START + 90).await
+        let (now, until) = (CLOCK_START + 31, CLOCK_START + 90);
+        ledger.advance(&lease.key, &PaymentStep::TakeOver { seen: 0, now, until }).await
     };
     assert_failed(on_a_full_disk(working, take_over).await);
     assert_failed(on_a_full_disk(reserved, async |ledger, lease| ledger.discard(lease).await).await);
     let store = async |ledger: &SqliteLedger, lease: &Lease| ledger.store_response(&lease.key, answer()).await;
     assert_failed(on_a_full_disk(produced, store).await);
-    assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.count_replay(&lease.key).await).await);
+    assert_failed(
+        on_a_full_disk(produced, async |ledger, lease| ledger.advance(&lease.key, &PaymentStep::Replay).await).await,
+    );
     let free = async |ledger: &SqliteLedger, _: &Lease| {
         // The process that had it before is gone: its number is 0 now.
         ledger.free_nonce(&SENDER, 0, 0).await

@@ -64,7 +64,7 @@ async fn found(ledger: &(impl Ledger + ChannelLedger), voucher: u128) -> Found {
         found.charged = row.charged();
         found.claimable = row.claim().map_or(0, |claim| claim.total_claimed);
         for answer in &row.answers {
-            let response = ledger.channel_response(&row.response_key(answer.request)).await.unwrap();
+            let response = ledger.response(&row.response_key(answer.request)).await.unwrap();
             found.answered_by_voucher += u64::from(response.is_some_and(|response| response.body == WORK));
         }
     }

@@ -57,8 +57,7 @@ async fn requests_are_counted_by_outcome() {
             _ => Ok(support::scripted::paid()),
         }
     }));
-    let policy =
-        DeferredPolicy::default().history(1).total(Usdc::from_atomic(PRICE)).per_payer(Usdc::from_atomic(PRICE));
+    let policy = DeferredPolicy::default().history(1).per_payer(Usdc::from_atomic(PRICE));
     let (app, _) = serve(layer(&facilitator), echo);
     // Each asks for the price first: unpaid.
     let (purchase, answer) = buy(&app, &customer()).await;
@@ -221,7 +220,11 @@ async fn reorganize() {
     stage.produced(&payment).await;
     let is_paid = async || stage.record(&payment).await.settlement.paid_by().is_some();
     until(&is_paid).await;
-    stage.ledger.fulfil(&Lease { key: payment.key(), epoch: 0 }, &FulfilmentStep::Deliver).await.unwrap();
+    stage
+        .ledger
+        .advance(&payment.key(), &Lease { key: payment.key(), epoch: 0 }.step(FulfilmentStep::Deliver))
+        .await
+        .unwrap();
     stage.devnet.mine();
     let calls = stage.calls("eth_getBlockByNumber");
     until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;

@@ -45,11 +45,11 @@ const TRANSACTION: B256 = B256::repeat_byte(0x7a);
 async fn paid_after(stage: &Stage, lease_until: u64, steps: Vec<FulfilmentStep>) -> PaymentKey {
     let payment = stage.payment(&new_key());
     let lease = reserve(stage, &payment, lease_until).await;
-    stage.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
+    stage.ledger.advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds: None, due: true })).await.unwrap();
     let settled = SettlementStep::Settle { transaction: TRANSACTION, block: Some(9), fee: Some(U256::from(5)) };
-    stage.ledger.settle(&payment.key(), &settled).await.unwrap();
+    stage.ledger.advance(&payment.key(), &settled.clone().into()).await.unwrap();
     for step in steps {
-        stage.ledger.fulfil(&lease, &step).await.unwrap();
+        stage.ledger.advance(&lease.key, &lease.step(step.clone())).await.unwrap();
     }
     payment.key()
 }
@@ -74,7 +74,7 @@ async fn settled_but_undeliverable_payment_is_owed() {
     let kept = stage.payment(&stage.payer(1));
     stage.produced(&kept).await;
     let settled = SettlementStep::Settle { transaction: TRANSACTION, block: None, fee: None };
-    stage.ledger.settle(&kept.key(), &settled).await.unwrap();
+    stage.ledger.advance(&kept.key(), &settled.clone().into()).await.unwrap();
     // Not paid.
     reserve(&stage, &stage.payment(&new_key()), now - 1).await;
 
@@ -102,7 +102,11 @@ async fn every_payment_is_listed_once() {
         let payment = stage.payment(&new_key());
         let lease = reserve(&stage, &payment, 0).await;
         if index % 100 == 0 {
-            stage.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
+            stage
+                .ledger
+                .advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds: None, due: true }))
+                .await
+                .unwrap();
         }
         reserved.insert(payment.key());
     }

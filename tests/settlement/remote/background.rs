@@ -42,7 +42,7 @@ async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item =
     let reserved = ledger.reserve(&Record::new(&payment, request, now, now - 1)).await.unwrap();
     let Reservation::New(lease) = reserved else { panic!("known") };
     for step in steps {
-        ledger.fulfil(&lease, &step).await.unwrap();
+        ledger.advance(&lease.key, &lease.step(step)).await.unwrap();
     }
     lease
 }
@@ -50,21 +50,14 @@ async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item =
 /// Enters a payment whose work is done, and whose response was kept or not.
 async fn produced(ledger: &dyn Ledger, payer: u8, is_kept: bool) -> Lease {
     let now = unix_now();
-    let response = is_kept.then(|| StoredResponse {
-        status: http::StatusCode::OK,
-        headers: http::HeaderMap::new(),
-        body: Bytes::from_static(b"answer"),
-        trailers: None,
-        varied_by: Vec::new(),
-        stored_at: now,
-    });
-    let produce = FulfilmentStep::Produce { charged: None, body: None, at: now, response: response.map(Arc::new) };
+    let response = is_kept.then(|| StoredResponse { head: "200".into(), body: "answer".into(), stored_at: now });
+    let produce = FulfilmentStep::Produce { charged: None, body: None, at: now, response };
     entered(ledger, payer, [FulfilmentStep::Admit { funds: None, due: false }, START, produce]).await
 }
 
 async fn fail(ledger: &dyn Ledger, lease: &Lease) {
     let step = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-    ledger.settle(&lease.key, &step).await.unwrap();
+    ledger.advance(&lease.key, &step.into()).await.unwrap();
 }
 
 /// Returns the payers whose payments were sent to the facilitator, each as one byte.
@@ -108,19 +101,19 @@ async fn background_settlement_charges_only_for_available_responses() {
 
     // Owed: a delivered response, even if settling failed once,
     let lease = produced(&*ledger, 1, false).await;
-    ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Deliver)).await.unwrap();
     fail(&*ledger, &lease).await;
     // a response that is kept for replays,
     produced(&*ledger, 2, true).await;
     // a deferred payment,
     let lease = produced(&*ledger, 3, false).await;
-    let limit = CreditLimit { total: U256::MAX, per_payer: U256::MAX, history: 0 };
-    ledger.fulfil(&lease, &FulfilmentStep::Defer { limit }).await.unwrap();
+    let limit = CreditLimit { per_payer: U256::MAX, history: 0 };
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Defer { limit })).await.unwrap();
     // and a payment that was settled once.
     let lease = produced(&*ledger, 4, false).await;
     let settled = SettlementStep::Settle { transaction: B256::repeat_byte(8), block: Some(1), fee: None };
     for step in [settled, SettlementStep::Reorg] {
-        ledger.settle(&lease.key, &step).await.unwrap();
+        ledger.advance(&lease.key, &step.into()).await.unwrap();
     }
 
     // Not owed: a lost response, a payment whose failure was reported, and unfinished work.

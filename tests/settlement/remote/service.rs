@@ -128,7 +128,7 @@ async fn payment_executed_after_a_failure_is_reported_as_settled() {
                 return Ok(paid());
             }
             let transaction = B256::repeat_byte(1);
-            journal.settle(&payment.key(), &SettlementStep::Submit { transaction }).await.unwrap();
+            journal.advance(&payment.key(), &SettlementStep::Submit { transaction }.into()).await.unwrap();
             Ok(failed_in(Some(transaction)))
         }
     };
@@ -218,7 +218,7 @@ async fn failure_refused_by_the_ledger_is_not_reported_by_a_service() {
                 SettlementStep::Claim(Settling { by: 7, until }),
                 SettlementStep::Submit { transaction: B256::repeat_byte(1) },
             ] {
-                others.settle(&payment.key(), &step).await.unwrap();
+                others.advance(&payment.key(), &step.into()).await.unwrap();
             }
             Ok(not_yet())
         }
@@ -244,7 +244,7 @@ async fn one_process_of_a_service_settles_a_payment_at_a_time() {
             told.notified().await;
             if call == 0 {
                 let submit = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
-                journal.settle(&payment.key(), &submit).await.unwrap();
+                journal.advance(&payment.key(), &submit.clone().into()).await.unwrap();
             }
             Ok(if call == 0 { failed_in(Some(B256::repeat_byte(1))) } else { paid() })
         }
@@ -282,7 +282,7 @@ impl Around for SettlesTheEarlier {
         let result = work.await;
         if let (Call::Fulfil(FulfilmentStep::Admit { .. }), Err(LedgerError::BalancePending)) = (call, &result) {
             let settle = SettlementStep::Settle { transaction: B256::repeat_byte(1), block: Some(5), fee: None };
-            self.ledger.settle(&self.earlier, &settle).await.unwrap();
+            self.ledger.advance(&self.earlier, &settle.clone().into()).await.unwrap();
         }
         result
     }
@@ -304,7 +304,7 @@ async fn payment_waits_at_a_service_until_the_payers_earlier_one_is_recorded() {
         let journal = journal.clone();
         async move {
             let transaction = B256::repeat_byte(1);
-            journal.settle(&payment.key(), &SettlementStep::Submit { transaction }).await.unwrap();
+            journal.advance(&payment.key(), &SettlementStep::Submit { transaction }.into()).await.unwrap();
             Ok(SettlementOutcome::Unknown { transaction: Some(transaction) })
         }
     };

@@ -50,14 +50,14 @@ impl Case {
         let record = Record::new(&payment, request, unix_now(), unix_now() + 60);
         let Reservation::New(lease) = ledger.reserve(&record).await.unwrap() else { panic!("known") };
         let funds = seen_unused.map(|block| Funds { balance: U256::from(PRICE), block });
-        ledger.fulfil(&lease, &FulfilmentStep::Admit { funds, due: true }).await.unwrap();
+        ledger.advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds, due: true })).await.unwrap();
         let remote = remote.reconcile_interval(Duration::from_secs(3_600)).ledger(ledger.clone());
         Self { purchase, payment, ledger, facilitator: remote.build().await.unwrap() }
     }
 
     async fn step(&self, steps: impl IntoIterator<Item = SettlementStep>) {
         for step in steps {
-            self.ledger.settle(&self.payment.key(), &step).await.unwrap();
+            self.ledger.advance(&self.payment.key(), &step.clone().into()).await.unwrap();
         }
     }
 

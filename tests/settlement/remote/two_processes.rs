@@ -3,7 +3,7 @@
 use std::{future::pending, sync::Arc, time::Duration};
 
 use tower_x402::{
-    ledger::{Fulfilment, Ledger, MemoryLedger, Settlement, SettlementStep},
+    ledger::{Fulfilment, Ledger, MemoryLedger, Settlement, SettlementStep, conformance::take_over},
     protocol::Reason,
 };
 
@@ -31,7 +31,7 @@ async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     let record = async || ledger.get(&key).await.unwrap();
     until(async || record().await.is_some_and(|record| record.fulfilment == Fulfilment::Produced)).await;
     // Its lease ends with its process.
-    ledger.take_over(&key, 0, 0, 0).await.unwrap().expect("the work is done");
+    take_over(&*ledger, &key, 0, 0, 0).await.expect("the work is done");
     asking.abort();
 
     let gated = GatedLedger::over(ledger.clone(), Held::Taking);
@@ -39,7 +39,7 @@ async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     let _seller = stage.seller_on(gated.clone(), remote, |layer| layer).await;
     gated.until_one_waits().await;
     let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 9, known_transactions: Vec::new() };
-    ledger.settle(&key, &failed).await.expect("nobody has it");
+    ledger.advance(&key, &failed.clone().into()).await.expect("nobody has it");
     gated.open();
     until(async || record().await.is_some_and(|record| record.failures == 2)).await;
     assert!(stage.settles().is_empty(), "given away without being asked for");

@@ -3,14 +3,17 @@
 use std::{
     collections::BTreeMap,
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use async_trait::async_trait;
 
-use super::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep};
+use super::MemoryLedger;
 use crate::{
-    ledger::{Ledger as _, LedgerError, MemoryLedger, StoredResponse},
+    ledger::{
+        LedgerError,
+        channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
+    },
     payment::PaymentKey,
     vouchers::ChannelId,
 };
@@ -20,7 +23,7 @@ const REMOVED_TOGETHER: usize = 64;
 
 /// The channels of a ledger. Each step holds the lock for as long as it takes to decide it.
 #[derive(Debug)]
-pub(in crate::ledger) struct MemoryChannels {
+pub(super) struct MemoryChannels {
     channels: Mutex<Channels>,
     max: usize,
 }
@@ -43,12 +46,11 @@ pub(in crate::ledger) struct AlsoChanged {
 }
 
 impl MemoryChannels {
-    pub(in crate::ledger) fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize) -> Self {
         Self { channels: Mutex::default(), max }
     }
 
-    /// Returns a copy of a channel.
-    pub(in crate::ledger) fn get(&self, id: &ChannelId) -> Option<ChannelRecord> {
+    fn get(&self, id: &ChannelId) -> Option<ChannelRecord> {
         self.lock().records.get(id).map(|record| (**record).clone())
     }
 
@@ -67,15 +69,9 @@ impl MemoryChannels {
             keep(record);
             return Ok((**record).clone());
         }
-        let ChannelStep::Open { network, config, observation, now } = step else {
-            return Err(ChannelLedgerError::NotFound);
-        };
-        let record = ChannelRecord::open(*network, *config, *observation, *now)?;
-        if record.id != *id {
-            return Err(ChannelLedgerError::OtherChannel);
-        }
+        let record = ChannelRecord::opened(id, step)?;
         if channels.records.len() >= self.max {
-            removed.extend(channels.make_room(*now));
+            removed.extend(channels.make_room(record.used_at));
         }
         if channels.records.len() >= self.max {
             return Err(LedgerError::Full.into());
@@ -84,7 +80,7 @@ impl MemoryChannels {
         Ok(record)
     }
 
-    pub(in crate::ledger) fn list(&self, after: Option<ChannelId>, limit: usize) -> Vec<ChannelRecord> {
+    fn list(&self, after: Option<ChannelId>, limit: usize) -> Vec<ChannelRecord> {
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let channels = self.lock();
         channels.records.range((after, Bound::Unbounded)).take(limit).map(|(_, record)| (**record).clone()).collect()
@@ -128,10 +124,7 @@ impl MemoryLedger {
         let mut changed = AlsoChanged::default();
         let responses = &mut changed.responses;
         let advanced = self.channels.advance(id, step, &mut changed.channels, |record| {
-            if let ChannelStep::Charge { epoch, response: Some(response), .. } = step
-                && let Some(answer) = record.answers.iter().find(|answer| answer.epoch == *epoch)
-            {
-                let key = record.response_key(answer.request);
+            if let Some((key, response)) = record.response_in(step) {
                 *responses = self.keep_response(&key, response.clone());
                 responses.push(key);
             }
@@ -140,9 +133,13 @@ impl MemoryLedger {
     }
 }
 
-/// What the ledger in SQLite restores.
+/// What the ledger in SQLite reads and restores.
 #[cfg(feature = "sqlite")]
 impl MemoryLedger {
+    pub(in crate::ledger) fn channel_snapshot(&self, id: &ChannelId) -> Option<ChannelRecord> {
+        self.channels.get(id)
+    }
+
     pub(in crate::ledger) fn restore_channel(&self, record: ChannelRecord) {
         self.channels.lock().records.insert(record.id, Box::new(record));
     }
@@ -158,19 +155,7 @@ impl ChannelLedger for MemoryLedger {
         self.advance_channel(id, step).0
     }
 
-    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.response(key).await
-    }
-
-    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.store_response(key, response).await
-    }
-
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
         Ok(self.channels.list(after, limit))
-    }
-
-    fn channel_response_limit(&self) -> usize {
-        self.response_limit()
     }
 }

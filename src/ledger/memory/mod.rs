@@ -1,5 +1,7 @@
 //! The ledger in memory, which is also the working copy of the ledger in SQLite.
 
+mod channels;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
@@ -9,28 +11,25 @@ use std::{
     },
 };
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::B256;
 use async_trait::async_trait;
 
 use super::{
-    Counts, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation,
-    ResponseLimits, Sender, Settlement, SettlementState, SettlementStep, StoredResponse,
-    channels::MemoryChannels,
-    payer::{PayerSums, Share, TotalOwed},
-    responses::ResponseStore,
-    transactions::Nonces,
+    Counts, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Nonces, PayerKey, PayerSums, PaymentStep,
+    Record, Reservation, ResponseLedger, ResponseLimits, Responses, Sender, Settlement, SettlementState,
+    StoredResponse, TransactionLedger, payer::Share,
 };
 use crate::{
     clock::{Clock, SystemClock},
-    network::Network,
     payment::PaymentKey,
 };
+use channels::MemoryChannels;
 
 /// The number of locks. Each is held for a few map operations; this many keep cores apart.
 const SHARDS: usize = 64;
 
-/// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
-pub(super) const RETENTION: u64 = 900;
+/// After how long a record is looked at again that could not be removed, in seconds.
+const LOOKED_AT_AGAIN: u64 = 900;
 
 /// The number of expired records that are looked at when another one is reserved.
 const AGED_AT_ONCE: usize = 8;
@@ -40,14 +39,13 @@ const AGED_AT_ONCE: usize = 8;
 #[derive(Debug)]
 pub struct MemoryLedger {
     shards: Vec<Mutex<Shard>>,
-    owed: Arc<TotalOwed>,
-    responses: Mutex<ResponseStore>,
+    responses: Mutex<Responses>,
     /// Locked after the shards.
     nonces: Mutex<Nonces>,
     limits: ResponseLimits,
     records: AtomicUsize,
     max_records: usize,
-    pub(super) channels: MemoryChannels,
+    channels: MemoryChannels,
     /// The shard whose records are aged next, beside the one that takes a new record.
     next_aged: AtomicUsize,
     clock: Arc<dyn Clock>,
@@ -61,11 +59,9 @@ impl MemoryLedger {
 
     /// Creates an empty ledger with these limits and this clock.
     pub fn with(responses: ResponseLimits, max_records: usize, clock: Arc<dyn Clock>) -> Self {
-        let owed = Arc::new(TotalOwed::default());
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(owed.clone()))).collect(),
-            owed,
-            responses: Mutex::new(ResponseStore::new(responses)),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            responses: Mutex::new(Responses::new(responses)),
             nonces: Mutex::default(),
             limits: responses,
             records: AtomicUsize::new(0),
@@ -128,74 +124,30 @@ impl MemoryLedger {
         (reservation, removed)
     }
 
-    pub(super) fn take_over_now(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Option<Lease> {
+    /// Takes a step. Returns also the keys of the responses that were kept or removed.
+    pub(super) fn advance_and_keep(
+        &self,
+        key: &PaymentKey,
+        step: &PaymentStep,
+    ) -> Result<(Record, Vec<PaymentKey>), LedgerError> {
         let mut shard = self.shard(key);
-        let record = shard.records.get_mut(key)?;
-        if record.epoch != seen || record.is_leased(now) {
-            return None;
-        }
-        record.lease_anew(until);
-        Some(record.lease())
-    }
-
-    /// Takes a step of fulfilment. Returns the keys of the responses that were removed for the one in the step.
-    pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: &FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
-        let mut shard = self.shard(&lease.key);
-        let now = || self.clock.now();
-        let check = |record: &Record| if record.epoch == lease.epoch { Ok(()) } else { Err(LedgerError::LeaseLost) };
-        match step {
-            FulfilmentStep::Admit { funds: Some(funds), .. } => shard.check(&lease.key, now(), |record, payer| {
-                check(record)?;
-                if record.admitted { Ok(()) } else { payer.covers(record.amount(), funds) }
-            })?,
-            FulfilmentStep::Defer { limit } => shard.check(&lease.key, now(), |record, payer| {
-                check(record)?;
-                payer.may_owe(record.amount(), limit)
-            })?,
-            _ => {}
-        }
-        shard.update(&lease.key, now, |record| {
-            check(record)?;
-            match step {
-                FulfilmentStep::Defer { limit } => {
-                    let amount = record.amount();
-                    self.owed.lend(amount, limit.total, || Ok(record.fulfil(step)?))
-                }
-                _ => Ok(record.fulfil(step)?),
-            }
-        })?;
-        match step {
-            FulfilmentStep::Produce { response: Some(response), .. } => {
-                Ok(self.keep_response(&lease.key, response.clone()))
-            }
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    pub(super) fn settle_now(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
-        self.shard(key).update(key, || now, |record| Ok(record.settle(step, now)?))
+        let apply = |record: &mut Record| record.apply(step, now);
+        let record = shard.change(key, now, apply, |sums, record| sums.allow(record, step))?;
+        let mut responses = Vec::new();
+        if let Some(response) = step.response() {
+            responses = self.keep_response(key, response.clone());
+            responses.push(*key);
+        }
+        Ok((record, responses))
     }
 
     pub(super) fn discard_now(&self, lease: &Lease) -> Result<(), LedgerError> {
         let mut shard = self.shard(&lease.key);
-        let record = shard.records.get(&lease.key).ok_or(LedgerError::NotFound)?;
-        if record.epoch != lease.epoch {
-            return Err(LedgerError::LeaseLost);
-        }
-        if !record.is_discardable() {
-            return Err(record.invalid().into());
-        }
+        shard.records.get(&lease.key).ok_or(LedgerError::NotFound)?.check_discard(lease)?;
         shard.remove(&lease.key, self.clock.now());
         self.records.fetch_sub(1, Ordering::Relaxed);
         Ok(())
-    }
-
-    pub(super) fn count_replay_now(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        let mut shard = self.shard(key);
-        let record = shard.records.get_mut(key).ok_or(LedgerError::NotFound)?;
-        record.replays = record.replays.saturating_add(1);
-        Ok(record.replays)
     }
 
     /// Records a transaction. Returns the nonce of the sender that was removed for it.
@@ -220,14 +172,14 @@ impl MemoryLedger {
         nonces.check(&transaction)?;
         for key in &transaction.payments {
             if let Some(shard) = shards.get_mut(&shard_index(key)) {
-                shard.update(key, || now, |record| Ok(record.submit(&transaction, now)?))?;
+                shard.change(key, now, |record| Ok(record.submit(&transaction, now)?), |_, _| Ok(()))?;
             }
         }
         Ok(nonces.insert(transaction))
     }
 
     /// Keeps a response. Returns the keys of the responses that were removed for it.
-    pub(super) fn keep_response(&self, key: &PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
+    pub(super) fn keep_response(&self, key: &PaymentKey, response: StoredResponse) -> Vec<PaymentKey> {
         lock(&self.responses).insert(*key, response)
     }
 }
@@ -235,18 +187,14 @@ impl MemoryLedger {
 /// What the ledger in SQLite reads and restores.
 #[cfg(feature = "sqlite")]
 impl MemoryLedger {
-    /// Returns `true` if losing the payment now would lose nothing: it is worked on for the first time, and nobody has paid.
-    pub(super) fn is_new(&self, key: &PaymentKey) -> bool {
-        let shard = self.shard(key);
-        shard.records.get(key).is_some_and(|record| record.attempts <= 1 && record.settlement == Settlement::None)
-    }
-
+    /// Returns what is written of a payment: not what ends with this process.
     pub(super) fn snapshot(&self, key: &PaymentKey) -> Option<Record> {
-        self.shard(key).records.get(key).map(|record| (**record).clone())
+        let record = self.shard(key).records.get(key).map(|record| (**record).clone());
+        record.map(|record| Record { lease_until: 0, settling: None, ..record })
     }
 
     /// Returns the response, whatever its age.
-    pub(super) fn kept_response(&self, key: &PaymentKey) -> Option<Arc<StoredResponse>> {
+    pub(super) fn kept_response(&self, key: &PaymentKey) -> Option<StoredResponse> {
         lock(&self.responses).get(key, 0)
     }
 
@@ -283,51 +231,12 @@ impl Ledger for MemoryLedger {
         Ok(self.shard(key).records.get(key).map(|record| (**record).clone()))
     }
 
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        Ok(self.take_over_now(key, seen, now, until))
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.fulfil_and_keep(lease, step).map(drop)
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        self.settle_now(key, step)
+    async fn advance(&self, key: &PaymentKey, step: &PaymentStep) -> Result<Record, LedgerError> {
+        Ok(self.advance_and_keep(key, step)?.0)
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
         self.discard_now(lease)
-    }
-
-    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.keep_response(key, Arc::new(response));
-        Ok(())
-    }
-
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        Ok(lock(&self.responses).get(key, self.clock.now()))
-    }
-
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.count_replay_now(key)
-    }
-
-    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
-        self.submit_and_forget(transaction).map(drop)
-    }
-
-    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        lock(&self.nonces).free(sender, nonce, by);
-        Ok(())
-    }
-
-    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        lock(&self.nonces).forget(sender, below);
-        Ok(())
-    }
-
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
-        Ok(lock(&self.nonces).list(sender, from))
     }
 
     async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
@@ -348,19 +257,46 @@ impl Ledger for MemoryLedger {
         for shard in &self.shards {
             let shard = lock(shard);
             counts.settled += shard.settled_and_removed;
-            for record in shard.records.values() {
-                let is_released = record.fulfilment == Fulfilment::Released;
-                let has_failed = record.last_failure.is_some();
-                if let Some(counter) = counts.counter(record.settlement.state(), is_released, has_failed) {
-                    *counter += 1;
-                }
-            }
+            shard.records.values().for_each(|record| counts.add(record));
         }
         Ok(counts)
     }
+}
+
+#[async_trait]
+impl ResponseLedger for MemoryLedger {
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.keep_response(key, response);
+        Ok(())
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<StoredResponse>, LedgerError> {
+        Ok(lock(&self.responses).get(key, self.clock.now()))
+    }
 
     fn response_limit(&self) -> usize {
-        self.limits.body_bytes
+        self.limits.longest()
+    }
+}
+
+#[async_trait]
+impl TransactionLedger for MemoryLedger {
+    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
+        self.submit_and_forget(transaction).map(drop)
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        lock(&self.nonces).free(sender, nonce, by);
+        Ok(())
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        lock(&self.nonces).forget(sender, below);
+        Ok(())
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
+        Ok(lock(&self.nonces).list(sender, from))
     }
 }
 
@@ -376,7 +312,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The records of some payers, with their sums and indexes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shard {
     records: HashMap<PaymentKey, Box<Record>>,
     /// When each record is looked at to be removed, in Unix seconds.
@@ -386,82 +322,47 @@ struct Shard {
     payers: HashMap<PayerKey, PayerSums>,
     ids: HashMap<(PayerKey, B256), PaymentKey>,
     settled_and_removed: u64,
-    owed: Arc<TotalOwed>,
-}
-
-/// A payer on one network in one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct PayerKey {
-    network: Network,
-    asset: Address,
-    payer: Address,
 }
 
 impl Shard {
-    fn new(owed: Arc<TotalOwed>) -> Self {
-        Self {
-            records: HashMap::new(),
-            expiry: BTreeSet::new(),
-            by_state: Default::default(),
-            payers: HashMap::new(),
-            ids: HashMap::new(),
-            settled_and_removed: 0,
-            owed,
-        }
-    }
-
-    /// Checks a payment against the sums of its payer, in which it is not included.
-    fn check(
+    /// Changes a record, and its payer's sums and the indexes with it. `allow` is asked of the sums without this payment, if the change
+    /// concerns them; it is given the payment as it was.
+    fn change(
         &mut self,
         key: &PaymentKey,
         now: u64,
-        check: impl FnOnce(&Record, &PayerSums) -> Result<(), LedgerError>,
-    ) -> Result<(), LedgerError> {
-        let record = self.records.get(key).ok_or(LedgerError::NotFound)?;
-        let Some(sums) = self.payers.get_mut(&payer_of(record)) else { return check(record, &PayerSums::default()) };
-        let share = Share::of(record);
-        sums.age(now);
-        sums.subtract(&share);
-        let result = check(record, sums);
-        sums.add(&share);
-        result
-    }
-
-    /// Changes a record, and its payer's sums and the indexes with it. Few changes need the time.
-    fn update(
-        &mut self,
-        key: &PaymentKey,
-        now: impl FnOnce() -> u64,
-        change: impl FnOnce(&mut Record) -> Result<(), LedgerError>,
-    ) -> Result<(), LedgerError> {
+        decide: impl FnOnce(&mut Record) -> Result<(), LedgerError>,
+        allow: impl FnOnce(&PayerSums, &Record) -> Result<(), LedgerError>,
+    ) -> Result<Record, LedgerError> {
         let record = self.records.get_mut(key).ok_or(LedgerError::NotFound)?;
-        let before = (Share::of(record), record.settlement);
-        let owed = record.deferred.then(|| record.owed());
-        let result = change(record);
-        // The total includes a payment that was deferred by this change already.
-        if let Some(before) = owed {
-            self.owed.change(before, record.owed());
-        }
-        let after = (Share::of(record), record.settlement);
-        if after.0 != before.0 {
-            let payer = payer_of(record);
-            let (sums, now) = (self.payers.entry(payer).or_default(), now());
+        let mut next = Record::clone(record);
+        decide(&mut next)?;
+        let (before, after) = (Share::of(record), Share::of(&next));
+        if before != after {
+            let payer = PayerKey::of(record);
+            let sums = self.payers.entry(payer).or_default();
             sums.age(now);
-            sums.subtract(&before.0);
-            sums.add(&after.0);
-            if let (None, Settlement::Settled { block: Some(block), .. }) = (before.1.paid_by(), after.1) {
-                sums.moved(record.amount(), block, now);
+            sums.subtract(&before);
+            let allowed = allow(sums, record);
+            sums.add(if allowed.is_ok() { &after } else { &before });
+            if allowed.is_ok()
+                && let (None, Settlement::Settled { block: Some(block), .. }) =
+                    (record.settlement.paid_by(), next.settlement)
+            {
+                sums.moved(next.amount(), block, now);
             }
             if sums.is_empty() {
                 self.payers.remove(&payer);
             }
+            allowed?;
         }
-        let (from, to) = (before.1.state(), after.1.state());
+        let (from, to) = (record.settlement.state(), next.settlement.state());
         if from != to {
             self.by_state[from as usize].remove(key);
             self.by_state[to as usize].insert(*key);
         }
-        result
+        **record = next.clone();
+        Ok(next)
     }
 
     /// Returns the records of each listed state in order, up to the limit.
@@ -480,23 +381,22 @@ impl Shard {
 
     /// Returns the payment that has this record's id.
     fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
-        self.ids.get(&(payer_of(record), record.id?)).copied()
+        self.ids.get(&(PayerKey::of(record), record.id?)).copied()
     }
 
     fn insert(&mut self, record: Box<Record>) {
         if let Some(id) = record.id {
-            self.ids.insert((payer_of(&record), id), record.key);
+            self.ids.insert((PayerKey::of(&record), id), record.key);
         }
         self.by_state[record.settlement.state() as usize].insert(record.key);
-        self.expiry.insert((expiry(&record), record.key));
+        self.expiry.insert((record.forget_at(), record.key));
         self.records.insert(record.key, record);
     }
 
     /// Takes a record that an earlier process stored.
     #[cfg(feature = "sqlite")]
     fn restore(&mut self, record: Record) {
-        self.owed.change(U256::ZERO, record.owed());
-        let payer = payer_of(&record);
+        let payer = PayerKey::of(&record);
         let sums = self.payers.entry(payer).or_default();
         sums.add(&Share::of(&record));
         if sums.is_empty() {
@@ -507,16 +407,15 @@ impl Shard {
 
     fn remove(&mut self, key: &PaymentKey, now: u64) {
         let Some(record) = self.records.remove(key) else { return };
-        self.expiry.remove(&(expiry(&record), *key));
+        self.expiry.remove(&(record.forget_at(), *key));
         self.by_state[record.settlement.state() as usize].remove(key);
         if let Some(id) = record.id {
-            self.ids.remove(&(payer_of(&record), id));
+            self.ids.remove(&(PayerKey::of(&record), id));
         }
         if record.settlement.paid_by().is_some() {
             self.settled_and_removed += 1;
         }
-        self.owed.change(record.owed(), U256::ZERO);
-        let payer = payer_of(&record);
+        let payer = PayerKey::of(&record);
         if let Some(sums) = self.payers.get_mut(&payer) {
             sums.subtract(&Share::of(&record));
             sums.age(now);
@@ -533,25 +432,14 @@ impl Shard {
             let Some((at, key)) = self.expiry.first().copied().filter(|(at, _)| *at < now) else { break };
             self.expiry.pop_first();
             // The entry may be of a record that was looked at before, then discarded, and perhaps reserved again.
-            let Some(record) = self.records.get(&key).filter(|record| expiry(record) <= at) else { continue };
+            let Some(record) = self.records.get(&key).filter(|record| record.forget_at() <= at) else { continue };
             if record.may_be_forgotten(now) {
                 self.remove(&key, now);
                 removed.push(key);
             } else {
-                self.expiry.insert((now.saturating_add(RETENTION), key));
+                self.expiry.insert((now.saturating_add(LOOKED_AT_AGAIN), key));
             }
         }
         removed
     }
-}
-
-/// Whatever was signed, it is paid from the payer's balance in the token.
-fn payer_of(record: &Record) -> PayerKey {
-    let PaymentKey { network, payer, .. } = record.key;
-    PayerKey { network, asset: record.terms.offer().asset.address, payer }
-}
-
-/// Returns when a record may be removed, in Unix seconds.
-pub(super) fn expiry(record: &Record) -> u64 {
-    u64::try_from(record.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(RETENTION)
 }

@@ -146,7 +146,7 @@ mod rules;
 mod seller;
 mod work;
 
-use std::{future::Future, sync::Arc};
+use std::future::Future;
 
 use alloy_primitives::{Address, B256, U256};
 use tracing::Instrument as _;

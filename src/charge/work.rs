@@ -14,6 +14,7 @@ use crate::{
     ledger::{BodyDigest, Fingerprint, StoredResponse},
     protocol::{PaymentPayload, SettlementResponse},
     telemetry::{self, RequestOutcome},
+    upload::Arrived,
 };
 
 impl Seller {
@@ -190,8 +191,12 @@ impl fmt::Debug for Request {
 
 /// It is all there.
 impl Presented for Request {
-    fn longest(&self) -> u64 {
-        0
+    fn held(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn arrived(&mut self) -> Arrived {
+        Arrived::default()
     }
 
     fn is_arriving(&self) -> bool {

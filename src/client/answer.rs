@@ -32,7 +32,7 @@ pub enum NextStep {
 }
 
 /// The head of an answer, and whether it makes it worth sending the payment again.
-pub(super) struct Answer<'a> {
+pub(super) struct AnswerHead<'a> {
     pub(super) status: StatusCode,
     pub(super) headers: &'a HeaderMap,
     /// Of another 402 of v1, if it was read.
@@ -60,7 +60,7 @@ pub(super) enum Said {
     Nothing,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> AnswerHead<'a> {
     /// `may_be_repeated` says whether the server works once for this payment, or for any number of such requests.
     pub(super) fn new(
         status: StatusCode,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ChannelFinding;
 use crate::{
+    client::sums::{less, plus, sum},
     network::Network,
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, ChannelState, Deposit, DepositAuthorization, Escrow, Voucher, VoucherState},
@@ -645,16 +646,3 @@ debug_fields!(ChannelEntry |this| {
     pending: this.pending,
     dispute: this.dispute(),
 });
-
-/// Sums reach the bound only in hostile numbers, which the limits refuse.
-pub(super) fn plus(one: Usdc, other: Usdc) -> Usdc {
-    one.checked_add(other).unwrap_or(Usdc::MAX)
-}
-
-pub(super) fn less(from: Usdc, amount: Usdc) -> Usdc {
-    from.checked_sub(amount).unwrap_or(Usdc::ZERO)
-}
-
-pub(super) fn sum(amounts: impl Iterator<Item = Usdc>) -> Usdc {
-    amounts.fold(Usdc::ZERO, plus)
-}

@@ -25,9 +25,9 @@ pub enum NextStep {
         /// The server's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
-    /// Call [`SignedPayment::sign_again`], and send the request with the new header; or conclude. The seller refused the voucher, and says
-    /// that it charged nothing for it. This is asked for at most four times for each payment, and only while all vouchers together allow the
-    /// seller no more than the limit per payment.
+    /// Call [`SignedPayment::sign_again`](super::SignedPayment::sign_again), and send the request with the new header; or conclude. The
+    /// seller refused the voucher, and says that it charged nothing for it. This is asked for at most four times for each payment, and only while
+    /// all vouchers together allow the seller no more than the limit per payment.
     SignAgain,
 }
 

@@ -87,7 +87,7 @@ struct Deposits {
 /// |---|---|---|---|---|
 /// | the seller charges a request, or proves what it charged | `Known` | `Known` | `Known` | `Disputed` |
 /// | it refuses a voucher and proves nothing | `New` | `Unproven` | `Unproven` | `Disputed` |
-/// | the chain shows the channel, with money | `Known` | `Known` | `Known` | `Disputed` |
+/// | the channel is looked up on the chain | `Known` if it holds money | `Known` | `Known` | `Disputed` |
 /// | seller or chain say what these books exclude | `Disputed` | `Disputed` | `Disputed` | `Disputed` |
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

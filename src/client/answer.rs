@@ -25,14 +25,14 @@ pub enum NextStep {
         /// The server's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
-    /// Call [`SignedPayment::sign_again`], and send the request with the new header; or conclude. The seller refused the voucher, and says
-    /// that it charged nothing for it. This is asked for at most four times for each payment, and only while all vouchers together allow the
-    /// seller no more than the limit per payment.
+    /// Call [`SignedPayment::sign_again`](super::SignedPayment::sign_again), and send the request with the new header; or conclude. The
+    /// seller refused the voucher, and says that it charged nothing for it. This is asked for at most four times for each payment, and only while
+    /// all vouchers together allow the seller no more than the limit per payment.
     SignAgain,
 }
 
 /// The head of an answer, and whether it makes it worth sending the payment again.
-pub(super) struct Answer<'a> {
+pub(super) struct AnswerHead<'a> {
     pub(super) status: StatusCode,
     pub(super) headers: &'a HeaderMap,
     /// Of another 402 of v1, if it was read.
@@ -60,7 +60,7 @@ pub(super) enum Said {
     Nothing,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> AnswerHead<'a> {
     /// `may_be_repeated` says whether the server works once for this payment, or for any number of such requests.
     pub(super) fn new(
         status: StatusCode,

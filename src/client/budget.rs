@@ -13,7 +13,8 @@ use super::{
     ChannelEntry, Journal, JournalEntry, Refusal,
     channels::Change,
     journal::Record,
-    totals::{Charge, Limits, Totals, remaining_of},
+    sums::{add_to, less, sum},
+    totals::{Charge, Limits, Totals},
 };
 use crate::usdc::Usdc;
 
@@ -97,8 +98,7 @@ impl Budget {
         let mut payees = self.0.journal.paid().payees;
         for channel in self.0.journal.channels() {
             if channel.spent() > Usdc::ZERO {
-                let sum = payees.entry(channel.config.receiver).or_default();
-                *sum = sum.checked_add(channel.spent()).unwrap_or(Usdc::MAX);
+                add_to(payees.entry(channel.config.receiver).or_default(), channel.spent());
             }
         }
         payees
@@ -112,8 +112,7 @@ impl Budget {
     /// Returns the part of [`reserved`](Self::reserved) that is in payment channels. It can be spent, at the payees of these channels only.
     pub fn in_escrow(&self) -> Usdc {
         self.0.journal.with_books(|books| {
-            let open = books.entries().filter(|channel| channel.dispute().is_none());
-            open.fold(Usdc::ZERO, |sum, channel| sum.checked_add(channel.available()).unwrap_or(Usdc::MAX))
+            sum(books.entries().filter(|channel| channel.dispute().is_none()).map(ChannelEntry::available))
         })
     }
 
@@ -198,7 +197,7 @@ impl Budget {
     /// Counts what was charged as spent, of a payment that was closed. The rest of what was signed for is free again.
     pub(super) fn spend(&self, payment: &JournalEntry) {
         let (charge, spent) = (payment.charge(), payment.spent());
-        let rest = Charge { amount: remaining_of(charge.amount, Some(&spent.amount)), ..charge };
+        let rest = Charge { amount: less(charge.amount, spent.amount), ..charge };
         let mut totals = self.totals();
         totals.spend(&spent);
         totals.release(&rest);

@@ -6,7 +6,7 @@ use http::HeaderValue;
 
 use super::{
     Budget, JournalEntry, OfferRefusal, PaymentError, PaymentOutcome, PermitPolicy, Receipt, Refusal,
-    answer::{Answer, NextStep, Said},
+    answer::{AnswerHead, NextStep, Said},
     budget::Unsent,
     challenge::{Challenge, header_of},
     journal::Record,
@@ -35,13 +35,36 @@ pub(super) struct ExactPayment {
     budget: Budget,
     /// `None` if it was sent by an earlier request.
     unsent: Option<Unsent>,
-    /// An earlier attempt may have settled it without a clear answer.
-    in_doubt: bool,
+    state: State,
     receipt: Receipt,
     /// What the seller says it charged of a permit, if it may be believed.
     charged: Option<Usdc>,
     /// Shows what was charged of a permit.
     permits: PermitPolicy,
+}
+
+/// What is known of a payment. Of all that is heard the highest stands: a failure after an unclear attempt can be caused by that attempt's own
+/// success (a used nonce, a balance too low), and a later answer does not undo a settlement that an earlier one reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    /// It is signed, and nothing was heard of it.
+    Signed,
+    Failed,
+    /// An attempt may have settled it.
+    Unclear,
+    Accepted,
+    Settled,
+}
+
+impl State {
+    const fn outcome(self) -> PaymentOutcome {
+        match self {
+            Self::Signed | Self::Unclear => PaymentOutcome::Unknown,
+            Self::Failed => PaymentOutcome::Failed,
+            Self::Accepted => PaymentOutcome::Accepted,
+            Self::Settled => PaymentOutcome::Settled,
+        }
+    }
 }
 
 impl ExactPayment {
@@ -96,9 +119,8 @@ impl ExactPayment {
     pub(super) fn again(wallet: &Wallet, entry: JournalEntry, is_paid: bool) -> Result<Self, PaymentError> {
         let header = header_of(&entry.payment)?;
         let mut payment = Self::new(wallet, header, entry, None);
-        payment.in_doubt = true;
+        payment.note(if is_paid { State::Accepted } else { State::Unclear });
         if is_paid {
-            payment.receipt.outcome = PaymentOutcome::Accepted;
             payment.set_charged(payment.entry.charged);
         }
         Ok(payment)
@@ -108,7 +130,7 @@ impl ExactPayment {
         let JournalEntry { network, asset, amount, payer, pay_to, nonce, .. } = entry;
         let receipt = Receipt::signed((network, asset), amount, (payer, pay_to), nonce);
         let (budget, permits) = (wallet.budget.clone(), wallet.permits.clone());
-        Self { header, entry, budget, unsent, in_doubt: false, receipt, charged: None, permits }
+        Self { header, entry, budget, unsent, state: State::Signed, receipt, charged: None, permits }
     }
 
     /// Signs an authorization that is valid for `window` seconds from when its signature is there. If the signer took so long that it is not,
@@ -176,8 +198,13 @@ impl ExactPayment {
         self.receipt.amount = charged.unwrap_or(self.entry.amount);
     }
 
+    fn note(&mut self, heard: State) {
+        self.state = self.state.max(heard);
+        self.receipt.outcome = self.state.outcome();
+    }
+
     /// Reads what an answer says of this payment.
-    fn read(&self, answer: &Answer<'_>) -> Said {
+    fn read(&self, answer: &AnswerHead<'_>) -> Said {
         let JournalEntry { version, network, payer, .. } = self.entry;
         let said = answer.said(version, network, payer);
         let Said::Paid { response, .. } = &said else { return said };
@@ -229,43 +256,34 @@ impl SchemePayment for ExactPayment {
         }
     }
 
-    fn answered(&mut self, answer: &Answer<'_>) -> NextStep {
-        use PaymentOutcome::{Accepted, Failed, Settled, Unknown};
+    fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep {
         let said = self.read(answer);
         let is_pending = matches!(&said, Said::Failed { reason: Reason::SettlementPending, .. });
         let next = if answer.is_transient || is_pending { answer.retry() } else { NextStep::Conclude };
-        let (outcome, transaction) = match &said {
-            Said::Paid { transaction: Some(transaction), .. } => (Settled, Some(*transaction)),
-            Said::Paid { transaction: None, .. } => (Accepted, None),
-            Said::Failed { reason, transaction } => (outcome_of(reason), *transaction),
-            Said::Refused(reason) => (outcome_of(reason), None),
-            Said::Rejected => (Failed, None),
-            Said::AskedAgain(_) | Said::Nothing => (Unknown, None),
+        let (heard, transaction) = match &said {
+            Said::Paid { transaction: Some(transaction), .. } => (State::Settled, Some(*transaction)),
+            Said::Paid { transaction: None, .. } => (State::Accepted, None),
+            Said::Failed { reason, transaction } => (heard(reason), *transaction),
+            Said::Refused(reason) => (heard(reason), None),
+            Said::Rejected => (State::Failed, None),
+            Said::AskedAgain(_) | Said::Nothing => (State::Unclear, None),
             Said::Contradiction(what) => {
                 tracing::warn!(nonce = %self.entry.nonce, what, "a payment response contradicts what was signed");
-                (Unknown, None)
+                (State::Unclear, None)
             }
         };
-        // A later answer does not undo a settlement that an earlier one reported.
-        match (self.receipt.outcome, outcome) {
-            (Settled, Settled) | (Accepted, Settled | Accepted) => {}
-            (Settled | Accepted, _) => return next,
-            _ => {}
+        if self.state.outcome().is_paid() && heard < self.state {
+            return next;
         }
-        // After an unclear attempt, a failure can be caused by that attempt's own success: a used nonce, a balance too low.
-        self.receipt.outcome = if outcome == Failed && self.in_doubt { Unknown } else { outcome };
+        self.note(heard);
         self.receipt.transaction = transaction;
         self.receipt.reason = said.why(answer.status);
         self.set_charged(self.charged_by(&said));
-        self.in_doubt |= self.receipt.outcome == Unknown;
         next
     }
 
     fn unanswered(&mut self) -> NextStep {
-        if !self.receipt.outcome.is_paid() {
-            self.receipt.outcome = PaymentOutcome::Unknown;
-        }
-        self.in_doubt = true;
+        self.note(State::Unclear);
         NextStep::Retry { after: None }
     }
 
@@ -285,7 +303,9 @@ impl SchemePayment for ExactPayment {
 
     fn resume(&mut self, was_sent: bool) -> bool {
         // Its caller may have gone away before there was an answer.
-        self.in_doubt |= was_sent;
+        if was_sent {
+            self.note(State::Unclear);
+        }
         true
     }
 
@@ -294,10 +314,10 @@ impl SchemePayment for ExactPayment {
     }
 }
 
-/// A settled payment that is presented again can be refused with some of the reasons.
-fn outcome_of(reason: &Reason) -> PaymentOutcome {
+/// Returns what a reason says. A settled payment that is presented again can be refused with some of the reasons.
+fn heard(reason: &Reason) -> State {
     match reason.of_exact() {
-        Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => PaymentOutcome::Unknown,
-        _ => PaymentOutcome::Failed,
+        Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => State::Unclear,
+        _ => State::Failed,
     }
 }

@@ -79,6 +79,7 @@ mod receipt;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 mod reconcile;
 mod response_body;
+mod sums;
 mod totals;
 mod wallet;
 

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
     PaymentError, Receipt,
-    answer::{Answer, NextStep},
+    answer::{AnswerHead, NextStep},
 };
 use crate::{
     clock::Clock,
@@ -33,7 +33,7 @@ pub(super) trait SchemePayment: fmt::Debug + Send + Sync {
     fn set_sent(&mut self, sent: bool);
 
     /// Interprets an answer.
-    fn answered(&mut self, answer: &Answer<'_>) -> NextStep;
+    fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep;
 
     /// Notes that no answer came.
     fn unanswered(&mut self) -> NextStep;
@@ -113,7 +113,7 @@ impl SignedPayment {
     /// `body` is that of another 402, if it was read. Servers of v1 give their reason there.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> NextStep {
         let may_be_repeated = || self.is_idempotent || self.has_payment_id();
-        let answer = Answer::new(status, headers, body, self.clock.now(), may_be_repeated);
+        let answer = AnswerHead::new(status, headers, body, self.clock.now(), may_be_repeated);
         self.payment.answered(&answer)
     }
 

@@ -9,7 +9,11 @@ use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::{ChannelEntry, Refusal, channels::Change};
+use super::{
+    ChannelEntry, Refusal,
+    channels::Change,
+    sums::{add_to, less, plus},
+};
 use crate::usdc::Usdc;
 
 /// The amount of one payment, with everything that limits are set on.
@@ -89,20 +93,20 @@ impl Totals {
             return Err(Refusal::AboveTotalLimit { asked, remaining, limit: limits.total });
         }
         if let Some(limit) = limits.per_payee {
-            let remaining = remaining_of(limit, self.payees.get(&charge.payee));
+            let remaining = less(limit, of(&self.payees, &charge.payee));
             if asked > remaining {
                 return Err(Refusal::AbovePayeeLimit { payee: charge.payee, asked, remaining, limit });
             }
         }
         if let Some(limit) = limits.of_host(&charge.host) {
-            let remaining = remaining_of(limit, self.hosts.get(&charge.host));
+            let remaining = less(limit, of(&self.hosts, &charge.host));
             if asked > remaining {
                 return Err(Refusal::AboveHostLimit { host: charge.host.clone(), asked, remaining, limit });
             }
         }
         for window in &mut self.windows {
             window.remove_older(now);
-            let remaining = remaining_of(window.limit, Some(&window.sum));
+            let remaining = less(window.limit, window.sum);
             if asked > remaining {
                 let (window, limit) = (Duration::from_secs(window.length), window.limit);
                 return Err(Refusal::AboveWindowLimit { window, asked, remaining, limit });
@@ -114,7 +118,7 @@ impl Totals {
 
     /// Adds a charge without checking limits, which may have been lowered since it was signed.
     pub(super) fn add(&mut self, charge: &Charge) {
-        add_to(&mut self.reserved, charge.amount);
+        self.reserved = plus(self.reserved, charge.amount);
         add_to(self.payees.entry(charge.payee).or_default(), charge.amount);
         add_to(self.hosts.entry(charge.host.clone()).or_default(), charge.amount);
         for window in &mut self.windows {
@@ -124,11 +128,11 @@ impl Totals {
 
     /// Returns the largest amount that every limit but that per payment leaves room for.
     pub(super) fn remaining_for(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Usdc {
-        let payee = limits.per_payee.map(|limit| remaining_of(limit, self.payees.get(&charge.payee)));
-        let host = limits.of_host(&charge.host).map(|limit| remaining_of(limit, self.hosts.get(&charge.host)));
+        let payee = limits.per_payee.map(|limit| less(limit, of(&self.payees, &charge.payee)));
+        let host = limits.of_host(&charge.host).map(|limit| less(limit, of(&self.hosts, &charge.host)));
         let windows = self.windows.iter_mut().map(|window| {
             window.remove_older(now);
-            remaining_of(window.limit, Some(&window.sum))
+            less(window.limit, window.sum)
         });
         let least = windows.chain(payee).chain(host).min().unwrap_or(Usdc::MAX);
         least.min(self.remaining(limits.total))
@@ -145,28 +149,28 @@ impl Totals {
     /// Moves what a channel was charged since from reserved to spent, and follows the changes of its deposits. Signed deposits have
     /// reservations of their own.
     pub(super) fn channel_changed(&mut self, before: Option<&ChannelEntry>, now: &ChannelEntry, changes: &[Change]) {
-        let spent_before = before.map(ChannelEntry::spent);
+        let spent_before = before.map(ChannelEntry::spent).unwrap_or_default();
         for change in changes {
             match *change {
                 Change::Released { signed_at, amount } => self.release(&channel_charge(now, amount, signed_at)),
                 Change::Found { at, amount } => self.add(&channel_charge(now, amount, at)),
             }
         }
-        self.spend(&channel_charge(now, remaining_of(now.spent(), spent_before.as_ref()), now.used_at));
+        self.spend(&channel_charge(now, less(now.spent(), spent_before), now.used_at));
     }
 
     pub(super) fn spend(&mut self, charge: &Charge) {
-        subtract_from(&mut self.reserved, charge.amount);
-        add_to(&mut self.spent, charge.amount);
+        self.reserved = less(self.reserved, charge.amount);
+        self.spent = plus(self.spent, charge.amount);
     }
 
     pub(super) fn release(&mut self, charge: &Charge) {
-        subtract_from(&mut self.reserved, charge.amount);
+        self.reserved = less(self.reserved, charge.amount);
         if let Some(sum) = self.payees.get_mut(&charge.payee) {
-            subtract_from(sum, charge.amount);
+            *sum = less(*sum, charge.amount);
         }
         if let Some(sum) = self.hosts.get_mut(&charge.host) {
-            subtract_from(sum, charge.amount);
+            *sum = less(*sum, charge.amount);
         }
         for window in &mut self.windows {
             window.subtract(charge.signed_at, charge.amount);
@@ -174,7 +178,7 @@ impl Totals {
     }
 
     pub(super) fn remaining(&self, total: Usdc) -> Usdc {
-        remaining_of(remaining_of(total, Some(&self.spent)), Some(&self.reserved))
+        less(less(total, self.spent), self.reserved)
     }
 }
 
@@ -195,13 +199,13 @@ impl RollingWindow {
 
     fn add(&mut self, signed_at: u64, amount: Usdc) {
         add_to(self.by_second.entry(signed_at).or_default(), amount);
-        add_to(&mut self.sum, amount);
+        self.sum = plus(self.sum, amount);
     }
 
     fn subtract(&mut self, signed_at: u64, amount: Usdc) {
         if let Some(sum) = self.by_second.get_mut(&signed_at) {
-            subtract_from(sum, amount);
-            subtract_from(&mut self.sum, amount);
+            *sum = less(*sum, amount);
+            self.sum = less(self.sum, amount);
         }
     }
 
@@ -209,22 +213,13 @@ impl RollingWindow {
         while let Some(oldest) = self.by_second.first_entry()
             && oldest.key().saturating_add(self.length) <= now
         {
-            subtract_from(&mut self.sum, oldest.remove());
+            self.sum = less(self.sum, oldest.remove());
         }
     }
 }
 
-pub(super) fn remaining_of(limit: Usdc, used: Option<&Usdc>) -> Usdc {
-    limit.checked_sub(used.copied().unwrap_or_default()).unwrap_or(Usdc::ZERO)
-}
-
-/// Sums reach the bound only if journals of several lives are added up. Then nothing remains, which is the safe side.
-fn add_to(sum: &mut Usdc, amount: Usdc) {
-    *sum = sum.checked_add(amount).unwrap_or(Usdc::MAX);
-}
-
-fn subtract_from(sum: &mut Usdc, amount: Usdc) {
-    *sum = sum.checked_sub(amount).unwrap_or(Usdc::ZERO);
+fn of<K: std::hash::Hash + Eq>(sums: &HashMap<K, Usdc>, key: &K) -> Usdc {
+    sums.get(key).copied().unwrap_or_default()
 }
 
 /// The sums of paid entries that a later process needs for its limits.
@@ -249,7 +244,7 @@ impl PaidTotals {
     }
 
     pub(super) fn add(&mut self, charge: &Charge) {
-        add_to(&mut self.spent, charge.amount);
+        self.spent = plus(self.spent, charge.amount);
         add_to(self.payees.entry(charge.payee).or_default(), charge.amount);
         add_to(self.hosts.entry(charge.host.clone()).or_default(), charge.amount);
         add_to(self.times.entry(charge.signed_at).or_default(), charge.amount);

@@ -8,12 +8,12 @@ use std::{
 use alloy_primitives::{Address, B256};
 use tokio::sync::Notify;
 
-use super::{
-    ChannelEntry, ChannelPolicy,
-    entry::{Means, less, plus, sum},
-};
+use super::{ChannelEntry, ChannelPolicy, entry::Means};
 use crate::{
-    client::Refusal,
+    client::{
+        Refusal,
+        sums::{less, plus, sum},
+    },
     network::Network,
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, Escrow},

@@ -8,12 +8,12 @@ use alloy_sol_types::SolCall as _;
 
 use super::{
     ChannelEntry, ChannelFinding,
-    entry::{Correction, Seen, sum},
+    entry::{Correction, Seen},
     lease::Lease,
 };
 use crate::{
     chain::{authorization_use, escrow, receipt_check::ExpectedTransfer, rpc::Rpc},
-    client::{Budget, ReconcileError, reconcile::REQUEST_TIMEOUT},
+    client::{Budget, ReconcileError, reconcile::REQUEST_TIMEOUT, sums::plus},
     usdc::Usdc,
     vouchers::{ChannelId, Escrow, abi::BatchSettlement},
 };
@@ -93,7 +93,7 @@ where
             found.findings.push((lease.id(), finding));
         }
         found.seen += 1;
-        found.escrow = sum([found.escrow, lease.entry.available()].into_iter());
+        found.escrow = plus(found.escrow, lease.entry.available());
         lease.write_soon().await;
     }
     Ok(found)

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ChannelFinding;
 use crate::{
+    client::sums::{less, plus, sum},
     network::Network,
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, ChannelState, Deposit, DepositAuthorization, Escrow, Voucher, VoucherState},
@@ -86,7 +87,7 @@ struct Deposits {
 /// |---|---|---|---|---|
 /// | the seller charges a request, or proves what it charged | `Known` | `Known` | `Known` | `Disputed` |
 /// | it refuses a voucher and proves nothing | `New` | `Unproven` | `Unproven` | `Disputed` |
-/// | the chain shows the channel, with money | `Known` | `Known` | `Known` | `Disputed` |
+/// | the channel is looked up on the chain | `Known` if it holds money | `Known` | `Known` | `Disputed` |
 /// | seller or chain say what these books exclude | `Disputed` | `Disputed` | `Disputed` | `Disputed` |
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -645,16 +646,3 @@ debug_fields!(ChannelEntry |this| {
     pending: this.pending,
     dispute: this.dispute(),
 });
-
-/// Sums reach the bound only in hostile numbers, which the limits refuse.
-pub(super) fn plus(one: Usdc, other: Usdc) -> Usdc {
-    one.checked_add(other).unwrap_or(Usdc::MAX)
-}
-
-pub(super) fn less(from: Usdc, amount: Usdc) -> Usdc {
-    from.checked_sub(amount).unwrap_or(Usdc::ZERO)
-}
-
-pub(super) fn sum(amounts: impl Iterator<Item = Usdc>) -> Usdc {
-    amounts.fold(Usdc::ZERO, plus)
-}

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue};
 use super::{
     ChannelEntry, ChannelFinding, ChannelPolicy, PendingDeposit,
     books::{Terms, Wanted},
-    entry::{Correction, Doubt, Means, less, plus},
+    entry::{Correction, Doubt, Means},
     lease::Lease,
     report::{Report, contradiction},
     state::{Code, DEPOSIT_FAILED, Event, Remedy, Sent, State, Tried, code_of, remedy},
@@ -17,11 +17,12 @@ use super::{
 use crate::{
     client::{
         ChannelReceipt, PaymentError, Receipt, Refusal,
-        answer::{Answer, NextStep, Said},
+        answer::{AnswerHead, NextStep, Said},
         budget::Reservation,
         challenge::{Challenge, header_of},
         offer::AcceptedOffer,
         payment::SchemePayment,
+        sums::{less, plus},
         totals::{Charge, host_of},
         wallet::{Asked, Validity, Wallet},
     },
@@ -43,8 +44,8 @@ pub(in crate::client) struct VoucherPayment {
     wallet: Arc<Wallet>,
     offered: Offered,
     terms: Terms,
-    purchase: Purchase,
-    channel: Channel,
+    purchase: PurchaseName,
+    hold: Hold,
     header: HeaderValue,
     sent: Sent,
     /// The present voucher's ceiling.
@@ -70,24 +71,25 @@ struct Offered {
     has_id: bool,
 }
 
-/// The purchase that is paid for, by the hash of its name.
+/// The name of the purchase that is paid for, as its hash.
 #[derive(Clone, Copy)]
-enum Purchase {
-    Unnamed,
-    Named(B256),
+enum PurchaseName {
+    None,
+    /// It is signed for the first time.
+    New(B256),
     /// It was signed for before, in this channel, and only there does the seller know it.
-    Repeated(B256),
+    Known(B256),
 }
 
-/// The channel that pays.
-enum Channel {
-    /// The payment has it for itself.
+/// How the payment has its channel.
+enum Hold {
+    /// For itself.
     Held(Box<Lease>),
     /// The seller called it busy, and the payment has another one, for which nothing is signed yet. This deposit may be made there.
     Leaving { busy: Box<Lease>, next: Box<Lease>, deposit: Usdc },
     /// It was given back. Then this much was charged, and this was the last voucher.
     Paused { charged: Usdc, signed: Option<VoucherState> },
-    /// The payment is done with it.
+    /// Not any more.
     Gone,
 }
 
@@ -104,17 +106,17 @@ impl VoucherPayment {
     ) -> Result<Self, PaymentError> {
         let Some(policy) = &wallet.channels else { return Err(Refusal::NoPayableOffer { reasons: vec![] }.into()) };
         let (purchase, wanted) = match (asked.purchase, signed_in) {
-            (None, _) => (Purchase::Unnamed, Wanted::Best),
-            (Some((key, _)), None) => (Purchase::Named(key), Wanted::Best),
+            (None, _) => (PurchaseName::None, Wanted::Best),
+            (Some((key, _)), None) => (PurchaseName::New(key), Wanted::Best),
             // Asking for its answer costs nothing, whatever the price is now.
-            (Some((key, _)), Some(channel)) => (Purchase::Repeated(key), Wanted::Only(channel)),
+            (Some((key, _)), Some(channel)) => (PurchaseName::Known(key), Wanted::Only(channel)),
         };
-        if !purchase.is_repeated() {
+        if !purchase.is_known() {
             wallet.budget.check_price(accepted.amount)?;
         }
         let offer = (policy, challenge, accepted, offer);
         match Self::sign_in(wallet, offer, asked, (purchase, wanted)).await {
-            Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) && !purchase.is_repeated() => {
+            Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) && !purchase.is_known() => {
                 Self::sign_in(wallet, offer, asked, (purchase, Wanted::NoDeposit(&refusal))).await
             }
             signed => signed,
@@ -125,7 +127,7 @@ impl VoucherPayment {
         wallet: &Arc<Wallet>,
         (policy, challenge, accepted, offer): (&ChannelPolicy, &Challenge, &AcceptedOffer, &ChannelOffer),
         asked: &Asked<'_>,
-        (purchase, wanted): (Purchase, Wanted<'_>),
+        (purchase, wanted): (PurchaseName, Wanted<'_>),
     ) -> Result<Self, PaymentError> {
         let (price, asset) = (accepted.amount, &accepted.offer.asset);
         let config = ChannelConfig {
@@ -164,7 +166,7 @@ impl VoucherPayment {
             offered: Offered { challenge, index: accepted.index, asset: asset.clone(), max_timeout, has_id },
             terms,
             purchase,
-            channel: Channel::Gone,
+            hold: Hold::Gone,
             header: HeaderValue::from_static(""),
             sent: Sent::Voucher,
             max: Usdc::ZERO,
@@ -176,7 +178,7 @@ impl VoucherPayment {
             receipt,
             channel_receipt,
         };
-        payment.sign_for(Box::new(lease), deposit, purchase.is_repeated()).await?;
+        payment.sign_for(Box::new(lease), deposit, purchase.is_known()).await?;
         Ok(payment)
     }
 
@@ -227,7 +229,7 @@ impl VoucherPayment {
         self.receipt.nonce = digest;
         self.channel_receipt.id = id;
         self.channel_receipt.deposit = amount.or(self.channel_receipt.deposit);
-        self.channel = Channel::Held(Box::new(lease));
+        self.hold = Hold::Held(Box::new(lease));
         self.note(Event::Sent);
         Ok(())
     }
@@ -266,7 +268,7 @@ impl VoucherPayment {
     ) -> Result<(), PaymentError> {
         match self.sign_for(next, deposit, false).await {
             Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
-                self.channel = Channel::Held(busy);
+                self.hold = Hold::Held(busy);
                 self.tried.leaving = true;
                 Ok(())
             }
@@ -303,13 +305,13 @@ impl VoucherPayment {
 
     /// Takes another channel than the one that the seller calls busy, where one is free or may be opened.
     fn leave_busy_channel(&mut self) -> bool {
-        let (Some(policy), Channel::Held(lease)) = (&self.wallet.channels, &self.channel) else { return false };
+        let (Some(policy), Hold::Held(lease)) = (&self.wallet.channels, &self.hold) else { return false };
         let Some((mut next, deposit)) = lease.another(policy, &self.terms, self.wallet.now()) else { return false };
         let ChannelEntry { host, method, url, .. } = &lease.entry;
         next.entry.set_request(host, method, url);
         self.signed_again += 1;
-        self.channel = match std::mem::replace(&mut self.channel, Channel::Gone) {
-            Channel::Held(busy) => Channel::Leaving { busy, next: Box::new(next), deposit },
+        self.hold = match std::mem::replace(&mut self.hold, Hold::Gone) {
+            Hold::Held(busy) => Hold::Leaving { busy, next: Box::new(next), deposit },
             other => other,
         };
         true
@@ -327,7 +329,7 @@ impl VoucherPayment {
 
     fn unclear(&mut self, reason: Option<String>) {
         let with_deposit = matches!(self.sent, Sent::Deposit { .. });
-        if let Channel::Held(lease) = &mut self.channel {
+        if let Hold::Held(lease) = &mut self.hold {
             // Also if an earlier attempt was refused.
             let amount = less(self.max, lease.entry.charged);
             lease.entry.unclear(amount, with_deposit);
@@ -340,7 +342,7 @@ impl VoucherPayment {
     fn failed(&mut self, reason: String) {
         self.note(Event::Refused);
         if self.state == State::Refused
-            && let Channel::Held(lease) = &mut self.channel
+            && let Hold::Held(lease) = &mut self.hold
         {
             lease.entry.refused(self.before);
         }
@@ -349,7 +351,7 @@ impl VoucherPayment {
 
     /// Notes that this channel did not pay for the purchase, unless an earlier voucher of it may have.
     fn forget_purchase(&self, entry: &mut ChannelEntry) {
-        if let Purchase::Named(key) = self.purchase {
+        if let PurchaseName::New(key) = self.purchase {
             entry.forget_purchase(key);
         }
     }
@@ -359,13 +361,13 @@ impl VoucherPayment {
     fn reported(
         &mut self,
         (response, transaction): (SettlementResponse, Option<B256>),
-        answer: &Answer<'_>,
+        answer: &AnswerHead<'_>,
     ) -> Result<(), ChannelFinding> {
-        let Channel::Held(lease) = &mut self.channel else { return Ok(()) };
+        let Hold::Held(lease) = &mut self.hold else { return Ok(()) };
         let entry = &mut lease.entry;
         let most = match (self.sent, self.purchase) {
             (Sent::Last, _) => less(self.max, entry.charged),
-            (_, Purchase::Repeated(_)) => self.terms.price.max(entry.doubt),
+            (_, PurchaseName::Known(_)) => self.terms.price.max(entry.doubt),
             _ => self.terms.price,
         };
         // Without a name there is an earlier voucher if this one was signed in its place.
@@ -395,7 +397,7 @@ impl VoucherPayment {
     }
 
     /// Notes an answer that contradicts the books, which stay as they are.
-    fn contradicted(&mut self, finding: ChannelFinding, answer: &Answer<'_>) -> NextStep {
+    fn contradicted(&mut self, finding: ChannelFinding, answer: &AnswerHead<'_>) -> NextStep {
         tracing::warn!(channel = %self.channel_receipt.id, %finding, "a payment response contradicts the books of its channel");
         self.unclear(Some(finding.to_string()));
         self.channel_receipt.finding = Some(finding);
@@ -403,19 +405,19 @@ impl VoucherPayment {
     }
 
     /// Interprets a refusal with a reason code.
-    fn refused(&mut self, reason: &Reason, answer: &Answer<'_>) -> NextStep {
+    fn refused(&mut self, reason: &Reason, answer: &AnswerHead<'_>) -> NextStep {
         let was_unclear = self.state == State::Unclear;
         self.failed(reason.to_string());
-        let Channel::Held(lease) = &mut self.channel else { return NextStep::Conclude };
+        let Hold::Held(lease) = &mut self.hold else { return NextStep::Conclude };
         let deposit_is_open = match self.sent {
             Sent::Deposit { .. } => was_unclear || self.before.is_about_deposit(),
             Sent::Voucher | Sent::Last => lease.entry.may_be_deposited(self.wallet.now()),
         };
         // An attempt that may be worked on stays where it is: only there does the seller know it.
         let may_leave = self.state == State::Refused
-            && !self.purchase.is_repeated()
+            && !self.purchase.is_known()
             && self.may_sign_again(plus(self.cost, self.terms.price));
-        let Channel::Held(lease) = &mut self.channel else { return NextStep::Conclude };
+        let Hold::Held(lease) = &mut self.hold else { return NextStep::Conclude };
         match remedy(Code::of(reason), self.sent, self.tried, may_leave, deposit_is_open) {
             Remedy::Leave => match self.leave_busy_channel() {
                 true => NextStep::SignAgain,
@@ -447,7 +449,7 @@ impl VoucherPayment {
 
     /// Compares the books with those of the seller.
     fn correct(&mut self, headers: &HeaderMap, was_unclear: bool) -> NextStep {
-        let Channel::Held(lease) = &mut self.channel else { return NextStep::Conclude };
+        let Hold::Held(lease) = &mut self.hold else { return NextStep::Conclude };
         let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known());
         let correction = correct(headers, id, &mut lease.entry);
         let grown = less(lease.entry.charged, before);
@@ -518,8 +520,8 @@ impl SchemePayment for VoucherPayment {
         }
     }
 
-    fn answered(&mut self, answer: &Answer<'_>) -> NextStep {
-        let Channel::Held(lease) = &self.channel else { return NextStep::Conclude };
+    fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep {
+        let Hold::Held(lease) = &self.hold else { return NextStep::Conclude };
         let said = answer.said(Version::V2, lease.entry.network, lease.entry.config.payer);
         let why = said.why(answer.status);
         match said {
@@ -561,16 +563,16 @@ impl SchemePayment for VoucherPayment {
     }
 
     fn unanswered(&mut self) -> NextStep {
-        if let Channel::Held(_) = self.channel {
+        if let Hold::Held(_) = self.hold {
             self.unclear(None);
         }
         NextStep::Retry { after: None }
     }
 
     async fn sign_again(&mut self) -> Result<(), PaymentError> {
-        match std::mem::replace(&mut self.channel, Channel::Gone) {
-            Channel::Leaving { busy, next, deposit } => self.sign_in_place_of(busy, next, deposit).await,
-            Channel::Held(lease) => {
+        match std::mem::replace(&mut self.hold, Hold::Gone) {
+            Hold::Leaving { busy, next, deposit } => self.sign_in_place_of(busy, next, deposit).await,
+            Hold::Held(lease) => {
                 let means = lease.entry.means(self.terms.price, self.wallet.now());
                 let deposit = match (means, &self.wallet.channels) {
                     (Means::NewDeposit { .. }, Some(policy)) => lease.promise(policy, &self.terms),
@@ -579,43 +581,43 @@ impl SchemePayment for VoucherPayment {
                 match deposit {
                     Ok(deposit) => self.sign_for(lease, deposit, false).await,
                     Err(refusal) => {
-                        self.channel = Channel::Held(lease);
+                        self.hold = Hold::Held(lease);
                         Err(refusal.into())
                     }
                 }
             }
             given_back => {
-                self.channel = given_back;
+                self.hold = given_back;
                 Ok(())
             }
         }
     }
 
     async fn finish(&mut self) -> Receipt {
-        match std::mem::replace(&mut self.channel, Channel::Gone) {
+        match std::mem::replace(&mut self.hold, Hold::Gone) {
             // The channel that was taken in its place has no voucher of this payment.
-            Channel::Leaving { busy, .. } => {
+            Hold::Leaving { busy, .. } => {
                 self.channel_receipt.charged = busy.entry.charged;
                 self.leave(busy).await;
             }
-            Channel::Held(mut lease) => {
+            Hold::Held(mut lease) => {
                 if matches!(self.state, State::Unused | State::Refused) {
                     self.forget_purchase(&mut lease.entry);
                 }
                 self.channel_receipt.charged = lease.entry.charged;
-                self.channel = paused(&lease);
+                self.hold = paused(&lease);
                 lease.write_soon().await;
             }
-            given_back => self.channel = given_back,
+            given_back => self.hold = given_back,
         }
         self.whole_receipt()
     }
 
     /// What was signed is in the books, and stays in doubt.
     fn pause(&mut self) {
-        self.channel = match std::mem::replace(&mut self.channel, Channel::Gone) {
-            Channel::Held(lease) => paused(&lease),
-            Channel::Leaving { .. } => Channel::Gone,
+        self.hold = match std::mem::replace(&mut self.hold, Hold::Gone) {
+            Hold::Held(lease) => paused(&lease),
+            Hold::Leaving { .. } => Hold::Gone,
             given_back => given_back,
         };
     }
@@ -628,12 +630,12 @@ impl SchemePayment for VoucherPayment {
             State::Refused | State::Unused => return false,
             State::Signed | State::Unclear | State::Repeated => {}
         }
-        let Channel::Paused { charged, signed } = self.channel else { return false };
+        let Hold::Paused { charged, signed } = self.hold else { return false };
         let Some(lease) = Lease::get(&self.wallet.budget, self.channel_receipt.id) else { return false };
         if (charged, signed) != (lease.entry.charged, lease.entry.signed) {
             return false;
         }
-        self.channel = Channel::Held(Box::new(lease));
+        self.hold = Hold::Held(Box::new(lease));
         // Its caller may have gone away before there was an answer.
         if was_sent {
             self.note(Event::Resumed);
@@ -650,21 +652,21 @@ impl SchemePayment for VoucherPayment {
     }
 }
 
-impl Purchase {
+impl PurchaseName {
     const fn key(self) -> Option<B256> {
         match self {
-            Self::Unnamed => None,
-            Self::Named(key) | Self::Repeated(key) => Some(key),
+            Self::None => None,
+            Self::New(key) | Self::Known(key) => Some(key),
         }
     }
 
-    const fn is_repeated(self) -> bool {
-        matches!(self, Self::Repeated(_))
+    const fn is_known(self) -> bool {
+        matches!(self, Self::Known(_))
     }
 }
 
-fn paused(lease: &Lease) -> Channel {
-    Channel::Paused { charged: lease.entry.charged, signed: lease.entry.signed }
+fn paused(lease: &Lease) -> Hold {
+    Hold::Paused { charged: lease.entry.charged, signed: lease.entry.signed }
 }
 
 /// Returns `true` if the budget has no room for a deposit.

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     client::{
         Payer, PaymentError, Refusal,
-        answer::{Answer, Said},
+        answer::{AnswerHead, Said},
         challenge::{Challenge, header_of},
         wallet::Wallet,
     },
@@ -134,7 +134,7 @@ impl SignedRefundRequest {
     /// room in a payment header.
     pub async fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Result<bool, PaymentError> {
         let entry = &mut self.lease.entry;
-        let answer = Answer::new(status, headers, None, self.wallet.now(), || false);
+        let answer = AnswerHead::new(status, headers, None, self.wallet.now(), || false);
         let refund = match answer.said(Version::V2, entry.network, entry.config.payer) {
             Said::Paid { response, transaction } => refunded(*response, entry).map(|amount| (amount, transaction)),
             Said::Failed { reason, .. } => {

@@ -4,8 +4,8 @@ use alloy_primitives::U256;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ChannelEntry, ChannelFinding, entry::plus};
-use crate::{decimal::parse_decimal, protocol::SettlementResponse, usdc::Usdc};
+use super::{ChannelEntry, ChannelFinding};
+use crate::{client::sums::plus, decimal::parse_decimal, protocol::SettlementResponse, usdc::Usdc};
 
 /// How much of a seller's text is kept, in characters.
 const MAX_TEXT: usize = 40;
@@ -23,13 +23,13 @@ pub(super) enum Report {
 #[serde(rename_all = "camelCase")]
 struct Extra {
     charged_amount: Option<Value>,
-    channel_state: Option<State>,
+    channel_state: Option<ReportedState>,
 }
 
 /// The two fields of a channel's state that are compared. All others are the seller's word only, and nothing is copied from there.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct State {
+struct ReportedState {
     channel_id: Option<String>,
     charged_cumulative_amount: Option<Value>,
 }

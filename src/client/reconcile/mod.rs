@@ -14,7 +14,7 @@ pub use chain::{ReconcileError, reconcile};
 #[cfg(feature = "reqwest")]
 pub use servers::reconcile_with_servers;
 
-use super::{Budget, JournalEntry, PaymentOutcome, journal::Record};
+use super::{Budget, JournalEntry, PaymentOutcome, journal::Record, sums::add_to};
 use crate::usdc::Usdc;
 
 /// The result of a reconciliation.
@@ -71,7 +71,7 @@ impl Reconciliation {
             Proof::Void => (&mut self.void, &mut self.released, entry.amount),
         };
         *count += 1;
-        *sum = sum.checked_add(amount).unwrap_or(Usdc::MAX);
+        add_to(sum, amount);
     }
 }
 

@@ -177,7 +177,7 @@ pub async fn a_reorged_payment_is_due_and_in_flight(ledger: Arc<dyn Ledger>, _: 
     assert_eq!(record.fulfilment, Fulfilment::Produced, "the response was produced");
     let other = reserve(&*ledger, super::record(1, 2)).await;
     assert!(matches!(admit(&*ledger, &other, 19, 10).await, Err(LedgerError::InsufficientFunds)), "both are in flight");
-    ledger.advance(&key, &settle.clone().into()).await.unwrap();
+    ledger.advance(&key, &settle.into()).await.unwrap();
     ledger.advance(&key, &SettlementStep::Finalize.into()).await.unwrap();
     assert!(
         matches!(ledger.advance(&key, &SettlementStep::Reorg.into()).await, Err(LedgerError::InvalidTransition(_))),

@@ -60,7 +60,7 @@ async fn owed(ledger: &dyn Ledger) -> u64 {
 async fn settle(ledger: &dyn Ledger, purchase: &Purchase, transaction: u8) {
     let transaction = B256::repeat_byte(transaction);
     let step = SettlementStep::Settle { transaction, block: Some(2), fee: None };
-    ledger.advance(&key(purchase), &step.clone().into()).await.unwrap();
+    ledger.advance(&key(purchase), &step.into()).await.unwrap();
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn deferred_payment_presented_again_is_replayed_and_not_settled() {
     let submit = SettlementStep::Submit { transaction: B256::repeat_byte(7) };
     for step in [None, Some(submit), Some(SettlementStep::MarkUnknown)] {
         if let Some(step) = step {
-            ledger.advance(&key(&purchase), &step.clone().into()).await.unwrap();
+            ledger.advance(&key(&purchase), &step.into()).await.unwrap();
         }
         let replay = again().await;
         assert!(is_accepted(&replay));
@@ -196,7 +196,7 @@ async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
     let (late, answer) = buy(&app, &customer).await;
     assert!(is_accepted(&answer));
     let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-    facilitator.ledger.advance(&key(&late), &fail.clone().into()).await.unwrap();
+    facilitator.ledger.advance(&key(&late), &fail.into()).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     // If it is presented again, the due payment is settled.
     let made_up_for = send(&app, late.on(evaluate("x"))).await;
@@ -205,7 +205,7 @@ async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
     assert_eq!(handled.load(Ordering::SeqCst), 4);
     let (lost, _) = buy(&app, &customer).await;
     let die = SettlementStep::Invalidate { reason: Reason::ValidBefore };
-    facilitator.ledger.advance(&key(&lost), &die.clone().into()).await.unwrap();
+    facilitator.ledger.advance(&key(&lost), &die.into()).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     let told = send(&app, lost.on(evaluate("x"))).await;
     assert_eq!((told.status, &told.settlement().unwrap()["success"]), (StatusCode::PAYMENT_REQUIRED, &json!(false)));

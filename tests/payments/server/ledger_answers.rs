@@ -115,7 +115,7 @@ async fn payment_with_a_transaction_is_served_although_the_price_has_changed() {
     let failed =
         SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0, known_transactions: vec![transaction] };
     for step in [SettlementStep::Submit { transaction }, failed] {
-        facilitator.ledger.advance(&key(&touched), &step.clone().into()).await.unwrap();
+        facilitator.ledger.advance(&key(&touched), &step.into()).await.unwrap();
     }
     price.store(2 * PRICE, Ordering::SeqCst);
     assert_eq!(send(&app, touched.on(evaluate("x"))).await.status, 500, "worked for once more");
@@ -159,7 +159,7 @@ async fn response_given_on_credit_is_not_given_for_settling_it() {
     let purchase = customer.pay(&app, get()).await;
     assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
     let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-    facilitator.ledger.advance(&key(&purchase), &failed.clone().into()).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &failed.into()).await.unwrap();
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.fulfilment, known.deferred), (Fulfilment::Produced, true));
     let answer = send(&app, purchase.on(get())).await;
@@ -205,7 +205,7 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
         buy().await.0.transaction();
         let purchase = buy().await.1;
         let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-        facilitator.ledger.advance(&key(&purchase), &failed.clone().into()).await.unwrap();
+        facilitator.ledger.advance(&key(&purchase), &failed.into()).await.unwrap();
         assert_eq!(record(&facilitator, &purchase).await.unwrap().deferred, is_on_credit);
         // Only one response is kept, and no process works on this payment any more.
         buy().await;

@@ -106,7 +106,7 @@ async fn response_settled_late_is_replayed_once_it_is_settled() {
     clock.advance(70);
     let transaction = B256::repeat_byte(0x77);
     let settled = SettlementStep::Settle { transaction, block: Some(1), fee: None };
-    facilitator.ledger.advance(&key(&purchase), &settled.clone().into()).await.unwrap();
+    facilitator.ledger.advance(&key(&purchase), &settled.into()).await.unwrap();
     let found = send(&app, purchase.on(get())).await;
     assert_eq!((found.status, found.text(), found.transaction()), (StatusCode::OK, "x", transaction));
     // From then on the authorization is public.

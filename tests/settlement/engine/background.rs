@@ -97,7 +97,7 @@ async fn failed_settlement_is_not_charged_in_the_background() {
         by: 0,
         known_transactions: Vec::new(),
     };
-    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.into()).await.unwrap();
     until(async || stage.record(&payment).await.settling.is_some()).await;
     let seen = stage.record(&payment).await.settling;
     stage.clock.advance(10);
@@ -124,7 +124,7 @@ async fn failure_is_recorded_once_in_the_background() {
         by: 1,
         known_transactions: vec![transaction],
     };
-    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.into()).await.unwrap();
     for _ in 0..3 {
         let looks = stage.calls("eth_call");
         stage.clock.advance(31);
@@ -364,7 +364,7 @@ async fn reorged_payment_of_a_replayed_response_is_settled_again() {
         by: 0,
         known_transactions: Vec::new(),
     };
-    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.into()).await.unwrap();
     let verified = stage.verify(&payment).await.unwrap();
     paid_by(&stage.settle(&payment, &verified).await);
     // Nor can the transaction be sent again.

@@ -247,7 +247,7 @@ async fn stuck_batch_is_replaced_although_one_of_its_payments_is_settled() {
         until(async || !stage.record(&both[0]).await.transactions.is_empty()).await;
         let theirs = stage.front_run(&both[0]);
         let step = SettlementStep::Settle { transaction: theirs, block: None, fee: None };
-        stage.ledger.advance(&both[0].key(), &step.clone().into()).await.unwrap();
+        stage.ledger.advance(&both[0].key(), &step.into()).await.unwrap();
         theirs
     };
     let (outcomes, theirs) = tokio::join!(settling, meanwhile);

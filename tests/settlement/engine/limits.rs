@@ -412,7 +412,7 @@ async fn transaction_is_replaced_although_its_payment_failed_before() {
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
-    stage.ledger.advance(&payment.key(), &failed.clone().into()).await.unwrap();
+    stage.ledger.advance(&payment.key(), &failed.into()).await.unwrap();
     super::settle::bury_the_first_transaction(&stage);
     let transaction = paid_by(&stage.settle(&payment, &verified).await);
     let signed = stage.record(&payment).await.transactions;
@@ -644,7 +644,7 @@ async fn other_processes_leave_a_payment_alone_while_it_may_settle() {
     assert!(matches!(outcome, SettlementOutcome::Unknown { .. }), "{outcome:?}");
     let take = async || {
         let step = SettlementStep::Claim(Settling { by: 1, until: stage.clock.now() + 1 });
-        stage.ledger.advance(&payment.key(), &step.clone().into()).await
+        stage.ledger.advance(&payment.key(), &step.into()).await
     };
     stage.clock.advance(60);
     assert!(matches!(take().await, Err(LedgerError::InvalidTransition(_))));

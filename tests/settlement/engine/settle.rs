@@ -396,7 +396,7 @@ async fn stuck_transaction_is_replaced_although_its_payment_is_settled() {
         until(async || !stage.record(&payment).await.transactions.is_empty()).await;
         let theirs = stage.front_run(&payment);
         let step = SettlementStep::Settle { transaction: theirs, block: None, fee: None };
-        stage.ledger.advance(&payment.key(), &step.clone().into()).await.unwrap();
+        stage.ledger.advance(&payment.key(), &step.into()).await.unwrap();
         theirs
     };
     let (outcome, theirs) = tokio::join!(stage.settle(&payment, &verified), meanwhile);

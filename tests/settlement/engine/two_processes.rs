@@ -133,7 +133,7 @@ async fn payment_claimed_or_settled_by_another_process_is_not_reported_as_failed
         let verified = stage.admit(&payment).await;
         let failed =
             SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0, known_transactions: Vec::new() };
-        second.advance(&payment.key(), &failed.clone().into()).await.unwrap();
+        second.advance(&payment.key(), &failed.into()).await.unwrap();
         let again = payment.clone().again(1);
         let others = async {
             gated.until_one_waits().await;

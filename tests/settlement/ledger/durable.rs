@@ -202,7 +202,7 @@ async fn removed_settled_payments_stay_counted_after_a_restart() {
         let lease = reserve(&ledger, payment.clone()).await;
         produce(&ledger, &lease).await;
         let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
-        ledger.advance(&lease.key, &settle.clone().into()).await.unwrap();
+        ledger.advance(&lease.key, &settle.into()).await.unwrap();
     }
     ledger.advance(&last.key, &SettlementStep::Finalize.into()).await.unwrap();
     reserve(&ledger, unpaid.clone()).await;
@@ -367,7 +367,7 @@ async fn a_change_that_nobody_waits_for_shares_a_commit() {
         ledger.advance(&lease.key, &lease.step(FulfilmentStep::Deliver)).await.unwrap();
         tokio::task::yield_now().await;
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        ledger.advance(&lease.key, &settle.clone().into()).await.unwrap();
+        ledger.advance(&lease.key, &settle.into()).await.unwrap();
         ledger.advance(&lease.key, &SettlementStep::Finalize.into()).await.unwrap();
     }
     let commits = ledger.commits() - before;
@@ -404,7 +404,7 @@ async fn only_steps_that_may_be_lost_do_not_wait_for_the_disk() {
         admit(&ledger, &new, 10, 1).await.unwrap();
         again += u32::from(ledger.advance(&new.key, &new.step(start.clone())).now_or_never().is_none());
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        ledger.advance(&paid.key, &settle.clone().into()).await.unwrap();
+        ledger.advance(&paid.key, &settle.into()).await.unwrap();
         upfront += u32::from(ledger.advance(&paid.key, &paid.step(start.clone())).now_or_never().is_none());
         let produce = FulfilmentStep::Produce { charged: None, body: None, at: 0, response: None };
         shown += u32::from(ledger.advance(&new.key, &new.step(produce.clone())).now_or_never().is_none());
@@ -548,7 +548,7 @@ async fn failure_counts_survive_a_restart() {
     produce(&ledger, &lease).await;
     for _ in 0..2 {
         let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1, known_transactions: Vec::new() };
-        ledger.advance(&lease.key, &fail.clone().into()).await.unwrap();
+        ledger.advance(&lease.key, &fail.into()).await.unwrap();
     }
     ledger.close().await;
 
@@ -629,7 +629,7 @@ async fn produced(ledger: &SqliteLedger, lease: &Lease) {
 async fn settled(ledger: &SqliteLedger, lease: &Lease) {
     produce(ledger, lease).await;
     let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
-    ledger.advance(&lease.key, &settle.clone().into()).await.unwrap();
+    ledger.advance(&lease.key, &settle.into()).await.unwrap();
 }
 
 async fn submitted(ledger: &SqliteLedger, lease: &Lease) {

@@ -102,7 +102,7 @@ async fn what_is_owed_stays_within_the_limit_across_replicas() {
         let paid = reserve(&*replicas[0], record(payer, 0)).await;
         produce(&*replicas[0], &paid).await;
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        replicas[0].advance(&paid.key, &settle.clone().into()).await.unwrap();
+        replicas[0].advance(&paid.key, &settle.into()).await.unwrap();
         for nonce in 1..=4 {
             let lease = reserve(&*replicas[0], record(payer, nonce)).await;
             produce(&*replicas[0], &lease).await;

@@ -47,7 +47,7 @@ async fn paid_after(stage: &Stage, lease_until: u64, steps: Vec<FulfilmentStep>)
     let lease = reserve(stage, &payment, lease_until).await;
     stage.ledger.advance(&lease.key, &lease.step(FulfilmentStep::Admit { funds: None, due: true })).await.unwrap();
     let settled = SettlementStep::Settle { transaction: TRANSACTION, block: Some(9), fee: Some(U256::from(5)) };
-    stage.ledger.advance(&payment.key(), &settled.clone().into()).await.unwrap();
+    stage.ledger.advance(&payment.key(), &settled.into()).await.unwrap();
     for step in steps {
         stage.ledger.advance(&lease.key, &lease.step(step.clone())).await.unwrap();
     }

@@ -186,7 +186,7 @@ async fn settlement_moved_to_a_later_block_is_final_with_that_block() {
     let block = settlement(&seller, &purchase).await.block().unwrap();
     // Final by its number.
     let moved = SettlementStep::Settle { transaction, block: Some(1), fee: None };
-    ledger.advance(&support::scripted::key(&purchase), &moved.clone().into()).await.unwrap();
+    ledger.advance(&support::scripted::key(&purchase), &moved.into()).await.unwrap();
 
     let diligent = stage.remote().confirm(NET, node.url()).reconcile_interval(OFTEN).ledger(ledger.clone());
     let _another = diligent.build().await.unwrap();
@@ -254,7 +254,7 @@ async fn settled_on(network: Network, ledger: &dyn Ledger) {
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     ledger.reserve(&Record::new(&payment, request, 30, 60)).await.unwrap();
     let step = SettlementStep::Settle { transaction: B256::ZERO, block: Some(1), fee: None };
-    ledger.advance(&payment.key(), &step.clone().into()).await.unwrap();
+    ledger.advance(&payment.key(), &step.into()).await.unwrap();
 }
 
 #[tokio::test]

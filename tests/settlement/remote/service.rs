@@ -244,7 +244,7 @@ async fn one_process_of_a_service_settles_a_payment_at_a_time() {
             told.notified().await;
             if call == 0 {
                 let submit = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
-                journal.advance(&payment.key(), &submit.clone().into()).await.unwrap();
+                journal.advance(&payment.key(), &submit.into()).await.unwrap();
             }
             Ok(if call == 0 { failed_in(Some(B256::repeat_byte(1))) } else { paid() })
         }
@@ -282,7 +282,7 @@ impl Around for SettlesTheEarlier {
         let result = work.await;
         if let (Call::Fulfil(FulfilmentStep::Admit { .. }), Err(LedgerError::BalancePending)) = (call, &result) {
             let settle = SettlementStep::Settle { transaction: B256::repeat_byte(1), block: Some(5), fee: None };
-            self.ledger.advance(&self.earlier, &settle.clone().into()).await.unwrap();
+            self.ledger.advance(&self.earlier, &settle.into()).await.unwrap();
         }
         result
     }

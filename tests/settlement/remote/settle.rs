@@ -57,7 +57,7 @@ impl Case {
 
     async fn step(&self, steps: impl IntoIterator<Item = SettlementStep>) {
         for step in steps {
-            self.ledger.advance(&self.payment.key(), &step.clone().into()).await.unwrap();
+            self.ledger.advance(&self.payment.key(), &step.into()).await.unwrap();
         }
     }
 

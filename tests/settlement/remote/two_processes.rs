@@ -39,7 +39,7 @@ async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     let _seller = stage.seller_on(gated.clone(), remote, |layer| layer).await;
     gated.until_one_waits().await;
     let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 9, known_transactions: Vec::new() };
-    ledger.advance(&key, &failed.clone().into()).await.expect("nobody has it");
+    ledger.advance(&key, &failed.into()).await.expect("nobody has it");
     gated.open();
     until(async || record().await.is_some_and(|record| record.failures == 2)).await;
     assert!(stage.settles().is_empty(), "given away without being asked for");

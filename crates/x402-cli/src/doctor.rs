@@ -413,12 +413,16 @@ async fn check_key(report: &mut Report, node: &Node, name: &str, key: &PrivateKe
 /// Asks a facilitator whether it settles on this network.
 async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network) -> Result<(), Error> {
     const NAME: &str = "facilitator";
+    const TOKEN: &str = "Set FACILITATOR_TOKEN to the token that it gave you.";
     /// An answer with many networks, extensions and signers, in bytes.
     const LONGEST: usize = 256 * 1024;
     let client = reqwest::Client::builder().timeout(Duration::from_secs(15)).build().map_err(Error::Http)?;
     let origin = url.origin();
-    let mut asking = client.get(format!("{}/supported", url.as_str().trim_end_matches('/')));
-    if let Some(token) = facilitator_token() {
+    let (base, token) = (url.as_str().trim_end_matches('/'), facilitator_token());
+    let is_refusal = |status| matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    let refused = |status| format!("{origin} refuses to answer ({status})");
+    let mut asking = client.get(format!("{base}/supported"));
+    if let Some(token) = &token {
         asking = asking.bearer_auth(token);
     }
     let answer = match asking.send().await {
@@ -430,9 +434,8 @@ async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network)
         }
     };
     let status = answer.status();
-    if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-        let found = format!("{origin} refuses to answer ({status})");
-        report.add(Level::Wrong, NAME, found, "Set FACILITATOR_TOKEN to the token that it gave you.");
+    if is_refusal(status) {
+        report.add(Level::Wrong, NAME, refused(status), TOKEN);
         return Ok(());
     }
     let body = Limited::new(reqwest::Body::from(answer), LONGEST).collect().await.map(|body| body.to_bytes());
@@ -442,14 +445,20 @@ async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network)
         let named = kind["network"].as_str().and_then(|name| name.parse::<Network>().ok());
         kind["scheme"] == "exact" && named == Some(network)
     };
-    match kinds.iter().any(settles) {
-        true => report.ok(NAME, format_args!("{origin} settles on {network}")),
-        false => report.add(
-            Level::Wrong,
-            NAME,
-            format_args!("{origin} does not say that it settles on {network} ({status})"),
-            "Check --facilitator-url and --network, or use another facilitator.",
-        ),
+    if !kinds.iter().any(settles) {
+        let found = format!("{origin} does not say that it settles on {network} ({status})");
+        let to_do = "Check --facilitator-url and --network, or use another facilitator.";
+        report.add(Level::Wrong, NAME, found, to_do);
+        return Ok(());
+    }
+    // Everybody may ask what is supported. Nothing is verified here: there is no payment.
+    let mut asking = client.post(format!("{base}/verify")).header("content-type", "application/json").body("{}");
+    if let Some(token) = &token {
+        asking = asking.bearer_auth(token);
+    }
+    match asking.send().await.map(|answer| answer.status()) {
+        Ok(status) if is_refusal(status) => report.add(Level::Wrong, NAME, refused(status), TOKEN),
+        _ => report.ok(NAME, format_args!("{origin} settles on {network}")),
     }
     Ok(())
 }

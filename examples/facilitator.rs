@@ -24,11 +24,7 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt as _;
-use tower_x402::{
-    Network,
-    facilitator::OnchainFacilitator,
-    server::PeerAddress,
-};
+use tower_x402::{Network, facilitator::OnchainFacilitator, server::PeerAddress};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use x402_devnet::{Devnet, DevnetPort};

@@ -1,18 +1,19 @@
 //! Spending limits, and the sums that they are checked against.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use alloy_primitives::Address;
-use url::Url;
 
 use super::{
     ChannelEntry, Journal, JournalEntry, Refusal,
     channels::Change,
-    journal::{PaidTotals, Record},
+    journal::Record,
+    totals::{Charge, Limits, Totals, remaining_of},
 };
 use crate::usdc::Usdc;
 
@@ -96,7 +97,8 @@ impl Budget {
         let mut payees = self.0.journal.paid().payees;
         for channel in self.0.journal.channels() {
             if channel.spent() > Usdc::ZERO {
-                add_to(payees.entry(channel.config.receiver).or_default(), channel.spent());
+                let sum = payees.entry(channel.config.receiver).or_default();
+                *sum = sum.checked_add(channel.spent()).unwrap_or(Usdc::MAX);
             }
         }
         payees
@@ -110,7 +112,7 @@ impl Budget {
     /// Returns the part of [`reserved`](Self::reserved) that is in payment channels. It can be spent, at the payees of these channels only.
     pub fn in_escrow(&self) -> Usdc {
         self.0.journal.with_books(|books| {
-            let open = books.entries().filter(|channel| channel.dispute.is_none());
+            let open = books.entries().filter(|channel| channel.dispute().is_none());
             open.fold(Usdc::ZERO, |sum, channel| sum.checked_add(channel.available()).unwrap_or(Usdc::MAX))
         })
     }
@@ -161,21 +163,9 @@ impl Budget {
         self.0.release_failed
     }
 
-    /// Moves what a channel was charged since from reserved to spent, and follows the changes of its deposits. Signed deposits have
-    /// reservations of their own.
+    /// Follows a channel, of which the journal has another entry now.
     pub(super) fn channel_changed(&self, before: Option<&ChannelEntry>, now: &ChannelEntry, changes: &[Change]) {
-        let mut totals = self.totals();
-        let spent_before = before.map(ChannelEntry::spent);
-        let spent = channel_charge(now, remaining_of(now.spent(), spent_before.as_ref()), now.used_at);
-        for change in changes {
-            match *change {
-                Change::Released { signed_at, amount } => {
-                    totals.release(&channel_charge(now, amount, signed_at));
-                }
-                Change::Found { at, amount } => totals.add(&channel_charge(now, amount, at)),
-            }
-        }
-        totals.spend(&spent);
+        self.totals().channel_changed(before, now, changes);
     }
 
     /// Releases the amounts of payments that their server reported as failed and that have expired by `now`, in seconds since the
@@ -319,26 +309,6 @@ impl BudgetBuilder {
     }
 }
 
-/// The amount of one payment, with everything that limits are set on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Charge {
-    pub(super) amount: Usdc,
-    pub(super) payee: Address,
-    /// Without the port: all ports of a machine have one operator.
-    pub(super) host: String,
-    /// When it was signed, in seconds since the Unix epoch.
-    pub(super) signed_at: u64,
-}
-
-fn channel_charge(channel: &ChannelEntry, amount: Usdc, signed_at: u64) -> Charge {
-    Charge { amount, payee: channel.config.receiver, host: channel.host.clone(), signed_at }
-}
-
-/// Returns the host that `per_host` counts a URL under.
-pub(super) fn host_of(url: &Url) -> String {
-    url.host_str().unwrap_or_default().to_owned()
-}
-
 /// A reserved amount. If dropped before [`hold`](Self::hold), it is released; afterwards it stays reserved.
 #[derive(Debug)]
 pub(super) struct Reservation {
@@ -348,15 +318,29 @@ pub(super) struct Reservation {
 }
 
 impl Reservation {
-    /// Keeps the amount reserved even if this is dropped: from here on a signature exists. Returns the budget.
-    pub(super) fn hold(&mut self) -> Budget {
+    /// Keeps the amount reserved even if this is dropped: from here on a signature exists.
+    pub(super) fn hold(&mut self) {
         self.is_held = true;
-        self.budget.clone()
+    }
+
+    /// Records the payment that the amount is for; when this returns, it may be sent. If the payment is not recorded, or is not sent
+    /// because the caller was cancelled in the meantime, its amount is released.
+    pub(super) async fn record(mut self, entry: JournalEntry) -> io::Result<Unsent> {
+        let (journal, recorded) = (self.budget.journal().clone(), entry.clone());
+        let finish = move |journal: &Journal, record, written: io::Result<()>| {
+            written?;
+            // From here on the signature may survive this process: dropping the reservation must not free the amount.
+            self.hold();
+            journal.apply(record);
+            Ok(Unsent { budget: self.budget.clone(), entry: recorded, is_sent: false })
+        };
+        journal.append(Record::Signed(entry), true, finish).await
     }
 
     #[cfg(test)]
     fn spend(mut self) {
-        self.hold().totals().spend(&self.charge);
+        self.hold();
+        self.budget.totals().spend(&self.charge);
     }
 }
 
@@ -378,10 +362,6 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    pub(super) const fn new(budget: Budget, entry: JournalEntry) -> Self {
-        Self { budget, entry, is_sent: false }
-    }
-
     /// Notes that the payment may have been sent, or that it certainly was not.
     pub(super) const fn set_sent(&mut self, sent: bool) {
         self.is_sent = sent;
@@ -396,186 +376,6 @@ impl Drop for Unsent {
             self.budget.journal().write_soon(void);
         }
     }
-}
-
-#[derive(Clone, Debug)]
-struct Limits {
-    per_payment: Usdc,
-    total: Usdc,
-    per_payee: Option<Usdc>,
-    per_host: Option<Usdc>,
-    /// Of single hosts, in place of `per_host`.
-    hosts: BTreeMap<String, Usdc>,
-    windows: Vec<(Duration, Usdc)>,
-}
-
-impl Limits {
-    fn of_host(&self, host: &str) -> Option<Usdc> {
-        self.hosts.get(host).copied().or(self.per_host)
-    }
-}
-
-/// The sums that the limits apply to. A charge is in all of them from its reservation until it is released.
-#[derive(Debug)]
-struct Totals {
-    spent: Usdc,
-    reserved: Usdc,
-    payees: HashMap<Address, Usdc>,
-    hosts: HashMap<String, Usdc>,
-    windows: Vec<RollingWindow>,
-}
-
-impl Totals {
-    fn new(limits: &Limits, paid: PaidTotals) -> Self {
-        let mut windows: Vec<_> =
-            limits.windows.iter().map(|(length, limit)| RollingWindow::new(*length, *limit)).collect();
-        for window in &mut windows {
-            for (signed_at, amount) in &paid.times {
-                window.add(*signed_at, *amount);
-            }
-        }
-        Self {
-            spent: paid.spent,
-            reserved: Usdc::ZERO,
-            payees: paid.payees.into_iter().collect(),
-            hosts: paid.hosts.into_iter().collect(),
-            windows,
-        }
-    }
-
-    fn reserve(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Result<(), Refusal> {
-        let asked = charge.amount;
-        if asked > limits.per_payment {
-            return Err(Refusal::AbovePaymentLimit { asked, limit: limits.per_payment });
-        }
-        let remaining = self.remaining(limits.total);
-        if asked > remaining {
-            return Err(Refusal::AboveTotalLimit { asked, remaining, limit: limits.total });
-        }
-        if let Some(limit) = limits.per_payee {
-            let remaining = remaining_of(limit, self.payees.get(&charge.payee));
-            if asked > remaining {
-                return Err(Refusal::AbovePayeeLimit { payee: charge.payee, asked, remaining, limit });
-            }
-        }
-        if let Some(limit) = limits.of_host(&charge.host) {
-            let remaining = remaining_of(limit, self.hosts.get(&charge.host));
-            if asked > remaining {
-                return Err(Refusal::AboveHostLimit { host: charge.host.clone(), asked, remaining, limit });
-            }
-        }
-        for window in &mut self.windows {
-            window.remove_older(now);
-            let remaining = remaining_of(window.limit, Some(&window.sum));
-            if asked > remaining {
-                let (window, limit) = (Duration::from_secs(window.length), window.limit);
-                return Err(Refusal::AboveWindowLimit { window, asked, remaining, limit });
-            }
-        }
-        self.add(charge);
-        Ok(())
-    }
-
-    /// Adds a charge without checking limits, which may have been lowered since it was signed.
-    fn add(&mut self, charge: &Charge) {
-        add_to(&mut self.reserved, charge.amount);
-        add_to(self.payees.entry(charge.payee).or_default(), charge.amount);
-        add_to(self.hosts.entry(charge.host.clone()).or_default(), charge.amount);
-        for window in &mut self.windows {
-            window.add(charge.signed_at, charge.amount);
-        }
-    }
-
-    /// Returns the largest amount that every limit but that per payment leaves room for.
-    fn remaining_for(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Usdc {
-        let payee = limits.per_payee.map(|limit| remaining_of(limit, self.payees.get(&charge.payee)));
-        let host = limits.of_host(&charge.host).map(|limit| remaining_of(limit, self.hosts.get(&charge.host)));
-        let windows = self.windows.iter_mut().map(|window| {
-            window.remove_older(now);
-            remaining_of(window.limit, Some(&window.sum))
-        });
-        let least = windows.chain(payee).chain(host).min().unwrap_or(Usdc::MAX);
-        least.min(self.remaining(limits.total))
-    }
-
-    /// Adds a channel of an earlier process: its deposits are reserved, and what was charged of them is spent.
-    fn add_channel(&mut self, channel: &ChannelEntry) {
-        for (signed_at, amount) in channel.deposits() {
-            self.add(&channel_charge(channel, *amount, *signed_at));
-        }
-        self.spend(&channel_charge(channel, channel.spent(), channel.used_at));
-    }
-
-    fn spend(&mut self, charge: &Charge) {
-        subtract_from(&mut self.reserved, charge.amount);
-        add_to(&mut self.spent, charge.amount);
-    }
-
-    fn release(&mut self, charge: &Charge) {
-        subtract_from(&mut self.reserved, charge.amount);
-        if let Some(sum) = self.payees.get_mut(&charge.payee) {
-            subtract_from(sum, charge.amount);
-        }
-        if let Some(sum) = self.hosts.get_mut(&charge.host) {
-            subtract_from(sum, charge.amount);
-        }
-        for window in &mut self.windows {
-            window.subtract(charge.signed_at, charge.amount);
-        }
-    }
-
-    fn remaining(&self, total: Usdc) -> Usdc {
-        remaining_of(remaining_of(total, Some(&self.spent)), Some(&self.reserved))
-    }
-}
-
-/// The sum of what was signed in the last `length` seconds.
-#[derive(Debug)]
-struct RollingWindow {
-    length: u64,
-    limit: Usdc,
-    sum: Usdc,
-    by_second: BTreeMap<u64, Usdc>,
-}
-
-impl RollingWindow {
-    fn new(length: Duration, limit: Usdc) -> Self {
-        let seconds = length.as_secs().saturating_add((length.subsec_nanos() > 0).into()).max(1);
-        Self { length: seconds, limit, sum: Usdc::ZERO, by_second: BTreeMap::new() }
-    }
-
-    fn add(&mut self, signed_at: u64, amount: Usdc) {
-        add_to(self.by_second.entry(signed_at).or_default(), amount);
-        add_to(&mut self.sum, amount);
-    }
-
-    fn subtract(&mut self, signed_at: u64, amount: Usdc) {
-        if let Some(sum) = self.by_second.get_mut(&signed_at) {
-            subtract_from(sum, amount);
-            subtract_from(&mut self.sum, amount);
-        }
-    }
-
-    fn remove_older(&mut self, now: u64) {
-        while let Some(oldest) = self.by_second.first_entry()
-            && oldest.key().saturating_add(self.length) <= now
-        {
-            subtract_from(&mut self.sum, oldest.remove());
-        }
-    }
-}
-
-fn remaining_of(limit: Usdc, used: Option<&Usdc>) -> Usdc {
-    limit.checked_sub(used.copied().unwrap_or_default()).unwrap_or(Usdc::ZERO)
-}
-
-/// Sums reach the bound only if journals of several lives are added up. Then nothing remains, which is the safe side.
-pub(super) fn add_to(sum: &mut Usdc, amount: Usdc) {
-    *sum = sum.checked_add(amount).unwrap_or(Usdc::MAX);
-}
-
-fn subtract_from(sum: &mut Usdc, amount: Usdc) {
-    *sum = sum.checked_sub(amount).unwrap_or(Usdc::ZERO);
 }
 
 #[cfg(test)]

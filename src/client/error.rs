@@ -334,3 +334,31 @@ impl PaymentError {
         }
     }
 }
+
+/// An error of [`AddPayment`](super::AddPayment).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddPaymentError<E> {
+    /// The inner service failed before anything was paid.
+    #[error(transparent)]
+    Inner(E),
+    /// The request was not paid for, or its payment was not answered.
+    #[error(transparent)]
+    Payment(PaymentError),
+}
+
+impl<E> AddPaymentError<E> {
+    /// Returns the payment error, if it is one.
+    pub const fn payment(&self) -> Option<&PaymentError> {
+        match self {
+            Self::Inner(_) => None,
+            Self::Payment(error) => Some(error),
+        }
+    }
+}
+
+impl<E, P: Into<PaymentError>> From<P> for AddPaymentError<E> {
+    fn from(error: P) -> Self {
+        Self::Payment(error.into())
+    }
+}

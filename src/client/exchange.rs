@@ -9,16 +9,14 @@ use url::Url;
 
 use super::{
     AddPaymentError, NextStep, Payer, PaymentError, Purchase, Refusal, SignedPayment,
-    offer::{Challenge, OfferLocation},
-    payer::{Asked, date_of},
-    purchase::{HeldPayment, Identity},
+    challenge::{Challenge, OfferLocation},
+    held::HeldPayment,
+    purchase::Identity,
+    wallet::{Asked, date_of},
 };
-use crate::{
-    protocol::{
-        Version,
-        header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
-    },
-    usdc::Usdc,
+use crate::protocol::{
+    Version,
+    header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
 };
 
 type BoxError = Box<dyn Error + Send + Sync>;
@@ -210,19 +208,18 @@ async fn send_paid<X: Exchange>(
             continue;
         }
         let response = match response {
-            Err(source) if !payment.was_sent() && !payment.is_by_voucher() => {
+            Err(source) if !payment.was_sent() && payment.is_in_journal() => {
                 held.discard();
                 return Err(PaymentError::NotSent { attempts, source });
             }
             response => response,
         };
         let receipt = payment.finish().await;
+        let is_unused = payment.is_unused();
         return match response {
             Ok(mut response) => {
                 let status = X::head(&response).0;
-                // The work failed and the voucher was not charged, so that the next one is for the same sum.
-                let is_unused = receipt.is_by_voucher() && receipt.outcome.is_paid() && receipt.amount == Usdc::ZERO;
-                if is_unused && !status.is_success() {
+                if is_unused {
                     held.discard();
                 }
                 held.set_answered(!matches!(next, NextStep::Retry { .. }) && !may_be_repeated(status));

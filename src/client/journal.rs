@@ -13,12 +13,12 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use url::Url;
 
 use super::{
-    JournalFile, PaymentError, PaymentOutcome, Receipt,
-    budget::{Charge, Reservation, Unsent, add_to, host_of},
+    JournalFile, PaymentError, PaymentOutcome,
     channels::{Books, ChannelEntry},
     journal_queue::{Write, WriteQueue},
+    totals::{Charge, PaidTotals, host_of},
 };
-use crate::{clock::Nonces, network::Network, protocol::Version, usdc::Usdc, vouchers::ChannelId};
+use crate::{clock::Nonces, network::Network, protocol::Version, usdc::Usdc};
 
 /// The file is compacted at this length, in bytes, or at four times its length after the last time.
 const COMPACT_AT: u64 = 1 << 20;
@@ -55,8 +55,6 @@ struct Inner {
     /// What waits to be written to the file.
     queue: Arc<WriteQueue>,
     state: Mutex<State>,
-    /// Told when a channel is free again.
-    freed: Arc<tokio::sync::Notify>,
     /// Held while a request of a named purchase is under way.
     purchase_locks: Mutex<BTreeMap<B256, Weak<tokio::sync::Mutex<()>>>>,
 }
@@ -154,9 +152,8 @@ impl Journal {
         let secret = match known {
             Some(secret) => secret,
             None => {
-                let keep = |journal: &Self, record, written: io::Result<()>| {
-                    written.map(|()| drop(journal.state().apply(record)))
-                };
+                let keep =
+                    |journal: &Self, record, written: io::Result<()>| written.map(|()| drop(journal.apply(record)));
                 let secret = random.next()?;
                 self.append(Record::Secret { secret }, true, keep).await.map_err(PaymentError::Journal)?;
                 // The first of two that were written at once counts.
@@ -181,20 +178,6 @@ impl Journal {
         self.state().remember_resolved(nonce, paid);
     }
 
-    /// Records a payment; when this returns, it may be sent. If the payment is not recorded, or is not sent because the caller was
-    /// cancelled in the meantime, its amount is released.
-    pub(super) async fn record_signed(&self, entry: JournalEntry, mut reservation: Reservation) -> io::Result<Unsent> {
-        let recorded = entry.clone();
-        let finish = move |journal: &Self, record, written: io::Result<()>| {
-            written?;
-            // From here on the signature may survive this process: dropping the reservation must not free the amount.
-            let budget = reservation.hold();
-            journal.state().apply(record);
-            Ok(Unsent::new(budget, recorded))
-        };
-        self.append(Record::Signed(entry), true, finish).await
-    }
-
     /// Writes an outcome that [`close`](Self::close) applied, as soon as possible. A later process that does not find it takes the payment
     /// for open, which is the safe side.
     pub(super) fn write_soon(&self, outcome: Record) {
@@ -210,7 +193,12 @@ impl Journal {
     ///
     /// A payment is closed once, by the answer to its request or by the chain, whichever comes first.
     pub(super) fn close(&self, outcome: &Record) -> Option<JournalEntry> {
-        self.state().apply(outcome.clone())
+        self.apply(outcome.clone())
+    }
+
+    /// Applies a record in memory, and returns the payment that it closes.
+    pub(super) fn apply(&self, record: Record) -> Option<JournalEntry> {
+        self.state().apply(record)
     }
 
     /// Writes an outcome that [`close`](Self::close) applied.
@@ -223,7 +211,7 @@ impl Journal {
     ///
     /// `finish` is called before any later record is written: what it changes in the state is there when the file is compacted the next
     /// time. If the caller is cancelled, either `finish` is called all the same, or it is dropped and nothing was written.
-    async fn append<T: Send + 'static>(
+    pub(super) async fn append<T: Send + 'static>(
         &self,
         record: Record,
         durable: bool,
@@ -280,36 +268,6 @@ impl Journal {
 
     pub(super) fn with_books<T>(&self, ask: impl FnOnce(&mut Books) -> T) -> T {
         ask(&mut self.state().books)
-    }
-
-    pub(super) fn freed(&self) -> Arc<tokio::sync::Notify> {
-        self.0.freed.clone()
-    }
-
-    /// Records a channel as it is now, and calls `finish` with what the journal had before.
-    ///
-    /// An entry that need not be durable holds even if it cannot be written: then a later process knows less, which is the safe side.
-    /// `finish` is dropped if the entry is not recorded; that the caller was cancelled does not say which of the two happens.
-    pub(super) async fn write_channel<T: Send + 'static>(
-        &self,
-        (id, entry): (ChannelId, ChannelEntry),
-        durable: bool,
-        finish: impl FnOnce(Option<ChannelEntry>) -> T + Send + 'static,
-    ) -> io::Result<T> {
-        let put = move |journal: &Self, record, written: io::Result<()>| {
-            if let Err(error) = written {
-                if durable {
-                    return Err(error);
-                }
-                tracing::warn!(%error, "the state of a payment channel could not be written to the journal");
-            }
-            let before = match record {
-                Record::Channel(entry) => journal.state().books.put(id, *entry),
-                _ => None,
-            };
-            Ok(finish(before))
-        };
-        self.append(Record::Channel(Box::new(entry)), durable, put).await
     }
 }
 
@@ -447,77 +405,6 @@ pub(super) enum Record {
     Secret {
         secret: B256,
     },
-}
-
-impl From<&Receipt> for Record {
-    fn from(receipt: &Receipt) -> Self {
-        let Receipt { nonce, outcome, transaction, .. } = *receipt;
-        Self::Outcome { nonce, outcome, transaction, charged: None }
-    }
-}
-
-/// The sums of paid entries that a later process needs for its limits.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PaidTotals {
-    pub(super) spent: Usdc,
-    pub(super) payees: BTreeMap<Address, Usdc>,
-    pub(super) hosts: BTreeMap<String, Usdc>,
-    /// By second of the signature.
-    #[serde(with = "pairs")]
-    pub(super) times: BTreeMap<u64, Usdc>,
-}
-
-impl PaidTotals {
-    /// How long times are kept to the second, in seconds.
-    const EXACT: u64 = 24 * 60 * 60;
-    /// The length of the periods that older times are summed by, in seconds.
-    const COARSE: u64 = 60 * 60;
-
-    fn is_empty(&self) -> bool {
-        self.times.is_empty()
-    }
-
-    fn add(&mut self, charge: &Charge) {
-        add_to(&mut self.spent, charge.amount);
-        add_to(self.payees.entry(charge.payee).or_default(), charge.amount);
-        add_to(self.hosts.entry(charge.host.clone()).or_default(), charge.amount);
-        add_to(self.times.entry(charge.signed_at).or_default(), charge.amount);
-        // At most `EXACT` of these are of the last day, so that compacting removes at least half of them.
-        if self.times.len() as u64 > 2 * Self::EXACT {
-            self.compact();
-        }
-    }
-
-    /// Sums up times older than a day by the hour. Each hour counts as paid at its last payment, so that a rolling limit counts it for
-    /// too long rather than too short.
-    fn compact(&mut self) {
-        let Some((&newest, _)) = self.times.last_key_value() else { return };
-        let exact = self.times.split_off(&newest.saturating_sub(Self::EXACT));
-        let mut hours = BTreeMap::new();
-        for (at, amount) in std::mem::replace(&mut self.times, exact) {
-            let (last, sum) = hours.entry(at / Self::COARSE).or_insert((at, Usdc::ZERO));
-            *last = at.max(*last);
-            add_to(sum, amount);
-        }
-        self.times.extend(hours.into_values());
-    }
-}
-
-/// Writes a map as pairs: in a tagged enum, serde reads the keys of a JSON object as text only.
-mod pairs {
-    use std::collections::BTreeMap;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::usdc::Usdc;
-
-    pub(super) fn serialize<S: Serializer>(times: &BTreeMap<u64, Usdc>, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(times)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u64, Usdc>, D::Error> {
-        Ok(Vec::deserialize(deserializer)?.into_iter().collect())
-    }
 }
 
 /// The result of applying all records so far.
@@ -725,27 +612,15 @@ mod tests {
     }
 
     async fn conclude(journal: &Journal, entry: &JournalEntry, outcome: PaymentOutcome) {
-        let receipt = Receipt {
-            outcome,
-            transaction: None,
-            network: entry.network,
-            asset: entry.asset,
-            amount: entry.amount,
-            payer: entry.payer,
-            pay_to: entry.pay_to,
-            nonce: entry.nonce,
-            reason: None,
-            channel: None,
-        };
-        let record = Record::from(&receipt);
+        let record = Record::Outcome { nonce: entry.nonce, outcome, transaction: None, charged: None };
         journal.close(&record);
         journal.write_outcome(record).await.unwrap();
     }
 
     impl Journal {
         async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
-            let budget = Budget::builder().per_payment(entry.amount).build();
-            let unsent = self.record_signed(entry.clone(), budget.reserve(entry.charge(), 0).unwrap()).await;
+            let budget = Budget::builder().per_payment(entry.amount).total(Usdc::MAX).journal(self.clone()).build();
+            let unsent = budget.reserve(entry.charge(), 0).unwrap().record(entry).await;
             unsent.map(|mut unsent| unsent.set_sent(true))
         }
     }
@@ -910,7 +785,7 @@ mod tests {
             let mut file = lock(journal.0.file.as_ref().unwrap());
             let good = file.file.swap(std::fs::File::open(&path.0).unwrap());
             let reservation = budget.reserve(entry(1, 5).charge(), 0).unwrap();
-            let recording = journal.record_signed(entry(1, 5), reservation);
+            let recording = reservation.record(entry(1, 5));
             assert!(recording.now_or_never().is_none(), "the file is in use");
             assert_eq!(budget.reserved().atomic(), 5, "it may be recorded yet");
             good
@@ -925,10 +800,10 @@ mod tests {
 
         lock(journal.0.file.as_ref().unwrap()).file.swap(good);
         let reservation = budget.reserve(entry(2, 5).charge(), 0).unwrap();
-        journal.record_signed(entry(2, 5), reservation).await.unwrap().set_sent(true);
+        reservation.record(entry(2, 5)).await.unwrap().set_sent(true);
         assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1));
         let reservation = budget.reserve(entry(3, 5).charge(), 0).unwrap();
-        drop(journal.record_signed(entry(3, 5), reservation).await.unwrap());
+        drop(reservation.record(entry(3, 5)).await.unwrap());
         assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1), "it was not sent");
     }
 
@@ -964,21 +839,5 @@ mod tests {
         journal.signed(entry(1, 5)).await.unwrap();
         let shown = format!("{journal:?} {:?}", journal.unresolved());
         assert!(!shown.contains("bearer-data") && !shown.contains("private"), "{shown}");
-    }
-
-    #[test]
-    fn compacting_times_keeps_every_unit_and_makes_none_older() {
-        let mut paid = PaidTotals::default();
-        let times = [0, 10, 3_599, 3_600, 90_000, 100_000, 100_001];
-        for at in times {
-            let charge = Charge { amount: Usdc::from_atomic(3), payee: Address::ZERO, host: "h".into(), signed_at: at };
-            paid.add(&charge);
-        }
-        paid.compact();
-        let kept: Vec<_> = paid.times.iter().map(|(at, amount)| (*at, amount.atomic())).collect();
-        assert_eq!(kept, [(3_599, 9), (3_600, 3), (90_000, 3), (100_000, 3), (100_001, 3)]);
-        assert_eq!(paid.spent.atomic(), 21);
-        let text = serde_json::to_string(&paid).unwrap();
-        assert_eq!(serde_json::from_str::<PaidTotals>(&text).unwrap(), paid);
     }
 }

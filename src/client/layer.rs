@@ -17,7 +17,7 @@ use tower_service::Service;
 use url::Url;
 
 use super::{
-    Budget, PaidResponseBody, Payer, PaymentError, Purchase, Refusal, RetryPolicy,
+    AddPaymentError, Budget, PaidResponseBody, Payer, Purchase, Refusal, RetryPolicy,
     exchange::{Exchange, is_passed_on, send_and_pay},
     purchase::{Identity, hash_body},
 };
@@ -115,13 +115,6 @@ pub struct AddPayment<S> {
     retry: RetryPolicy,
 }
 
-impl<S> AddPayment<S> {
-    /// Returns the inner service.
-    pub const fn get_ref(&self) -> &S {
-        &self.inner
-    }
-}
-
 impl<S, B, R> Service<Request<B>> for AddPayment<S>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -212,33 +205,5 @@ where
     fn is_unsent(&self, _: &S::Error) -> bool {
         // Errors of any client say this in their own way.
         false
-    }
-}
-
-/// An error of [`AddPayment`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AddPaymentError<E> {
-    /// The inner service failed before anything was paid.
-    #[error(transparent)]
-    Inner(E),
-    /// The request was not paid for, or its payment was not answered.
-    #[error(transparent)]
-    Payment(PaymentError),
-}
-
-impl<E> AddPaymentError<E> {
-    /// Returns the payment error, if it is one.
-    pub const fn payment(&self) -> Option<&PaymentError> {
-        match self {
-            Self::Inner(_) => None,
-            Self::Payment(error) => Some(error),
-        }
-    }
-}
-
-impl<E, P: Into<PaymentError>> From<P> for AddPaymentError<E> {
-    fn from(error: P) -> Self {
-        Self::Payment(error.into())
     }
 }

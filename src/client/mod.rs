@@ -52,12 +52,16 @@
 //!
 //! `DiscoveryClient` (features `bazaar` and `reqwest`) reads the list of paid resources that a facilitator publishes.
 
+mod answer;
 mod budget;
+mod challenge;
 mod channels;
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
 mod discovery;
 mod error;
+mod exact;
 mod exchange;
+mod held;
 mod journal;
 mod journal_file;
 mod journal_queue;
@@ -69,19 +73,20 @@ mod middleware;
 mod offer;
 mod payer;
 mod payment;
-mod payment_response;
 mod permits;
 mod purchase;
+mod receipt;
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 mod reconcile;
 mod response_body;
+mod totals;
+mod wallet;
 
+pub use answer::NextStep;
 pub use budget::{Budget, BudgetBuilder};
 #[cfg(feature = "reqwest")]
 pub use channels::refund_channels;
-pub use channels::{
-    ChannelEntry, ChannelFinding, ChannelPolicy, ChannelReceipt, PendingDeposit, Refund, SignedRefundRequest,
-};
+pub use channels::{ChannelEntry, ChannelFinding, ChannelPolicy, PendingDeposit, Refund, SignedRefundRequest};
 #[cfg(feature = "onchain")]
 pub use channels::{ChannelReconciliation, finalize_withdrawal, initiate_withdrawal, reconcile_channels};
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
@@ -89,17 +94,18 @@ pub use discovery::{
     Discovered, DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter, DiscoveryPage,
     ListedResource,
 };
-pub use error::{OfferRefusal, PaymentError, Refusal};
+pub use error::{AddPaymentError, OfferRefusal, PaymentError, Refusal};
 pub use exchange::RetryPolicy;
 pub use journal::{Journal, JournalEntry, JournalError};
 pub use journal_file::JournalFile;
-pub use layer::{AddPayment, AddPaymentError, AddPaymentLayer};
+pub use layer::{AddPayment, AddPaymentLayer};
 #[cfg(feature = "reqwest")]
 pub use middleware::PaymentMiddleware;
 pub use payer::{Payer, PayerBuilder};
-pub use payment::{NextStep, PaymentOutcome, Receipt, ReceiptExt, SignedPayment};
+pub use payment::SignedPayment;
 pub use permits::PermitPolicy;
 pub use purchase::Purchase;
+pub use receipt::{ChannelReceipt, PaymentOutcome, Receipt, ReceiptExt};
 #[cfg(any(feature = "onchain", feature = "reqwest"))]
 pub use reconcile::Reconciliation;
 #[cfg(feature = "reqwest")]

@@ -1,32 +1,27 @@
-//! The payer: chooses an offer, reserves its price in the budget and signs.
+//! The payer: chooses an offer and has its scheme sign for it.
 
-use std::{
-    sync::Arc,
-    time::{Duration, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256, U256};
-use http::{HeaderMap, Method, header};
+use alloy_primitives::Address;
+use http::{HeaderMap, Method};
 use url::Url;
 
 use super::{
-    Budget, ChannelPolicy, JournalEntry, OfferRefusal, PaymentError, PermitPolicy, Refusal, SignedPayment,
-    budget::{Charge, Reservation, host_of},
+    Budget, ChannelPolicy, JournalEntry, PaymentError, PermitPolicy, Refusal, SignedPayment,
+    challenge::Challenge,
     channels::VoucherPayment,
-    offer::{AcceptedOffer, Challenge, OfferPolicy},
-    payment::header_of,
+    exact::ExactPayment,
+    offer::{AcceptedOffer, OfferPolicy},
+    payment::SchemePayment,
     purchase::Purchases,
+    wallet::{Asked, Wallet, date_of},
 };
 use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
-    eip3009::{Authorization, AuthorizationSigner, PaymentSignature, TokenDomain},
+    eip3009::AuthorizationSigner,
     network::{Asset, Network},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow},
-    upto::Permit,
+    protocol::{ExactOffer, PaymentFlow},
 };
-
-/// How far `validAfter` lies in the past, in seconds, since block time may be behind the client's clock.
-const BACKDATED: u64 = 600;
 
 /// Signs payments for 402 answers, within a budget. It does no HTTP itself.
 ///
@@ -48,57 +43,39 @@ const BACKDATED: u64 = 600;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Payer(Arc<Inner>, Arc<Purchases>);
+pub struct Payer(Arc<Inner>);
 
-debug_fields!(Payer |this| { payer: this.0 });
-
-/// The request that was answered 402.
-#[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
-    pub(super) method: &'a Method,
-    pub(super) url: &'a Url,
-    /// When the 402 was made by the seller's clock, in seconds since the Unix epoch.
-    pub(super) date: Option<u64>,
-    /// The hashes of the purchase's key and of the request, if the caller named the purchase.
-    pub(super) purchase: Option<(B256, B256)>,
-}
+debug_fields!(Payer |this| { wallet: this.0.wallet, policy: this.0.policy });
 
 struct Inner {
-    signer: Box<dyn AuthorizationSigner>,
-    budget: Budget,
+    wallet: Arc<Wallet>,
     policy: OfferPolicy,
-    /// `None` if it opens no channels.
-    channels: Option<ChannelPolicy>,
-    permits: PermitPolicy,
-    max_window: Duration,
-    clock: Arc<dyn Clock>,
-    nonces: Arc<dyn Nonces>,
+    purchases: Purchases,
 }
 
 impl Payer {
     /// Returns a builder with the default [`Budget`] and USDC on Base and Base Sepolia.
     pub fn builder(signer: impl AuthorizationSigner + 'static) -> PayerBuilder {
-        let payer = Inner {
+        let wallet = Wallet {
             signer: Box::new(signer),
             budget: Budget::default(),
-            policy: OfferPolicy::default(),
             channels: None,
             permits: PermitPolicy::default(),
             max_window: Duration::from_secs(3_600),
             clock: Arc::new(SystemClock),
             nonces: Arc::new(OsNonces),
         };
-        PayerBuilder { payer, assets: None }
+        PayerBuilder { wallet, policy: OfferPolicy::default(), assets: None }
     }
 
     /// Returns the budget.
     pub fn budget(&self) -> &Budget {
-        &self.0.budget
+        &self.0.wallet.budget
     }
 
     /// Returns the payer's address.
     pub fn address(&self) -> Address {
-        self.0.signer.address()
+        self.0.wallet.address()
     }
 
     /// Returns the tokens that it pays with.
@@ -106,13 +83,16 @@ impl Payer {
         &self.0.policy.assets
     }
 
-    pub(super) fn now(&self) -> u64 {
-        self.0.clock.now()
+    pub(super) fn wallet(&self) -> &Arc<Wallet> {
+        &self.0.wallet
     }
 
-    /// Returns for how long an authorization is valid if the server asks for this, in seconds.
-    pub(super) fn window(&self, max_timeout_seconds: u64) -> u64 {
-        max_timeout_seconds.min(self.0.max_window.as_secs().max(1))
+    pub(super) fn now(&self) -> u64 {
+        self.0.wallet.now()
+    }
+
+    pub(super) fn purchases(&self) -> &Purchases {
+        &self.0.purchases
     }
 
     /// Signs a payment for a 402 that answered `method` on `url`.
@@ -141,131 +121,36 @@ impl Payer {
             return Ok(None);
         };
         let asked = Asked { method, url, date: date_of(headers), purchase: None };
-        let mut payment = self.sign(challenge, asked).await?;
+        let mut payment = self.sign(&challenge, asked).await?;
         // The caller may send it from here on.
         payment.set_sent(true);
         Ok(Some(payment))
     }
 
-    pub(super) async fn sign(&self, mut challenge: Challenge, asked: Asked<'_>) -> Result<SignedPayment, PaymentError> {
-        let Asked { method, url, date, purchase } = asked;
-        let now = self.now();
-        let (AcceptedOffer { index, offer, amount, .. }, reservation) =
-            match self.reserve(&challenge, &asked, now).await? {
-                Reserved::Exact(accepted, reservation) => (*accepted, reservation),
-                Reserved::Channel(payment) => {
-                    return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone(), method));
-                }
-            };
-        challenge.add_payment_id(self.0.nonces.next()?);
-        let window = self.window(offer.max_timeout_seconds);
-        check_clock(now, date, window)?;
-        let (authorization, signature) = self.authorize(&offer, window).await?;
-        let permit = offer.permit();
-        let entry = JournalEntry {
-            signed_at: now,
-            method: method.to_string(),
-            url: url.to_string(),
-            network: offer.network(),
-            asset: offer.asset.address,
-            payer: authorization.from,
-            pay_to: authorization.to,
-            amount,
-            valid_before: authorization.valid_before.saturating_to(),
-            nonce: authorization.nonce,
-            facilitator: permit.map(|permit| permit.facilitator),
-            charged: None,
-            version: challenge.version(),
-            status_url: challenge.status_url(url).map(String::from),
-            purchase: purchase.map(|(key, _)| key),
-            request: purchase.map(|(_, request)| request),
-            payment: challenge
-                .into_header(index, &ExactPayload { signature, authorization, permit })
-                .map_err(PaymentError::encode)?,
-        };
-        let header = header_of(&entry.payment)?;
-        let journal = self.0.budget.journal();
-        let unsent = journal.record_signed(entry.clone(), reservation).await.map_err(PaymentError::Journal)?;
-        let Inner { permits, clock, .. } = &*self.0;
-        Ok(SignedPayment::new(header, entry, (self.budget(), unsent), permits, clock.clone()))
-    }
-
-    /// Signs an authorization that is valid for `window` seconds from when its signature is there. If the signer took so long that it is not,
-    /// another one with the same nonce is signed, with as much time added: at most one of them can ever be used.
-    async fn authorize(
-        &self,
-        offer: &ExactOffer,
-        window: u64,
-    ) -> Result<(Authorization, PaymentSignature), PaymentError> {
-        let nonce = self.0.nonces.next()?;
-        let permit = offer.permit().map(|permit| (permit, Permit::domain(offer.network())));
-        let domain = TokenDomain::of(&offer.asset);
-        let mut validity = Validity::new(window);
-        loop {
-            let now = self.now();
-            let authorization = Authorization {
-                from: self.0.signer.address(),
-                to: offer.pay_to,
-                value: offer.amount,
-                valid_after: U256::from(now.saturating_sub(BACKDATED)),
-                valid_before: U256::from(validity.begin(now)),
-                nonce,
-            };
-            let signature = match &permit {
-                None => self.0.signer.sign(&authorization, &domain).await?,
-                Some((permit, domain)) => {
-                    self.0.signer.sign_digest(permit.signing_hash(&authorization, domain)).await?
-                }
-            };
-            if validity.is_good(self.now())? {
-                return Ok((authorization, signature));
-            }
-        }
-    }
-
-    /// Returns a payment from the journal, to be presented again. It may have been used.
-    pub(super) fn present_again(&self, entry: JournalEntry, is_paid: bool) -> Result<SignedPayment, PaymentError> {
-        let header = header_of(&entry.payment)?;
-        let Inner { permits, clock, .. } = &*self.0;
-        Ok(SignedPayment::again(header, entry, self.budget(), permits, (is_paid, clock.clone())))
-    }
-
-    pub(super) fn purchases(&self) -> &Purchases {
-        &self.1
-    }
-
-    /// Reserves the price of the best offer that the budget covers. If it covers none, the error is that of the best offer.
-    async fn reserve(&self, challenge: &Challenge, asked: &Asked<'_>, now: u64) -> Result<Reserved, PaymentError> {
-        let mut refusal = None;
+    /// Signs for the best offer that can be paid. If there is none, the error is that of the best offer.
+    pub(super) async fn sign(&self, challenge: &Challenge, asked: Asked<'_>) -> Result<SignedPayment, PaymentError> {
+        let Inner { wallet, policy, .. } = &*self.0;
         let channel =
-            asked.purchase.and_then(|(key, _)| self.0.budget.journal().with_books(|books| books.of_purchase(key)));
-        for accepted in self.exact_first(self.0.policy.choose(challenge)?) {
-            // What may have been charged in a channel is paid from there, or not at all.
-            if channel.is_some() && accepted.channel.is_none() {
-                continue;
-            }
-            if let Some(channel) = &accepted.channel {
-                // Boxed, so that a payment by transfer has no room for it.
-                // A payment is kept by the payer, and must not keep it.
-                let payer = Self(self.0.clone(), Arc::default());
-                match Box::pin(VoucherPayment::sign(&payer, challenge, &accepted, channel, asked)).await {
-                    Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
-                    Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
-                    Err(error) => return Err(error),
+            asked.purchase.and_then(|(key, _)| self.budget().journal().with_books(|books| books.of_purchase(key)));
+        let mut refusal = None;
+        for accepted in self.exact_first(policy.choose(challenge)?) {
+            // Both are boxed, so that a payment by one scheme has no room for what another one needs.
+            let signed: Result<Box<dyn SchemePayment>, _> = match &accepted.channel {
+                Some(offer) => Box::pin(VoucherPayment::sign(wallet, challenge, (&accepted, offer), &asked, channel))
+                    .await
+                    .map(|payment| Box::new(payment) as _),
+                // What may have been charged in a channel is paid from there, or not at all.
+                None if channel.is_some() => continue,
+                None => Box::pin(ExactPayment::sign(wallet, challenge.clone(), &accepted, &asked))
+                    .await
+                    .map(|payment| Box::new(payment) as _),
+            };
+            match signed {
+                Ok(payment) => {
+                    return Ok(SignedPayment::new(payment, wallet.clock.clone(), asked.method.as_str(), false));
                 }
-                continue;
-            }
-            if accepted.offer.permit().is_some()
-                && let Some(approved) = Box::pin(self.0.permits.short_of(self.address(), &accepted.offer)).await
-            {
-                let reason = OfferRefusal::NotApproved { approved, needed: accepted.offer.amount };
-                refusal = refusal.or(Some(Refusal::NoPayableOffer { reasons: vec![reason] }));
-                continue;
-            }
-            let (amount, payee) = (accepted.amount, accepted.offer.pay_to);
-            match self.0.budget.reserve(Charge { amount, payee, host: host_of(asked.url), signed_at: now }, now) {
-                Ok(reservation) => return Ok(Reserved::Exact(Box::new(accepted), reservation)),
-                Err(refused) => refusal = refusal.or(Some(refused)),
+                Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
+                Err(error) => return Err(error),
             }
         }
         let otherwise = match channel {
@@ -274,117 +159,46 @@ impl Payer {
         };
         Err(refusal.unwrap_or(otherwise).into())
     }
-}
 
-/// The window of validity of something that is signed, which begins when the signature is there.
-pub(super) struct Validity {
-    window: u64,
-    /// How far the window is off its length when the signature is there, at most.
-    tolerance: u64,
-    /// How long the signer takes, as far as is known.
-    lead: u64,
-    begun: u64,
-    valid_before: u64,
-    signatures: u32,
-}
-
-impl Validity {
-    /// How often a signer is asked at most.
-    const MAX_SIGNATURES: u32 = 3;
-
-    pub(super) const fn new(window: u64) -> Self {
-        let quarter = window / 4;
-        let tolerance = if quarter < 15 { quarter } else { 15 };
-        Self { window, tolerance, lead: 0, begun: 0, valid_before: 0, signatures: 0 }
+    /// Returns a payment from the journal, to be presented again. It may have been used.
+    pub(super) fn present_again(&self, entry: JournalEntry, is_paid: bool) -> Result<SignedPayment, PaymentError> {
+        let (wallet, method) = (&self.0.wallet, entry.method.clone());
+        let payment = ExactPayment::again(wallet, entry, is_paid)?;
+        Ok(SignedPayment::new(Box::new(payment), wallet.clock.clone(), &method, true))
     }
 
-    /// Returns when the window ends for something that is signed from `now` on.
-    pub(super) const fn begin(&mut self, now: u64) -> u64 {
-        self.begun = now;
-        self.signatures += 1;
-        self.valid_before = now.saturating_add(self.lead).saturating_add(self.window);
-        self.valid_before
-    }
-
-    /// Returns `true` if the window is as long as it should be now that the signature is there; else it must be signed again.
-    pub(super) fn is_good(&mut self, now: u64) -> Result<bool, PaymentError> {
-        let took = now.saturating_sub(self.begun);
-        if self.valid_before.saturating_sub(now).abs_diff(self.window) <= self.tolerance {
-            return Ok(true);
-        }
-        self.lead = took;
-        if self.signatures < Self::MAX_SIGNATURES {
-            return Ok(false);
-        }
-        let (took, window) = (Duration::from_secs(took), Duration::from_secs(self.window));
-        Err(PaymentError::SlowSigner { took, window })
-    }
-}
-
-/// How far this clock may be ahead of the seller's, in seconds. Sellers refuse authorizations for longer than they offered.
-const MAX_AHEAD: u64 = 30;
-/// How much time an authorization must have left by the seller's clock, in seconds, unless it is offered for less than twice as long.
-const MIN_LEFT: u64 = 20;
-/// A seller's clock that is further off is taken to be wrong itself.
-const MAX_BELIEVED: u64 = 24 * 60 * 60;
-
-/// Compares this clock with that of the seller, in whose time an authorization must be valid.
-fn check_clock(now: u64, date: Option<u64>, window: u64) -> Result<(), Refusal> {
-    let Some(date) = date.filter(|date| date.abs_diff(now) <= MAX_BELIEVED) else { return Ok(()) };
-    let (ahead, behind) = (now.saturating_sub(date), date.saturating_sub(now));
-    if ahead > MAX_AHEAD {
-        return Err(Refusal::ClockAhead { by: Duration::from_secs(ahead) });
-    }
-    if behind > window.saturating_sub(MIN_LEFT.min(window / 2)) {
-        return Err(Refusal::ClockBehind { by: Duration::from_secs(behind) });
-    }
-    Ok(())
-}
-
-/// Returns the time of an answer by the clock of who made it, unless it comes from a cache.
-pub(super) fn date_of(headers: &HeaderMap) -> Option<u64> {
-    let date = headers.get(header::DATE).filter(|_| !headers.contains_key(header::AGE))?.to_str().ok()?;
-    Some(httpdate::parse_http_date(date).ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
-}
-
-/// A payment of the chosen offer, as far as its scheme has got.
-enum Reserved {
-    Exact(Box<AcceptedOffer>, Reservation),
-    Channel(Box<VoucherPayment>),
-}
-
-impl Payer {
-    pub(super) fn channel_policy(&self) -> Option<&ChannelPolicy> {
-        self.0.channels.as_ref()
-    }
-
-    pub(super) fn signer(&self) -> &dyn AuthorizationSigner {
-        self.0.signer.as_ref()
-    }
-
-    pub(super) fn nonces(&self) -> &dyn Nonces {
-        self.0.nonces.as_ref()
+    /// Makes a payment ready to be presented again. Returns `false` if it cannot be, or if it is known that it can never be used.
+    pub(super) fn resume(&self, payment: &mut SignedPayment) -> bool {
+        self.budget().journal().was_paid(payment.nonce()) != Some(false) && payment.resume()
     }
 
     /// Puts channels that are not worth opening yet behind the offers of `exact`.
     fn exact_first(&self, accepted: Vec<AcceptedOffer>) -> Vec<AcceptedOffer> {
-        let Some(policy) = self.channel_policy() else { return accepted };
-        let is_early = |accepted: &AcceptedOffer| {
-            accepted.channel.is_some() && policy.is_early(&self.0.budget, accepted.offer.pay_to, accepted.amount)
-        };
+        let Some(policy) = &self.0.wallet.channels else { return accepted };
+        let is_early = |accepted: &AcceptedOffer| accepted.channel.is_some() && self.is_early(policy, accepted);
         let (early, mut first): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_early);
         first.extend(early);
         first
     }
-}
 
-debug_fields!(Inner |this| { address: this.signer.address(), budget: this.budget, policy: this.policy });
+    /// Returns `true` if too little was paid to the payee yet for a channel to pay off.
+    fn is_early(&self, policy: &ChannelPolicy, accepted: &AcceptedOffer) -> bool {
+        let payee = accepted.offer.pay_to;
+        let is_open = || self.budget().journal().with_books(|books| books.has_channel_with(payee));
+        if policy.exact_first == 0 || is_open() {
+            return false;
+        }
+        let paid = self.budget().spent_by_payee().get(&payee).copied().unwrap_or_default();
+        accepted.amount.checked_mul(policy.exact_first).is_none_or(|enough| paid < enough)
+    }
+}
 
 /// Builder of a [`Payer`].
 #[derive(Debug)]
 #[must_use]
 pub struct PayerBuilder {
-    payer: Inner,
+    wallet: Wallet,
+    policy: OfferPolicy,
     /// `None` for the default tokens.
     assets: Option<Vec<Asset>>,
 }
@@ -392,7 +206,7 @@ pub struct PayerBuilder {
 impl PayerBuilder {
     /// Sets the budget. Default: [`Budget::default`], which allows $0.01 per payment and $1.00 in total.
     pub fn budget(mut self, budget: Budget) -> Self {
-        self.payer.budget = budget;
+        self.wallet.budget = budget;
         self
     }
 
@@ -433,13 +247,13 @@ impl PayerBuilder {
     /// # }
     /// ```
     pub fn prefer<K: Ord>(mut self, rank: impl Fn(&ExactOffer) -> K + Send + Sync + 'static) -> Self {
-        self.payer.policy.prefer(rank);
+        self.policy.prefer(rank);
         self
     }
 
     /// Sets the flows to pay in. Default: all.
     pub fn flows(mut self, flows: impl IntoIterator<Item = PaymentFlow>) -> Self {
-        self.payer.policy.flows = Some(flows.into_iter().collect());
+        self.policy.flows = Some(flows.into_iter().collect());
         self
     }
 
@@ -449,8 +263,8 @@ impl PayerBuilder {
     /// At the same rank and price, a voucher is preferred to `exact`. Preferences see such an offer by its price, payee and token;
     /// [`flows`](Self::flows) does not apply to it.
     pub fn vouchers(mut self, policy: ChannelPolicy) -> Self {
-        self.payer.policy.withdraw_delay = Some(ChannelPolicy::MAX_WITHDRAW_DELAY);
-        self.payer.channels = Some(policy);
+        self.policy.withdraw_delay = Some(ChannelPolicy::MAX_WITHDRAW_DELAY);
+        self.wallet.channels = Some(policy);
         self
     }
 
@@ -459,8 +273,8 @@ impl PayerBuilder {
     /// At the same rank and price, a permit is preferred to `exact`: it may cost less. [`Budget`] limits apply to the price, which is the most
     /// that may be charged. A seller may charge all of it. The signer signs the digest, which devices that show what they sign refuse.
     pub fn upto(mut self, policy: PermitPolicy) -> Self {
-        self.payer.policy.permits = true;
-        self.payer.permits = policy;
+        self.policy.permits = true;
+        self.wallet.permits = policy;
         self
     }
 
@@ -470,26 +284,26 @@ impl PayerBuilder {
     /// If the signer takes so long that an authorization loses more than a quarter of its time, or 15 seconds, it is asked for another
     /// one with as much time added, up to three in all. They have one nonce, so only one can be used.
     pub fn max_window(mut self, window: Duration) -> Self {
-        self.payer.max_window = window;
+        self.wallet.max_window = window;
         self
     }
 
     /// Sets the clock. Default: [`SystemClock`].
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.payer.clock = clock;
+        self.wallet.clock = clock;
         self
     }
 
     /// Sets the source of nonces and payment ids. Default: [`OsNonces`].
     pub fn nonces(mut self, nonces: impl Nonces) -> Self {
-        self.payer.nonces = Arc::new(nonces);
+        self.wallet.nonces = Arc::new(nonces);
         self
     }
 
     /// Builds the payer.
     pub fn build(mut self) -> Payer {
         let default = || [Network::BASE, Network::BASE_SEPOLIA].into_iter().filter_map(Network::usdc).collect();
-        self.payer.policy.assets = self.assets.unwrap_or_else(default);
-        Payer(Arc::new(self.payer), Arc::default())
+        self.policy.assets = self.assets.unwrap_or_else(default);
+        Payer(Arc::new(Inner { wallet: Arc::new(self.wallet), policy: self.policy, purchases: Purchases::default() }))
     }
 }

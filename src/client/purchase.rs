@@ -1,4 +1,4 @@
-//! Which payment a request is sent with: the one that was signed for it before, or a new one.
+//! Purchases, and the payments that are remembered for them.
 
 use std::{
     collections::VecDeque,
@@ -13,9 +13,8 @@ use bytes::Buf;
 use http::{HeaderMap, Method};
 use http_body::Body;
 use sha2::{Digest, Sha256};
-use tokio::sync::OwnedMutexGuard;
 
-use super::{Payer, PaymentError, Refusal, SignedPayment, offer::Challenge, payer::Asked};
+use super::SignedPayment;
 
 /// How many payments with lost answers are remembered. The oldest are forgotten.
 const MAX_LOST: usize = 256;
@@ -69,14 +68,27 @@ const PER_ATTEMPT: [&str; 5] = ["traceparent", "tracestate", "baggage", "b3", "x
 ///
 /// A voucher can be presented again while no other request has used its channel since, and by the process that signed it. Otherwise
 /// another one is signed, and a named purchase is presented with it under the same payment identifier. A seller that takes identifiers, as
-/// those of this crate do, gives the answer again and charges nothing, as long as it remembers it: the last four of a channel. From other
-/// sellers it is bought again; what the first voucher was charged stays in the books. The journal knows in which channel a named purchase was
-/// signed for, for the last eight of a channel: it is asked for there, or [refused](Refusal::PurchaseOfChannel), and paid by nothing else.
+/// those of this crate do, gives the answer again and charges nothing, as long as it remembers it. The journal knows in which channel a named
+/// purchase was signed for: it is asked for there, or [refused](super::Refusal::PurchaseOfChannel), and paid by nothing else. Asking is allowed at any
+/// price.
+///
+/// Sellers of this crate remember the answers to the last four requests of a channel, and the journal the channel of its last eight named
+/// purchases. So either side may have forgotten a purchase that was paid:
+///
+/// | remembered by | the purchase is |
+/// |---|---|
+/// | both | answered again, and charged nothing |
+/// | the journal only | bought again in the same channel, at the present price and within the limits; a process that still has the first voucher presents that, and gets the seller's refusal |
+/// | the seller only | presented as a new one, under the same payment identifier: the seller gives the answer again if it is asked in the channel that paid |
+/// | nobody | bought again, by any offer |
+///
+/// What the first voucher was charged stays in the books.
 #[derive(Clone)]
-pub struct Purchase(Kind);
+pub struct Purchase(pub(super) Kind);
 
+/// What makes two purchases one.
 #[derive(Clone)]
-enum Kind {
+pub(super) enum Kind {
     Named(B256),
     Unnamed(Arc<tokio::sync::Mutex<Option<Kept>>>),
 }
@@ -115,7 +127,7 @@ impl fmt::Debug for Purchase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     /// Of method, URL and body.
-    request: B256,
+    pub(super) request: B256,
     headers: B256,
     /// `false` if the body could not be read.
     is_whole: bool,
@@ -166,9 +178,9 @@ pub(super) fn hash_body<B: Body>(body: B, hash: &mut Sha256) -> bool {
 }
 
 /// A payment, and the request that it was signed for.
-struct Kept {
-    identity: Identity,
-    payment: SignedPayment,
+pub(super) struct Kept {
+    pub(super) identity: Identity,
+    pub(super) payment: SignedPayment,
 }
 
 /// The payments that a payer may have to present again.
@@ -181,7 +193,7 @@ pub(super) struct Purchases {
 }
 
 impl Purchases {
-    fn remember(&self, kept: Kept, now: u64) {
+    pub(super) fn remember(&self, kept: Kept, now: u64) {
         if !kept.identity.is_whole {
             return;
         }
@@ -193,20 +205,20 @@ impl Purchases {
         lost.push_back((kept.payment.valid_before().min(now.saturating_add(MAX_LOST_AGE)), kept));
     }
 
-    fn take_lost(&self, identity: &Identity, now: u64) -> Option<Kept> {
+    pub(super) fn take_lost(&self, identity: &Identity, now: u64) -> Option<Kept> {
         let mut lost = lock(&self.lost);
         lost.retain(|(until, _)| *until > now);
         let found = lost.iter().position(|(_, kept)| kept.identity == *identity)?;
         lost.remove(found).map(|(_, kept)| kept)
     }
 
-    fn take_voucher(&self, key: B256) -> Option<Kept> {
+    pub(super) fn take_voucher(&self, key: B256) -> Option<Kept> {
         let mut vouchers = lock(&self.vouchers);
         let found = vouchers.iter().position(|(known, _)| *known == key)?;
         vouchers.remove(found).map(|(_, kept)| kept)
     }
 
-    fn keep_voucher(&self, key: B256, kept: Kept) {
+    pub(super) fn keep_voucher(&self, key: B256, kept: Kept) {
         let mut vouchers = lock(&self.vouchers);
         if vouchers.len() >= MAX_VOUCHERS {
             vouchers.pop_front();
@@ -217,119 +229,4 @@ impl Purchases {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The payment of a request that is under way. When this is dropped, also because the caller was cancelled, the payment goes to where the
-/// next request of the same purchase finds it.
-pub(super) struct HeldPayment<'a> {
-    payer: &'a Payer,
-    home: Home,
-    kept: Option<Kept>,
-    /// The seller is done with the request.
-    is_answered: bool,
-}
-
-/// Where a payment is kept.
-enum Home {
-    /// Nowhere, unless its answer is lost.
-    Lost,
-    Purchase(OwnedMutexGuard<Option<Kept>>),
-    Journal(B256, #[expect(dead_code, reason = "others wait for it")] OwnedMutexGuard<()>),
-}
-
-impl<'a> HeldPayment<'a> {
-    /// Returns the place for a payment of a request without a purchase.
-    pub(super) const fn none(payer: &'a Payer) -> Self {
-        Self { payer, home: Home::Lost, kept: None, is_answered: false }
-    }
-
-    /// Waits until no other request uses the purchase, and returns its payment if there is one.
-    pub(super) async fn of(payer: &'a Payer, purchase: Purchase, identity: Identity) -> Result<Self, PaymentError> {
-        let journal = payer.budget().journal();
-        let mut held = Self::none(payer);
-        held.is_answered = true;
-        match purchase.0 {
-            Kind::Unnamed(slot) => {
-                let mut slot = slot.lock_owned().await;
-                held.kept = slot.take();
-                held.home = Home::Purchase(slot);
-            }
-            Kind::Named(key) => {
-                held.home = Home::Journal(key, journal.lock_purchase(key).await);
-                held.kept = payer.purchases().take_voucher(key);
-                if let Some((entry, is_paid)) = journal.purchase(key) {
-                    let request = entry.request.unwrap_or(identity.request);
-                    let payment = payer.present_again(entry, is_paid)?;
-                    held.kept = Some(Kept { identity: Identity { request, ..identity }, payment });
-                }
-            }
-        }
-        let Some(kept) = &mut held.kept else { return Ok(held) };
-        if kept.identity.request != identity.request {
-            return Err(Refusal::OtherRequest.into());
-        }
-        let is_void = journal.was_paid(kept.payment.nonce()) == Some(false);
-        if is_void || !kept.payment.resume() {
-            held.kept = None;
-        }
-        Ok(held)
-    }
-
-    /// Returns `true` if it is known that the payment can never be used.
-    fn is_void(&self, kept: &Kept) -> bool {
-        self.payer.budget().journal().was_paid(kept.payment.nonce()) == Some(false)
-    }
-
-    pub(super) fn payment(&mut self) -> Option<&mut SignedPayment> {
-        self.kept.as_mut().map(|kept| &mut kept.payment)
-    }
-
-    /// Takes the payment of an identical request whose answer was lost, or signs one.
-    pub(super) async fn find_or_sign(
-        &mut self,
-        challenge: Challenge,
-        asked: Asked<'_>,
-        identity: Identity,
-    ) -> Result<(), PaymentError> {
-        let key = match self.home {
-            Home::Journal(key, _) => Some(key),
-            Home::Lost | Home::Purchase(_) => None,
-        };
-        if matches!(self.home, Home::Lost)
-            && let Some(mut kept) = self.payer.purchases().take_lost(&identity, self.payer.now())
-            && !self.is_void(&kept)
-            && kept.payment.resume()
-        {
-            self.kept = Some(kept);
-            return Ok(());
-        }
-        let asked = Asked { purchase: key.map(|key| (key, identity.request)), ..asked };
-        let payment = self.payer.sign(challenge, asked).await?;
-        self.kept = Some(Kept { identity, payment });
-        Ok(())
-    }
-
-    /// Notes how the request ended: with an answer, or so that it may be repeated.
-    pub(super) const fn set_answered(&mut self, answered: bool) {
-        self.is_answered = answered;
-    }
-
-    /// Forgets a payment that cannot be used any more, or that needs not be.
-    pub(super) fn discard(&mut self) {
-        self.kept = None;
-    }
-}
-
-impl Drop for HeldPayment<'_> {
-    fn drop(&mut self) {
-        let Some(mut kept) = self.kept.take() else { return };
-        kept.payment.pause();
-        match &mut self.home {
-            Home::Lost if self.is_answered || !kept.payment.was_sent() => {}
-            Home::Lost => self.payer.purchases().remember(kept, self.payer.now()),
-            Home::Purchase(slot) => **slot = Some(kept),
-            Home::Journal(key, _) if kept.payment.is_by_voucher() => self.payer.purchases().keep_voucher(*key, kept),
-            Home::Journal(..) => {}
-        }
-    }
 }

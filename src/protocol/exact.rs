@@ -210,6 +210,17 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
             upto::SCHEME => true,
             _ => return Err(OfferError::Scheme(offer.scheme.clone())),
         };
+        Self::read(offer, is_permit)
+    }
+}
+
+impl ExactOffer {
+    /// Reads what an offer of a payment channel has in common with one of `exact`: token, price, payee and time.
+    pub(crate) fn of_channel(offer: &PaymentRequirements) -> Result<Self, OfferError> {
+        Self::read(offer, false)
+    }
+
+    fn read(offer: &PaymentRequirements, is_permit: bool) -> Result<Self, OfferError> {
         let network = offer.network.parse().map_err(|_| OfferError::Network(offer.network.clone()))?;
         let address = |text: &str, field| text.parse::<Address>().map_err(|_| OfferError::Address(field));
         let text = |field| match offer.extra.get(field) {

@@ -135,10 +135,10 @@ fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
                 "charged": channel.charged,
                 "available": channel.available(),
                 "withdraw_delay": channel.config.withdraw_delay,
-                "disputed": channel.dispute.is_some(),
+                "disputed": channel.dispute().is_some(),
             })),
             false => {
-                let disputed = if channel.dispute.is_some() { ", disputed" } else { "" };
+                let disputed = if channel.dispute().is_some() { ", disputed" } else { "" };
                 let (left, charged) = (channel.available(), channel.charged);
                 output::line(format_args!(
                     "{}  {left} left, {charged} charged at {}{disputed}",

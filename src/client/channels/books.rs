@@ -1,8 +1,12 @@
 //! All channels of a journal, and which of them a request gets.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use alloy_primitives::{Address, B256};
+use tokio::sync::Notify;
 
 use super::{
     ChannelEntry, ChannelPolicy,
@@ -25,6 +29,8 @@ const BUSY_FOR: u64 = 30;
 pub(in crate::client) struct Books {
     entries: BTreeMap<ChannelId, ChannelEntry>,
     leased: BTreeMap<ChannelId, Promise>,
+    /// Told when a lease ends.
+    freed: Arc<Notify>,
     /// Channels that their seller works on, although no request of these books uses them, and until when another one is preferred, in
     /// seconds since the Unix epoch.
     busy: BTreeMap<ChannelId, u64>,
@@ -47,8 +53,19 @@ pub(super) struct Terms {
     pub(super) price: Usdc,
     /// The size of a deposit, before limits.
     pub(super) target: Usdc,
-    /// The only channel that may pay: the purchase was signed for there before, and only there does the seller know it.
-    pub(super) only: Option<ChannelId>,
+}
+
+/// Which of the channels a request wants.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted<'a> {
+    /// The best one.
+    Best,
+    /// The best one that needs no deposit. This is why none can be made.
+    NoDeposit(&'a Refusal),
+    /// The best one that its seller did not call busy.
+    NotBusy,
+    /// This one, whatever it holds: its purchase was signed for there, and only there does the seller know it.
+    Only(ChannelId),
 }
 
 /// The channel that a request gets.
@@ -58,6 +75,22 @@ pub(super) enum Choice {
     Lane(ChannelId, Box<ChannelEntry>, Usdc),
     /// One of those that are in use.
     Wait,
+}
+
+/// What a channel that nobody uses is worth to a request. The first that can be had is taken, and of equal ones the earlier lane, so that
+/// later lanes are idle when there is little to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// It needs no deposit.
+    Ready,
+    /// Its pending deposit is sent again.
+    Pending,
+    /// A deposit fills it again.
+    Empty,
+    /// A deposit opens it.
+    New,
+    /// It needs no deposit, but its seller called it busy a while ago.
+    Busy,
 }
 
 impl Books {
@@ -83,16 +116,22 @@ impl Books {
 
     /// Leases a channel, unless it is leased.
     pub(super) fn lease(&mut self, id: ChannelId, payee: Address) -> bool {
-        let promise = Promise { payee, deposit: Usdc::ZERO };
         let is_free = !self.leased.contains_key(&id);
         if is_free {
-            self.leased.insert(id, promise);
+            self.leased.insert(id, Promise { payee, deposit: Usdc::ZERO });
         }
         is_free
     }
 
+    /// Ends a lease, and wakes the requests that wait for one.
     pub(super) fn free(&mut self, id: ChannelId) {
         self.leased.remove(&id);
+        self.freed.notify_waiters();
+    }
+
+    /// Returns what is told when a lease ends.
+    pub(super) fn freed(&self) -> Arc<Notify> {
+        self.freed.clone()
     }
 
     /// Notes that a channel's seller works on another request of it.
@@ -101,38 +140,31 @@ impl Books {
         self.busy.insert(id, now.saturating_add(BUSY_FOR));
     }
 
-    pub(super) fn is_busy(&self, id: ChannelId, now: u64) -> bool {
-        self.busy.get(&id).is_some_and(|until| *until > now)
-    }
-
     /// Returns the channel in which a named purchase was signed for, if it is remembered.
     pub(in crate::client) fn of_purchase(&self, key: B256) -> Option<ChannelId> {
         self.entries.iter().find(|(_, entry)| entry.has_purchase(key)).map(|(id, _)| *id)
     }
 
-    pub(super) fn has_channel_with(&self, payee: Address) -> bool {
+    pub(in crate::client) fn has_channel_with(&self, payee: Address) -> bool {
         self.entries.values().any(|entry| entry.config.receiver == payee)
     }
 
-    /// Leases the best channel for a request: one that needs no deposit, or else one that waits for its deposit, or else one to be filled
-    /// again, or else a new one, or else one that its seller called busy. Earlier lanes come first, so that later ones are idle when there is
-    /// little to do. No lane is filled while a deposit in another one, which no request uses, neither helps nor has expired.
+    /// Leases the channel for a request that is the first by its [`Rank`].
     ///
-    /// `no_deposit` is why no deposit can be made, if it is known that none can.
+    /// No channel is filled or opened while a deposit in another one, which no request uses, neither helps nor has expired. A request that gets
+    /// none waits if another request uses one.
     pub(super) fn choose(
         &mut self,
         policy: &ChannelPolicy,
         terms: &Terms,
+        wanted: Wanted<'_>,
         (now, believe_refusals): (u64, bool),
-        no_deposit: Option<&Refusal>,
     ) -> Result<Choice, Refusal> {
         self.check_disputes(terms)?;
-        if let Some(only) = terms.only {
-            return self.choose_only(only, terms, (now, believe_refusals));
+        if let Wanted::Only(id) = wanted {
+            return self.choose_only(id, terms, (now, believe_refusals));
         }
-        let payee = terms.config.receiver;
-        let (mut ready, mut pending, mut empty, mut new, mut busy) = (None, None, None, None, None);
-        let (mut is_any_in_use, mut is_any_unclear) = (false, false);
+        let (mut found, mut is_any_in_use, mut is_any_unclear) = (Vec::new(), false, false);
         let escrow = Escrow::on(terms.network);
         if self.lanes.len() >= MAX_LANE_SETS {
             self.lanes.clear();
@@ -148,52 +180,53 @@ impl Books {
                 is_any_in_use = true;
                 continue;
             }
-            let Some(entry) = self.entries.get(&id) else {
-                new = Some((id, ChannelEntry::new(terms.network, config)));
+            let Some(known) = self.entries.get(&id) else {
+                found.push((Rank::New, id, ChannelEntry::new(terms.network, config)));
                 // Lanes are opened in order; later ones exist only if the policy had another salt.
                 break;
             };
-            let mut entry = entry.clone();
+            let mut entry = known.clone();
             entry.expire(now, believe_refusals);
-            match entry.means(terms.price, now) {
-                Means::Voucher if self.busy.get(&id).is_some_and(|until| *until > now) => {
-                    busy = busy.or(Some((id, entry)));
+            let rank = match entry.means(terms.price, now) {
+                Means::Voucher if self.busy.get(&id).is_some_and(|until| *until > now) => Rank::Busy,
+                Means::Voucher => Rank::Ready,
+                Means::PendingDeposit => Rank::Pending,
+                Means::NewDeposit { .. } => Rank::Empty,
+                Means::Nothing => {
+                    is_any_unclear = true;
+                    continue;
                 }
-                Means::Voucher => {
-                    ready = Some((id, entry));
-                    break;
-                }
-                Means::PendingDeposit => pending = pending.or(Some((id, entry))),
-                Means::NewDeposit { .. } => empty = empty.or(Some((id, entry))),
-                Means::Nothing => is_any_unclear = true,
+            };
+            found.push((rank, id, entry));
+            if rank == Rank::Ready {
+                break;
             }
         }
-        if let Some((id, entry)) = ready.or(pending) {
-            self.lease(id, payee);
-            return Ok(Choice::Lane(id, Box::new(entry), Usdc::ZERO));
-        }
-        let mut refusal = Refusal::DepositPending;
-        if let Some((id, entry)) = empty.or(new).filter(|_| !is_any_unclear) {
-            self.lease(id, payee);
-            match no_deposit.cloned().map_or_else(|| self.promise(policy, (id, &entry), terms), Err) {
-                Ok(deposit) => return Ok(Choice::Lane(id, Box::new(entry), deposit)),
-                Err(why) => {
-                    self.free(id);
-                    refusal = why;
+        found.sort_by_key(|(rank, ..)| *rank);
+        let mut refusal = None;
+        for (rank, id, entry) in found {
+            let room = match (rank, wanted) {
+                (Rank::Ready | Rank::Pending, _) => Ok(Usdc::ZERO),
+                (Rank::Empty | Rank::New, _) if is_any_unclear => Err(Refusal::DepositPending),
+                (Rank::Empty | Rank::New, Wanted::NoDeposit(why)) => Err(why.clone()),
+                (Rank::Empty | Rank::New, _) => self.room_for_deposit(policy, (id, &entry), terms),
+                (Rank::Busy, Wanted::NotBusy) => continue,
+                (Rank::Busy, _) => Ok(Usdc::ZERO),
+            };
+            match room {
+                Ok(deposit) => {
+                    self.leased.insert(id, Promise { payee: terms.config.receiver, deposit });
+                    return Ok(Choice::Lane(id, Box::new(entry), deposit));
                 }
+                Err(why) => refusal = refusal.or(Some(why)),
             }
         }
-        match busy {
-            Some((id, entry)) => {
-                self.lease(id, payee);
-                Ok(Choice::Lane(id, Box::new(entry), Usdc::ZERO))
-            }
-            None if is_any_in_use => Ok(Choice::Wait),
-            None => Err(refusal),
+        match is_any_in_use {
+            true => Ok(Choice::Wait),
+            false => Err(refusal.unwrap_or(Refusal::DepositPending)),
         }
     }
 
-    /// Leases the channel in which a purchase was signed for, whatever it holds: the seller is asked for the answer first.
     fn choose_only(
         &mut self,
         only: ChannelId,
@@ -222,40 +255,43 @@ impl Books {
         (id, entry): (ChannelId, &ChannelEntry),
         terms: &Terms,
     ) -> Result<Usdc, Refusal> {
-        let needed = less(entry.ceiling(terms.price), entry.escrow);
-        self.check_pins(terms)?;
-        let payee = entry.config.receiver;
-        let of_payee = |other: &&ChannelEntry| other.config.receiver == payee;
-        let promised = |of: Option<Address>| {
-            let others = self
-                .leased
-                .iter()
-                .filter(|(leased, promise)| **leased != id && of.is_none_or(|payee| promise.payee == payee));
-            sum(others.map(|(_, promise)| promise.deposit))
-        };
-        let in_escrow = sum(self.entries.values().filter(of_payee).map(ChannelEntry::reserved));
-        let in_all = sum(self.entries.values().map(ChannelEntry::reserved));
-        let rooms = [
-            (Some(payee), policy.escrow_per_payee, plus(in_escrow, promised(Some(payee)))),
-            (None, policy.escrow_total, plus(in_all, promised(None))),
-        ];
-        let mut deposit = needed.max(terms.target);
-        for (payee, limit, used) in rooms {
-            let remaining = less(limit, used);
-            if needed > remaining {
-                return Err(Refusal::AboveEscrowLimit { payee, asked: needed, remaining, limit });
-            }
-            deposit = deposit.min(remaining);
-        }
+        let deposit = self.room_for_deposit(policy, (id, entry), terms)?;
         if let Some(promise) = self.leased.get_mut(&id) {
             promise.deposit = deposit;
         }
         Ok(deposit)
     }
 
+    /// Returns the size of a deposit into a channel, as large as the limits allow.
+    fn room_for_deposit(
+        &self,
+        policy: &ChannelPolicy,
+        (id, entry): (ChannelId, &ChannelEntry),
+        terms: &Terms,
+    ) -> Result<Usdc, Refusal> {
+        let needed = less(entry.ceiling(terms.price), entry.escrow);
+        self.check_pins(terms)?;
+        let payee = entry.config.receiver;
+        let used = |of: Option<Address>| {
+            let is_counted = |other: Address| of.is_none_or(|payee| other == payee);
+            let entries = self.entries.values().filter(|other| is_counted(other.config.receiver));
+            let others = self.leased.iter().filter(|(leased, promise)| **leased != id && is_counted(promise.payee));
+            plus(sum(entries.map(ChannelEntry::reserved)), sum(others.map(|(_, promise)| promise.deposit)))
+        };
+        let mut deposit = needed.max(terms.target);
+        for (payee, limit) in [(Some(payee), policy.escrow_per_payee), (None, policy.escrow_total)] {
+            let remaining = less(limit, used(payee));
+            if needed > remaining {
+                return Err(Refusal::AboveEscrowLimit { payee, asked: needed, remaining, limit });
+            }
+            deposit = deposit.min(remaining);
+        }
+        Ok(deposit)
+    }
+
     /// Refuses sellers that contradicted these books.
     fn check_disputes(&self, terms: &Terms) -> Result<(), Refusal> {
-        let disputes = self.entries.values().filter_map(|entry| Some((entry, entry.dispute.as_ref()?)));
+        let disputes = self.entries.values().filter_map(|entry| Some((entry, entry.dispute()?)));
         match disputes.into_iter().find(|(entry, _)| entry.config.receiver == terms.config.receiver) {
             Some((entry, finding)) => Err(Refusal::ChannelDisputed { channel: entry.id(), finding: finding.clone() }),
             None => Ok(()),

@@ -94,9 +94,7 @@ where
         }
         found.seen += 1;
         found.escrow = sum([found.escrow, lease.entry.available()].into_iter());
-        if let Err(error) = lease.write(false, None).await {
-            tracing::warn!(%error, "a channel could not be written to the journal");
-        }
+        lease.write_soon().await;
     }
     Ok(found)
 }

@@ -18,8 +18,8 @@ const EXPIRY_MARGIN: u64 = 60;
 const MIN_WINDOW: u64 = 10;
 /// How many deposits are kept apart. Older ones are added up.
 const MAX_DEPOSITS: usize = 16;
-/// How many named purchases are remembered: more than the four requests of a channel of which sellers of this crate remember the answer,
-/// since some of them are not charged.
+/// How many named purchases are remembered: more than the answers that sellers of this crate remember of a channel, since some purchases are not
+/// charged. [`Purchase`](crate::client::Purchase) says what becomes of those that either side has forgotten.
 const MAX_PURCHASES: usize = 8;
 
 /// A payment channel, as the journal holds it.
@@ -51,7 +51,6 @@ pub struct ChannelEntry {
     pub doubt: Usdc,
     /// The largest price of the requests since then that left this channel because the seller called it busy. The seller has their vouchers,
     /// and said that it does not work on them: a charge of one is a [finding](ChannelFinding::ChargedRefused).
-    #[serde(default)]
     pub left: Usdc,
     /// The highest voucher that was signed.
     pub signed: Option<VoucherState>,
@@ -61,23 +60,45 @@ pub struct ChannelEntry {
     pub missing: Usdc,
     /// The deposit that was signed and of which nobody has said that it arrived.
     pub pending: Option<PendingDeposit>,
+    /// The deposits that were signed.
+    deposits: Deposits,
+    /// How far the seller and these books agree.
+    trust: Trust,
+    /// The hashes of the keys of the last named purchases that were signed for here, and which the seller may have charged.
+    purchases: VecDeque<B256>,
+}
+
+/// The deposits that were signed for a channel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Deposits {
     /// What the budget counts: signed deposits less refunds, by the time of the signature.
-    deposits: Vec<(u64, Usdc)>,
-    /// How `deposits` changed without a signature since the budget heard of it.
+    sums: Vec<(u64, Usdc)>,
+    /// How they changed without a signature since the budget heard of it.
     #[serde(skip)]
     changes: Vec<Change>,
-    /// When the last deposit that was ever signed expires, in seconds since the Unix epoch.
-    deposits_until: u64,
-    /// `true` if the seller refused a voucher and proved nothing, so that what the chain says is believed of the charges, too.
-    #[serde(default)]
-    is_refused: bool,
-    /// `true` once a request was charged or the channel was looked up: from then on these books are complete.
-    pub is_known: bool,
-    /// Why nothing more is signed for this channel.
-    pub dispute: Option<ChannelFinding>,
-    /// The hashes of the keys of the last named purchases that were signed for here, and which the seller may have charged.
-    #[serde(default)]
-    purchases: VecDeque<B256>,
+    /// When the last one that was ever signed expires, in seconds since the Unix epoch.
+    until: u64,
+}
+
+/// How far the seller and these books agree.
+///
+/// | | `New` | `Known` | `Unproven` | `Disputed` |
+/// |---|---|---|---|---|
+/// | the seller charges a request, or proves what it charged | `Known` | `Known` | `Known` | `Disputed` |
+/// | it refuses a voucher and proves nothing | `New` | `Unproven` | `Unproven` | `Disputed` |
+/// | the chain shows the channel, with money | `Known` | `Known` | `Known` | `Disputed` |
+/// | seller or chain say what these books exclude | `Disputed` | `Disputed` | `Disputed` | `Disputed` |
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Trust {
+    /// These books know of no charge yet. There may be some: an earlier journal may have been lost.
+    New,
+    /// These books are complete.
+    Known,
+    /// The seller refused a voucher and proved nothing, so that what the chain says is believed of the charges, too.
+    Unproven,
+    /// Nothing more is signed.
+    Disputed(ChannelFinding),
 }
 
 /// A signed deposit on its way into the channel.
@@ -91,17 +112,25 @@ pub struct PendingDeposit {
     pub amount: Usdc,
     /// When the authorization expires, in seconds since the Unix epoch.
     pub valid_before: u64,
-    /// `true` if an attempt to send it had no clear answer.
-    pub is_unclear: bool,
-    /// `true` if a seller cannot execute it, which an earlier execution explains. It is kept until that is proven: if the seller does not
-    /// find the money either, the same deposit is sent again.
-    #[serde(default)]
-    is_presumed: bool,
+    arrival: Arrival,
+}
+
+/// Whether a deposit may have arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Arrival {
+    /// Every attempt to send it was refused.
+    Refused,
+    /// An attempt had no clear answer.
+    Unclear,
+    /// A seller cannot execute it, which an earlier execution explains. It is kept until that is proven: if the seller does not find the money
+    /// either, the same deposit is sent again.
+    Presumed,
 }
 
 impl PendingDeposit {
     pub(super) fn new(deposit: Deposit, amount: Usdc, valid_before: u64) -> Self {
-        Self { deposit, amount, valid_before, is_unclear: false, is_presumed: false }
+        Self { deposit, amount, valid_before, arrival: Arrival::Refused }
     }
 
     /// Returns the nonce of the authorization, by which the token tells whether it was used.
@@ -115,7 +144,7 @@ impl PendingDeposit {
     }
 }
 
-debug_fields!(PendingDeposit { amount, valid_before, is_unclear });
+debug_fields!(PendingDeposit { amount, valid_before, arrival });
 
 /// A change of what the budget counts that no signature of this process made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,12 +231,8 @@ impl ChannelEntry {
             escrow: Usdc::ZERO,
             missing: Usdc::ZERO,
             pending: None,
-            deposits: Vec::new(),
-            changes: Vec::new(),
-            deposits_until: 0,
-            is_refused: false,
-            is_known: false,
-            dispute: None,
+            deposits: Deposits::default(),
+            trust: Trust::New,
             purchases: VecDeque::new(),
         }
     }
@@ -224,7 +249,7 @@ impl ChannelEntry {
 
     /// Returns what is in escrow or on its way there and was not charged. The budget counts it as reserved.
     pub fn reserved(&self) -> Usdc {
-        less(sum(self.deposits.iter().map(|(_, amount)| *amount)), self.spent())
+        less(self.deposits.sum(), self.spent())
     }
 
     /// Returns what can still be signed without a deposit.
@@ -234,12 +259,34 @@ impl ChannelEntry {
 
     /// Returns the sums of deposits that the budget counts, by the time of their signature.
     pub(in crate::client) fn deposits(&self) -> &[(u64, Usdc)] {
-        &self.deposits
+        &self.deposits.sums
     }
 
     /// Returns how the deposits changed without a signature since the last time.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
-        std::mem::take(&mut self.changes)
+        std::mem::take(&mut self.deposits.changes)
+    }
+
+    /// Returns why nothing more is signed for this channel, if that is so.
+    pub const fn dispute(&self) -> Option<&ChannelFinding> {
+        match &self.trust {
+            Trust::Disputed(finding) => Some(finding),
+            Trust::New | Trust::Known | Trust::Unproven => None,
+        }
+    }
+
+    /// Returns `true` once a request was charged or the channel was looked up: from then on these books are complete.
+    pub(super) fn is_known(&self) -> bool {
+        self.trust != Trust::New
+    }
+
+    /// Notes the request that the channel pays for.
+    pub(super) fn set_request(&mut self, host: &str, method: &str, url: &str) {
+        if self.host.is_empty() {
+            host.clone_into(&mut self.host);
+        }
+        method.clone_into(&mut self.method);
+        url.clone_into(&mut self.url);
     }
 
     /// Returns `true` if no money of the payer's is left in it, as far as is known.
@@ -263,7 +310,7 @@ impl ChannelEntry {
             _ if needed == Usdc::ZERO => Means::Voucher,
             None => Means::NewDeposit { needed },
             Some(pending) if pending.amount < needed => Means::Nothing,
-            Some(pending) if pending.is_presumed => Means::Voucher,
+            Some(pending) if pending.arrival == Arrival::Presumed => Means::Voucher,
             Some(pending) if pending.can_be_sent(now) => Means::PendingDeposit,
             Some(_) => Means::Nothing,
         }
@@ -281,22 +328,23 @@ impl ChannelEntry {
     pub(super) fn expire(&mut self, now: u64, believe_refusals: bool) {
         let expired = |pending: &mut PendingDeposit| now >= pending.valid_before.saturating_add(EXPIRY_MARGIN);
         let Some(pending) = self.pending.take_if(expired) else { return };
-        match pending.is_unclear {
-            true => self.escrow = plus(self.escrow, pending.amount),
-            false if believe_refusals => self.release(pending.amount),
-            false => self.missing = plus(self.missing, pending.amount),
+        match pending.arrival {
+            Arrival::Unclear | Arrival::Presumed => self.escrow = plus(self.escrow, pending.amount),
+            Arrival::Refused if believe_refusals => self.release(pending.amount),
+            Arrival::Refused => self.missing = plus(self.missing, pending.amount),
         }
     }
 
     /// Adds a deposit that was signed.
     pub(super) fn add_deposit(&mut self, pending: PendingDeposit, now: u64) {
-        self.deposits.push((now, pending.amount));
-        if self.deposits.len() > MAX_DEPOSITS {
+        let Deposits { sums, until, .. } = &mut self.deposits;
+        sums.push((now, pending.amount));
+        if sums.len() > MAX_DEPOSITS {
             // As if signed with the later one: a limit per period counts it for too long rather than too short.
-            let (_, oldest) = self.deposits.remove(0);
-            self.deposits[0].1 = plus(self.deposits[0].1, oldest);
+            let (_, oldest) = sums.remove(0);
+            sums[0].1 = plus(sums[0].1, oldest);
         }
-        self.deposits_until = self.deposits_until.max(pending.valid_before);
+        *until = pending.valid_before.max(*until);
         self.pending = Some(pending);
     }
 
@@ -316,8 +364,10 @@ impl ChannelEntry {
     /// Records that the seller may charge a request of this price, and may have made the pending deposit if it was sent along.
     pub(super) fn unclear(&mut self, amount: Usdc, with_deposit: bool) {
         self.doubt = self.doubt.max(amount);
-        if let Some(pending) = self.pending.as_mut().filter(|_| with_deposit) {
-            pending.is_unclear = true;
+        if let Some(pending) =
+            self.pending.as_mut().filter(|pending| with_deposit && pending.arrival == Arrival::Refused)
+        {
+            pending.arrival = Arrival::Unclear;
         }
     }
 
@@ -343,14 +393,15 @@ impl ChannelEntry {
     }
 
     fn doubts(&self) -> Doubt {
-        Doubt { charge: self.doubt, deposit: self.pending.as_ref().is_some_and(|pending| pending.is_unclear) }
+        let is_open = |pending: &PendingDeposit| pending.arrival != Arrival::Refused;
+        Doubt { charge: self.doubt, deposit: self.pending.as_ref().is_some_and(is_open) }
     }
 
     /// Records that the seller refused a request, and with it all that was sent since `before`.
     pub(super) fn refused(&mut self, before: Doubt) {
         self.doubt = before.charge;
-        if let Some(pending) = &mut self.pending {
-            pending.is_unclear = before.deposit;
+        if let Some(pending) = self.pending.as_mut().filter(|_| !before.deposit) {
+            pending.arrival = Arrival::Refused;
         }
     }
 
@@ -365,13 +416,13 @@ impl ChannelEntry {
         self.charged = plus(self.charged, amount);
         self.highest = self.highest.max(self.charged);
         (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
-        self.is_known = true;
+        self.agreed();
     }
 
     /// Counts on the pending deposit, which the seller cannot execute, perhaps because it was executed before; or not any more.
     pub(super) fn presume_deposit(&mut self, is_presumed: bool) {
         if let Some(pending) = &mut self.pending {
-            pending.is_presumed = is_presumed;
+            pending.arrival = if is_presumed { Arrival::Presumed } else { Arrival::Unclear };
         }
     }
 
@@ -406,15 +457,16 @@ impl ChannelEntry {
     /// Takes an amount out of what the budget counts as reserved, the oldest deposits first.
     fn take_out(&mut self, amount: Usdc) {
         let mut rest = amount.min(self.reserved());
-        for (signed_at, deposit) in &mut self.deposits {
+        let Deposits { sums, changes, .. } = &mut self.deposits;
+        for (signed_at, deposit) in &mut *sums {
             let taken = rest.min(*deposit);
             *deposit = less(*deposit, taken);
             rest = less(rest, taken);
             if taken > Usdc::ZERO {
-                self.changes.push(Change::Released { signed_at: *signed_at, amount: taken });
+                changes.push(Change::Released { signed_at: *signed_at, amount: taken });
             }
         }
-        self.deposits.retain(|(_, deposit)| *deposit > Usdc::ZERO);
+        sums.retain(|(_, deposit)| *deposit > Usdc::ZERO);
     }
 
     /// Compares these books with the seller's in a corrective 402.
@@ -427,8 +479,7 @@ impl ChannelEntry {
         // A seller that lost its books starts from what it has claimed.
         let claimed = theirs.map(|state| state.total_claimed).filter(|claimed| *claimed < self.charged.atomic().into());
         let Some(asserted) = theirs.and_then(|state| state.charged_cumulative_amount).or(claimed) else {
-            self.is_refused = true;
-            return Correction::Unproven;
+            return self.unproven();
         };
         let limit = self.limit();
         let Ok(charged) = u64::try_from(asserted).map(Usdc::from_atomic) else {
@@ -436,16 +487,14 @@ impl ChannelEntry {
         };
         if charged < self.charged {
             self.charged = charged;
+            self.agreed();
             return Correction::Adopted;
         }
         let is_proven =
             voucher.is_some_and(|voucher| voucher.signed_max_claimable >= asserted && self.is_ours(voucher));
         match charged <= limit {
-            _ if !is_proven => {
-                self.is_refused = true;
-                Correction::Unproven
-            }
-            false if self.is_known => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
+            _ if !is_proven => self.unproven(),
+            false if self.is_known() => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
             false if voucher.is_none_or(|voucher| !self.has_signed(voucher)) => {
                 self.open_at(charged);
                 self.signed = voucher.copied();
@@ -453,7 +502,7 @@ impl ChannelEntry {
             }
             _ => {
                 let finding = self.raise(charged);
-                self.is_known = true;
+                self.agreed();
                 self.cover_charges();
                 finding.map_or(Correction::Adopted, Correction::Charged)
             }
@@ -498,7 +547,7 @@ impl ChannelEntry {
         self.highest = charged;
         self.doubt = Usdc::ZERO;
         self.escrow = plus(self.escrow, charged);
-        self.is_known = true;
+        self.agreed();
     }
 
     /// Compares these books with the chain, as of a final block. Returns whether they agree.
@@ -509,28 +558,27 @@ impl ChannelEntry {
         let Seen { balance, claimed, .. } = *seen;
         let limit = self.limit();
         let mut finding = None;
-        if !self.is_known && claimed > Usdc::ZERO {
+        if !self.is_known() && claimed > Usdc::ZERO {
             self.opening = claimed;
             (self.charged, self.highest) = (claimed, claimed);
         } else if claimed > limit {
             return self.disputed(ChannelFinding::ClaimedTooMuch { claimed, charged: limit });
         } else if claimed > self.charged {
             finding = self.raise(claimed);
-        } else if self.is_refused {
+        } else if self.trust == Trust::Unproven {
             self.charged = claimed;
         }
-        self.is_refused = false;
-        let is_final = seen.time >= self.deposits_until;
+        let is_final = seen.time >= self.deposits.until;
         if seen.pending_used == Some(true) || is_final {
             self.pending = None;
         }
         let pending = self.pending.as_ref().map_or(Usdc::ZERO, |pending| pending.amount);
-        let counted = sum(self.deposits.iter().map(|(_, amount)| *amount));
+        let counted = self.deposits.sum();
         let held = plus(less(balance, self.opening), pending);
         if held > counted {
             let found = less(held, counted);
-            self.deposits.push((self.used_at, found));
-            self.changes.push(Change::Found { at: self.used_at, amount: found });
+            self.deposits.sums.push((self.used_at, found));
+            self.deposits.changes.push(Change::Found { at: self.used_at, amount: found });
             self.escrow = balance;
         } else if is_final {
             // Whatever the seller charged, it can claim no more than what is there.
@@ -540,13 +588,30 @@ impl ChannelEntry {
         } else {
             self.escrow = self.escrow.max(balance);
         }
-        self.is_known |= balance > Usdc::ZERO;
+        if self.is_known() || balance > Usdc::ZERO {
+            self.agreed();
+        }
         finding.map_or(Correction::Adopted, Correction::Charged)
     }
 
     pub(super) fn disputed(&mut self, finding: ChannelFinding) -> Correction {
-        self.dispute.get_or_insert_with(|| finding.clone());
+        if self.dispute().is_none() {
+            self.trust = Trust::Disputed(finding.clone());
+        }
         Correction::Disputed(finding)
+    }
+
+    fn unproven(&mut self) -> Correction {
+        if self.trust == Trust::Known {
+            self.trust = Trust::Unproven;
+        }
+        Correction::Unproven
+    }
+
+    fn agreed(&mut self) {
+        if self.dispute().is_none() {
+            self.trust = Trust::Known;
+        }
     }
 
     /// Returns `true` if this payer signed the voucher.
@@ -561,6 +626,12 @@ impl ChannelEntry {
     }
 }
 
+impl Deposits {
+    fn sum(&self) -> Usdc {
+        sum(self.sums.iter().map(|(_, amount)| *amount))
+    }
+}
+
 // Without signatures, and the URL, which may hold a token.
 debug_fields!(ChannelEntry |this| {
     id: this.id(),
@@ -572,7 +643,7 @@ debug_fields!(ChannelEntry |this| {
     escrow: this.escrow,
     missing: this.missing,
     pending: this.pending,
-    dispute: this.dispute,
+    dispute: this.dispute(),
 });
 
 /// Sums reach the bound only in hostile numbers, which the limits refuse.

@@ -8,13 +8,13 @@
 //! | `entry.rs` | the books of one channel, a state machine without I/O |
 //! | `books.rs` | all channels, and which of them a request gets |
 //! | `lease.rs` | a channel in use by one request |
+//! | `state.rs` | what is known of one payment, and what comes after a refusal: two tables, without I/O |
 //! | `payment.rs` | one payment, from its voucher to its receipt |
-//! | `answer.rs` | what a seller answers |
+//! | `report.rs` | what a seller reports of a charge |
 //! | `refund.rs`, `close.rs` | money back, from one channel and from all that are idle |
 //! | `chain.rs` | the books compared with the chain, and withdrawals without the seller |
 //! | `finding.rs` | what a seller did that the books exclude |
 
-mod answer;
 mod books;
 #[cfg(feature = "onchain")]
 mod chain;
@@ -26,6 +26,8 @@ mod lease;
 mod payment;
 mod policy;
 mod refund;
+mod report;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -37,7 +39,6 @@ pub use close::refund_channels;
 pub(super) use entry::Change;
 pub use entry::{ChannelEntry, PendingDeposit};
 pub use finding::ChannelFinding;
-pub use payment::ChannelReceipt;
 pub(super) use payment::VoucherPayment;
 pub use policy::ChannelPolicy;
 pub use refund::{Refund, SignedRefundRequest};

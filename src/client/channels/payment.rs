@@ -1,28 +1,33 @@
-//! One payment by voucher, from its signature to its receipt.
+//! One payment by voucher, from its signature to its receipt. `state.rs` decides what comes next; this does it.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use alloy_primitives::B256;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use async_trait::async_trait;
+use http::{HeaderMap, HeaderValue};
 
 use super::{
-    ChannelEntry, ChannelFinding, PendingDeposit,
-    answer::Report,
-    books::Terms,
+    ChannelEntry, ChannelFinding, ChannelPolicy, PendingDeposit,
+    books::{Terms, Wanted},
     entry::{Correction, Doubt, Means, less, plus},
     lease::Lease,
+    report::{Report, contradiction},
+    state::{Code, DEPOSIT_FAILED, Event, Remedy, Sent, State, Tried, code_of, remedy},
 };
 use crate::{
     client::{
-        NextStep, Payer, PaymentError, PaymentOutcome, Receipt, Refusal,
-        budget::{Charge, Reservation, host_of},
-        offer::{AcceptedOffer, Challenge},
-        payer::{Asked, Validity},
-        payment::{header_of, is_rejection},
+        ChannelReceipt, PaymentError, Receipt, Refusal,
+        answer::{Answer, NextStep, Said},
+        budget::Reservation,
+        challenge::{Challenge, header_of},
+        offer::AcceptedOffer,
+        payment::SchemePayment,
+        totals::{Charge, host_of},
+        wallet::{Asked, Validity, Wallet},
     },
     eip3009::TokenDomain,
     network::Asset,
-    protocol::Reason,
+    protocol::{Reason, SettlementResponse, Version},
     usdc::Usdc,
     vouchers::{
         ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature,
@@ -32,226 +37,198 @@ use crate::{
 
 /// How often a payment is signed again, whatever the seller answers.
 const MAX_SIGNED_AGAIN: u32 = 4;
-/// The prefix of the scheme's reason codes.
-const PREFIX: &str = "invalid_batch_settlement_evm_";
 
-/// The channel's part of a [`Receipt`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ChannelReceipt {
-    /// The channel.
-    pub id: ChannelId,
-    /// The fields that make the channel: who paid, who may claim, in which token.
-    pub config: ChannelConfig,
-    /// The price of the request: the most that it could cost in this channel. [`Receipt::amount`] is what the seller charged of it.
-    pub price: Usdc,
-    /// What it could cost in other channels, which it left because the seller called them busy: their seller has a voucher of this request,
-    /// too. With the price it is within [`BudgetBuilder::per_payment`](crate::client::BudgetBuilder::per_payment). A charge of such a voucher
-    /// is a [finding](ChannelFinding::ChargedRefused) of a later request.
-    pub left: Usdc,
-    /// The deposit that was sent along, if one was.
-    pub deposit: Option<Usdc>,
-    /// What was charged in the channel in all.
-    pub charged: Usdc,
-    /// Something that the seller said which contradicts the books.
-    pub finding: Option<ChannelFinding>,
+/// A payment by voucher that is under way.
+pub(in crate::client) struct VoucherPayment {
+    wallet: Arc<Wallet>,
+    offered: Offered,
+    terms: Terms,
+    purchase: Purchase,
+    channel: Channel,
+    header: HeaderValue,
+    sent: Sent,
+    /// The present voucher's ceiling.
+    max: Usdc,
+    /// What was unclear before the present voucher was signed.
+    before: Doubt,
+    state: State,
+    tried: Tried,
+    /// What the seller can charge for this request by earlier vouchers, besides the present one.
+    cost: Usdc,
+    signed_again: u32,
+    receipt: Receipt,
+    channel_receipt: ChannelReceipt,
 }
 
-/// A payment by voucher that is under way. It has its channel for itself.
-pub(in crate::client) struct VoucherPayment {
-    payer: Payer,
-    /// `None` only while it is written.
-    lease: Option<Lease>,
+/// The offer that is paid.
+struct Offered {
     challenge: Challenge,
     index: usize,
     asset: Asset,
     max_timeout: u64,
-    terms: Terms,
-    header: HeaderValue,
-    /// When the deposit expires that is sent along.
-    deposit_expires: Option<u64>,
-    /// The hash of the purchase's key, if it has a name. The seller may have charged it before under that.
-    purchase: Option<B256>,
-    /// It was signed for before, in this channel, and only there does the seller know it.
-    is_repeated: bool,
-    /// The seller was sent a voucher.
-    was_asked: bool,
-    /// That is the last one that was signed before, to ask for the answer.
-    is_asking: bool,
-    /// The seller takes payment identifiers, and this one has one.
+    /// The seller takes payment identifiers, and this payment has one.
     has_id: bool,
-    /// What was unclear before this payment was sent.
-    doubt: Doubt,
-    /// The voucher counts on the pending deposit, which is sent along or presumed to have arrived.
-    needs_deposit: bool,
-    /// An attempt of this payment had no clear answer.
-    in_doubt: bool,
-    /// The present voucher was charged, by the seller's word: it has the answer, and needs no channel for it.
-    is_charged: bool,
-    /// The work failed, and the voucher was charged with nothing.
-    is_unused: bool,
-    is_corrected: bool,
-    is_switched: bool,
-    /// The channel that is left for another one, which is not signed for yet, and the deposit that may be made there.
-    left: Option<(Lease, Usdc)>,
-    may_leave: bool,
-    /// What the seller can charge for this request by earlier vouchers, besides the present one.
-    cost: Usdc,
-    signed_again: u32,
-    /// What was charged and signed when the channel was given back.
-    paused_at: Option<(Usdc, Option<VoucherState>)>,
-    receipt: Receipt,
+}
+
+/// The purchase that is paid for, by the hash of its name.
+#[derive(Clone, Copy)]
+enum Purchase {
+    Unnamed,
+    Named(B256),
+    /// It was signed for before, in this channel, and only there does the seller know it.
+    Repeated(B256),
+}
+
+/// The channel that pays.
+enum Channel {
+    /// The payment has it for itself.
+    Held(Box<Lease>),
+    /// The seller called it busy, and the payment has another one, for which nothing is signed yet. This deposit may be made there.
+    Leaving { busy: Box<Lease>, next: Box<Lease>, deposit: Usdc },
+    /// It was given back. Then this much was charged, and this was the last voucher.
+    Paused { charged: Usdc, signed: Option<VoucherState> },
+    /// The payment is done with it.
+    Gone,
 }
 
 impl VoucherPayment {
     /// Leases a channel for an offer, and signs. If the budget has no room for a deposit, a channel that needs none is waited for.
+    ///
+    /// A purchase that was `signed_in` a channel before is paid from there.
     pub(in crate::client) async fn sign(
-        payer: &Payer,
+        wallet: &Arc<Wallet>,
         challenge: &Challenge,
-        accepted: &AcceptedOffer,
-        channel: &ChannelOffer,
+        (accepted, offer): (&AcceptedOffer, &ChannelOffer),
         asked: &Asked<'_>,
+        signed_in: Option<ChannelId>,
     ) -> Result<Self, PaymentError> {
-        match Self::sign_from_best(payer, challenge, accepted, channel, asked, None).await {
-            Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
-                Self::sign_from_best(payer, challenge, accepted, channel, asked, Some(&refusal)).await
+        let Some(policy) = &wallet.channels else { return Err(Refusal::NoPayableOffer { reasons: vec![] }.into()) };
+        let (purchase, wanted) = match (asked.purchase, signed_in) {
+            (None, _) => (Purchase::Unnamed, Wanted::Best),
+            (Some((key, _)), None) => (Purchase::Named(key), Wanted::Best),
+            // Asking for its answer costs nothing, whatever the price is now.
+            (Some((key, _)), Some(channel)) => (Purchase::Repeated(key), Wanted::Only(channel)),
+        };
+        if !purchase.is_repeated() {
+            wallet.budget.check_price(accepted.amount)?;
+        }
+        let offer = (policy, challenge, accepted, offer);
+        match Self::sign_in(wallet, offer, asked, (purchase, wanted)).await {
+            Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) && !purchase.is_repeated() => {
+                Self::sign_in(wallet, offer, asked, (purchase, Wanted::NoDeposit(&refusal))).await
             }
-            other => other,
+            signed => signed,
         }
     }
 
-    async fn sign_from_best(
-        payer: &Payer,
-        challenge: &Challenge,
-        accepted: &AcceptedOffer,
-        channel: &ChannelOffer,
+    async fn sign_in(
+        wallet: &Arc<Wallet>,
+        (policy, challenge, accepted, offer): (&ChannelPolicy, &Challenge, &AcceptedOffer, &ChannelOffer),
         asked: &Asked<'_>,
-        no_deposit: Option<&Refusal>,
+        (purchase, wanted): (Purchase, Wanted<'_>),
     ) -> Result<Self, PaymentError> {
-        let Some(policy) = payer.channel_policy() else {
-            return Err(Refusal::NoPayableOffer { reasons: vec![] }.into());
-        };
-        let (budget, price, asset) = (payer.budget(), accepted.amount, &accepted.offer.asset);
-        budget.check_price(price)?;
+        let (price, asset) = (accepted.amount, &accepted.offer.asset);
         let config = ChannelConfig {
-            payer: payer.address(),
-            payer_authorizer: policy.voucher_address(payer.address()),
+            payer: wallet.address(),
+            payer_authorizer: policy.voucher_address(wallet.address()),
             receiver: accepted.offer.pay_to,
-            receiver_authorizer: channel.receiver_authorizer,
+            receiver_authorizer: offer.receiver_authorizer,
             token: asset.address,
-            withdraw_delay: channel.withdraw_delay,
+            withdraw_delay: offer.withdraw_delay,
             salt: policy.salt_of(0),
         };
-        let target = policy.target(price, channel.min_deposit);
-        let purchase = asked.purchase.map(|(key, _)| key);
-        let only = purchase.and_then(|key| budget.journal().with_books(|books| books.of_purchase(key)));
-        let terms = Terms { network: asset.network, config, price, target, only };
-        let (mut lease, deposit) = Lease::best(budget, policy, &terms, payer.now(), no_deposit).await?;
-        let entry = &mut lease.entry;
-        if entry.host.is_empty() {
-            entry.host = host_of(asked.url);
-        }
-        (entry.method, entry.url) = (asked.method.to_string(), asked.url.to_string());
-        let id = lease.id();
-        let receipt = Receipt {
-            outcome: PaymentOutcome::Unknown,
-            transaction: None,
-            network: asset.network,
-            asset: asset.address,
-            amount: price,
-            payer: config.payer,
-            pay_to: config.receiver,
-            nonce: B256::ZERO,
-            reason: None,
-            channel: Some(ChannelReceipt {
-                id,
-                config,
-                price,
-                left: Usdc::ZERO,
-                deposit: None,
-                charged: Usdc::ZERO,
-                finding: None,
-            }),
+        let target = policy.target(price, offer.min_deposit);
+        let terms = Terms { network: asset.network, config, price, target };
+        let (mut lease, deposit) = Lease::wait_for(&wallet.budget, policy, &terms, wanted, wallet.now()).await?;
+        lease.entry.set_request(&host_of(asked.url), asked.method.as_str(), asked.url.as_str());
+        let receipt =
+            Receipt::signed((asset.network, asset.address), price, (config.payer, config.receiver), B256::ZERO);
+        let channel_receipt = ChannelReceipt {
+            id: lease.id(),
+            config,
+            price,
+            left: Usdc::ZERO,
+            deposit: None,
+            charged: Usdc::ZERO,
+            finding: None,
         };
         let mut challenge = challenge.clone();
-        let has_id = challenge.add_payment_id(match asked.purchase {
+        let has_id = challenge.add_payment_id(match purchase.key() {
             // The seller finds its answer by this, also after a restart.
-            Some((key, _)) => budget.journal().purchase_id(key, payer.nonces()).await?,
-            None => payer.nonces().next()?,
+            Some(key) => wallet.budget.journal().purchase_id(key, &*wallet.nonces).await?,
+            None => wallet.nonces.next()?,
         });
+        let max_timeout = accepted.offer.max_timeout_seconds;
         let mut payment = Self {
-            payer: payer.clone(),
-            lease: Some(lease),
-            challenge,
-            index: accepted.index,
-            asset: asset.clone(),
-            max_timeout: accepted.offer.max_timeout_seconds,
+            wallet: wallet.clone(),
+            offered: Offered { challenge, index: accepted.index, asset: asset.clone(), max_timeout, has_id },
             terms,
-            header: HeaderValue::from_static(""),
-            deposit_expires: None,
             purchase,
-            is_repeated: only.is_some(),
-            was_asked: false,
-            is_asking: false,
-            has_id,
-            doubt: Doubt::default(),
-            needs_deposit: false,
-            in_doubt: false,
-            is_charged: false,
-            is_unused: false,
-            is_corrected: false,
-            is_switched: false,
-            left: None,
-            may_leave: true,
+            channel: Channel::Gone,
+            header: HeaderValue::from_static(""),
+            sent: Sent::Voucher,
+            max: Usdc::ZERO,
+            before: Doubt::default(),
+            state: State::Signed,
+            tried: Tried::default(),
             cost: Usdc::ZERO,
             signed_again: 0,
-            paused_at: None,
             receipt,
+            channel_receipt,
         };
-        payment.sign_for(deposit).await?;
+        payment.sign_for(Box::new(lease), deposit, purchase.is_repeated()).await?;
         Ok(payment)
     }
 
     /// Signs what the channel needs now, records it, and makes the header. After an error nothing was sent.
-    async fn sign_for(&mut self, deposit: Usdc) -> Result<(), PaymentError> {
-        let Some(mut lease) = self.lease.take() else { return Err(Refusal::DepositPending.into()) };
-        let now = self.payer.now();
-        let (id, entry, price) = (lease.id(), &mut lease.entry, self.terms.price);
-        let is_first = !std::mem::replace(&mut self.was_asked, true);
+    ///
+    /// If it `may_ask`, and nothing can be signed without a deposit or above the limit per payment, it signs the last voucher again. The answer to
+    /// a purchase that was signed for before may cost nothing. If the seller does not know the purchase, it refuses that voucher.
+    async fn sign_for(&mut self, mut lease: Box<Lease>, deposit: Usdc, may_ask: bool) -> Result<(), PaymentError> {
+        let (now, id, price) = (self.wallet.now(), lease.id(), self.terms.price);
+        let entry = &mut lease.entry;
         let means = entry.means(price, now);
-        // The answer to a purchase that was signed for before may cost nothing. If the seller does not know the purchase, it refuses the last
-        // voucher, and another one is signed.
-        let last = entry.last_signed().filter(|_| self.is_repeated && is_first && means != Means::Voucher);
-        self.is_asking = last.is_some();
-        let (means, max) = last.map_or((means, entry.ceiling(price)), |last| (Means::Voucher, last));
-        let reservation = match means {
-            Means::NewDeposit { needed } => Some(self.sign_deposit((id, entry), (needed, deposit), now).await?),
-            Means::Nothing => return Err(Refusal::DepositPending.into()),
-            Means::Voucher | Means::PendingDeposit => None,
+        let affordable = self.wallet.budget.check_price(price);
+        let asks = may_ask && (means != Means::Voucher || affordable.is_err());
+        let (mut reservation, mut along) = (None, None);
+        let (sent, max) = match (entry.last_signed().filter(|_| asks), means) {
+            (Some(last), _) => (Sent::Last, last),
+            (None, means) => {
+                affordable?;
+                match means {
+                    Means::Nothing => return Err(Refusal::DepositPending.into()),
+                    Means::NewDeposit { needed } => {
+                        reservation = Some(self.sign_deposit((id, &mut *entry), (needed, deposit), now).await?);
+                        along = entry.pending.clone();
+                    }
+                    Means::PendingDeposit => along = entry.pending.clone(),
+                    Means::Voucher => {}
+                }
+                let expires = along.as_ref().map(|pending| pending.valid_before);
+                (expires.map_or(Sent::Voucher, |expires| Sent::Deposit { expires }), entry.ceiling(price))
+            }
         };
-        let deposit = entry.pending.clone().filter(|_| means != Means::Voucher);
-        self.needs_deposit = max > entry.escrow;
-        let (voucher, digest) = sign_voucher(&self.payer, (id, entry), max).await?;
-        self.doubt = entry.sign(price, &voucher, deposit.is_some());
+        let (voucher, digest) = sign_voucher(&self.wallet, (id, &*entry), max).await?;
+        let before = entry.sign(less(max, entry.charged), &voucher, along.is_some());
         entry.used_at = now;
-        if let Some(key) = self.purchase {
+        if let Some(key) = self.purchase.key() {
             entry.add_purchase(key);
         }
-
         let channel_config = entry.config;
-        let sent = deposit.as_ref().map(|pending| (pending.amount, pending.valid_before));
-        let payload = match deposit {
+        let amount = along.as_ref().map(|pending| pending.amount);
+        let payload = match along {
             Some(PendingDeposit { deposit, .. }) => ChannelPayload::Deposit { channel_config, voucher, deposit },
             None => ChannelPayload::Voucher { channel_config, voucher },
         };
-        let text = self.challenge.channel_header(self.index, &payload).map_err(PaymentError::encode)?;
-        self.header = header_of(&text)?;
-        self.deposit_expires = sent.map(|(_, valid_before)| valid_before);
+        let Offered { challenge, index, .. } = &self.offered;
+        let header = header_of(&challenge.channel_header(*index, &payload).map_err(PaymentError::encode)?)?;
+        let lease = lease.write_durably(reservation).await.map_err(PaymentError::Journal)?;
+        (self.header, self.sent, self.max, self.before) = (header, sent, max, before);
         self.receipt.nonce = digest;
-        if let Some(receipt) = &mut self.receipt.channel {
-            receipt.deposit = sent.map(|(amount, _)| amount).or(receipt.deposit);
-        }
-        self.lease = Some(lease.write(true, reservation).await.map_err(PaymentError::Journal)?);
+        self.channel_receipt.id = id;
+        self.channel_receipt.deposit = amount.or(self.channel_receipt.deposit);
+        self.channel = Channel::Held(Box::new(lease));
+        self.note(Event::Sent);
         Ok(())
     }
 
@@ -261,16 +238,17 @@ impl VoucherPayment {
         bounds: (Usdc, Usdc),
         now: u64,
     ) -> Result<Reservation, PaymentError> {
+        let wallet = &self.wallet;
         let charge =
             Charge { amount: self.terms.price, payee: entry.config.receiver, host: entry.host.clone(), signed_at: now };
-        let (reservation, amount) = self.payer.budget().reserve_deposit(charge, bounds, now)?;
-        let (salt, domain) = (self.payer.nonces().next()?, TokenDomain::of(&self.asset));
+        let (reservation, amount) = wallet.budget.reserve_deposit(charge, bounds, now)?;
+        let (salt, domain) = (wallet.nonces.next()?, TokenDomain::of(&self.offered.asset));
         let units = u128::from(amount.atomic());
-        let mut validity = Validity::new(self.payer.window(self.max_timeout));
+        let mut validity = Validity::new(wallet.window(self.offered.max_timeout));
         let (deposit, valid_before) = loop {
-            let valid_before = validity.begin(self.payer.now());
-            let deposit = Deposit::sign(id, units, valid_before, salt, &domain, self.payer.signer()).await?;
-            if validity.is_good(self.payer.now())? {
+            let valid_before = validity.begin(wallet.now());
+            let deposit = Deposit::sign(id, units, valid_before, salt, &domain, &*wallet.signer).await?;
+            if validity.is_good(wallet.now())? {
                 break (deposit, valid_before);
             }
         };
@@ -278,74 +256,41 @@ impl VoucherPayment {
         Ok(reservation)
     }
 
-    pub(in crate::client) const fn header(&self) -> &HeaderValue {
-        &self.header
-    }
-
-    /// A voucher never expires.
-    pub(in crate::client) fn valid_before(&self) -> u64 {
-        self.deposit_expires.unwrap_or(u64::MAX)
-    }
-
-    /// Signs again, after [`NextStep::SignAgain`].
-    pub(in crate::client) async fn sign_again(&mut self) -> Result<(), PaymentError> {
-        if let Some((busy, deposit)) = self.left.take() {
-            return self.sign_in_place_of(busy, deposit).await;
-        }
-        let Some(lease) = &self.lease else { return Ok(()) };
-        let deposit = match (lease.entry.means(self.terms.price, self.payer.now()), self.payer.channel_policy()) {
-            (Means::NewDeposit { .. }, Some(policy)) => lease.promise(policy, &self.terms)?,
-            _ => Usdc::ZERO,
-        };
-        self.sign_for(deposit).await
-    }
-
     /// Signs for another channel than the busy one. If the budget has no room for a deposit, the payment stays with the busy one, and its
     /// voucher is sent again.
-    async fn sign_in_place_of(&mut self, mut busy: Lease, deposit: Usdc) -> Result<(), PaymentError> {
-        let (doubt, needs_deposit) = (self.doubt, self.needs_deposit);
-        match self.sign_for(deposit).await {
+    async fn sign_in_place_of(
+        &mut self,
+        busy: Box<Lease>,
+        next: Box<Lease>,
+        deposit: Usdc,
+    ) -> Result<(), PaymentError> {
+        match self.sign_for(next, deposit, false).await {
             Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
-                (self.lease, self.doubt, self.needs_deposit) = (Some(busy), doubt, needs_deposit);
-                self.may_leave = false;
+                self.channel = Channel::Held(busy);
+                self.tried.leaving = true;
+                Ok(())
             }
             signed => {
-                busy.entry.leave(self.terms.price);
-                self.forget_purchase(&mut busy.entry);
-                busy.leave_busy(self.payer.now()).await;
+                self.leave(busy).await;
                 signed?;
                 self.cost = plus(self.cost, self.terms.price);
-                if let Some(receipt) = &mut self.receipt.channel {
-                    receipt.left = plus(receipt.left, self.terms.price);
-                }
-                (self.is_corrected, self.is_switched) = (false, false);
+                self.channel_receipt.left = plus(self.channel_receipt.left, self.terms.price);
+                self.tried = Tried::default();
+                Ok(())
             }
         }
-        if let (Some(receipt), Some(lease)) = (&mut self.receipt.channel, &self.lease) {
-            receipt.id = lease.id();
-        }
-        Ok(())
     }
 
-    /// Takes another channel than the one that the seller calls busy, where one is free or may be opened, and if the seller may charge the
-    /// request in both.
-    ///
-    /// An attempt that may be worked on stays where it is: only there does the seller know it.
-    fn leave_busy_lane(&mut self) -> bool {
-        let (Some(policy), Some(lease)) = (self.payer.channel_policy(), &self.lease) else { return false };
-        let is_stuck = self.in_doubt || self.is_repeated || self.deposit_expires.is_some() || !self.may_leave;
-        if is_stuck || !self.may_sign_again(plus(self.cost, self.terms.price)) {
-            return false;
-        }
-        let Some((other, deposit)) = lease.another(policy, &self.terms, self.payer.now()) else { return false };
-        self.signed_again += 1;
-        self.left = self.lease.replace(other).map(|busy| (busy, deposit));
-        true
+    /// Gives a channel back whose seller called it busy, and which keeps the voucher.
+    async fn leave(&self, mut busy: Box<Lease>) {
+        busy.entry.leave(self.terms.price);
+        self.forget_purchase(&mut busy.entry);
+        busy.leave_busy(self.wallet.now()).await;
     }
 
     /// Returns `true` if one more voucher may be signed for this request, although the seller could charge so much by earlier ones.
     fn may_sign_again(&self, cost: Usdc) -> bool {
-        self.signed_again < MAX_SIGNED_AGAIN && plus(cost, self.terms.price) <= self.payer.budget().per_payment()
+        self.signed_again < MAX_SIGNED_AGAIN && plus(cost, self.terms.price) <= self.wallet.budget.per_payment()
     }
 
     fn sign_again_or_conclude(&mut self) -> NextStep {
@@ -356,289 +301,359 @@ impl VoucherPayment {
         NextStep::SignAgain
     }
 
-    /// Interprets an answer. `transient` says whether the status alone makes it worth sending the payment again.
-    pub(in crate::client) fn answered(
-        &mut self,
-        status: StatusCode,
-        headers: &HeaderMap,
-        transient: bool,
-        retry_after: Option<Duration>,
-    ) -> NextStep {
-        let Some(lease) = &self.lease else { return NextStep::Conclude };
-        let retry = NextStep::Retry { after: retry_after };
-        // The price may have been another one when the purchase was signed for first.
-        let most = if self.is_repeated { self.terms.price.max(lease.entry.doubt) } else { self.terms.price };
-        match Report::read(headers, &lease.entry, (most, self.has_id)) {
-            Report::Charged { amount, transaction } => {
-                self.charged(amount, transaction);
-                if amount == Usdc::ZERO && !status.is_success() {
-                    // The work failed: what comes next under its name is bought anew.
-                    self.is_unused = true;
-                }
-                NextStep::Conclude
-            }
-            // By its word, the seller charged nothing for this voucher. The next answer tells.
-            Report::Repeated { amount, transaction } => {
-                self.accepted(amount, transaction);
-                NextStep::Conclude
-            }
-            Report::Failed { reason: Reason::SettlementPending, transaction } => {
-                self.unclear(Some("settlement_pending".into()));
-                self.receipt.transaction = transaction;
-                retry
-            }
-            // Perhaps the facilitator's own fault, and perhaps it was sent. The same deposit can be made only once.
-            Report::Failed { reason, transaction } if code_of(&reason) == "deposit_transaction_failed" => {
-                self.unclear(Some(reason.to_string()));
-                self.receipt.transaction = transaction;
-                retry
-            }
-            Report::Failed { reason, transaction } => {
-                self.receipt.transaction = transaction;
-                self.refused(&reason, headers, retry)
-            }
-            Report::Contradiction(finding) => {
-                tracing::warn!(channel = %lease.id(), %finding, "a payment response contradicts the books of its channel");
-                self.unclear(Some(finding.to_string()));
-                self.find(finding);
-                if transient { retry } else { NextStep::Conclude }
-            }
-            Report::None if status == StatusCode::PAYMENT_REQUIRED => {
-                let challenge = Challenge::read(headers, None).ok().flatten();
-                match challenge.as_ref().and_then(Challenge::reason) {
-                    Some(reason) => self.refused(&reason, headers, retry),
-                    None => {
-                        self.unclear(Some("the server asked again".into()));
-                        NextStep::Conclude
-                    }
-                }
-            }
-            Report::None if transient => {
-                self.unclear(Some(format!("the server answered {status}")));
-                retry
-            }
-            Report::None if status.is_redirection() || is_rejection(status) => {
-                self.failed(format!("the server answered {status}"));
-                NextStep::Conclude
-            }
-            Report::None => {
-                self.unclear(Some(format!("the server answered {status} without a receipt")));
-                NextStep::Conclude
-            }
-        }
+    /// Takes another channel than the one that the seller calls busy, where one is free or may be opened.
+    fn leave_busy_channel(&mut self) -> bool {
+        let (Some(policy), Channel::Held(lease)) = (&self.wallet.channels, &self.channel) else { return false };
+        let Some((mut next, deposit)) = lease.another(policy, &self.terms, self.wallet.now()) else { return false };
+        let ChannelEntry { host, method, url, .. } = &lease.entry;
+        next.entry.set_request(host, method, url);
+        self.signed_again += 1;
+        self.channel = match std::mem::replace(&mut self.channel, Channel::Gone) {
+            Channel::Held(busy) => Channel::Leaving { busy, next: Box::new(next), deposit },
+            other => other,
+        };
+        true
     }
 
-    /// Notes that no answer came.
-    pub(in crate::client) fn unanswered(&mut self) -> NextStep {
-        if self.lease.is_some() {
-            self.unclear(None);
-        }
-        NextStep::Retry { after: None }
+    fn note(&mut self, event: Event) {
+        self.state = self.state.after(event);
+        self.receipt.outcome = self.state.outcome();
     }
 
-    fn charged(&mut self, amount: Usdc, transaction: Option<B256>) {
-        let Some(lease) = &mut self.lease else { return };
-        if self.needs_deposit {
-            lease.entry.deposit_arrived();
-        }
-        lease.entry.charge(amount);
-        self.is_charged = true;
-        self.accepted(amount, transaction);
-    }
-
-    fn accepted(&mut self, amount: Usdc, transaction: Option<B256>) {
-        self.in_doubt = false;
-        self.receipt.outcome = PaymentOutcome::Accepted;
-        self.receipt.amount = amount;
-        self.receipt.transaction = transaction;
-        self.receipt.reason = None;
+    fn accepted(&mut self, event: Event, amount: Usdc, transaction: Option<B256>) {
+        self.note(event);
+        (self.receipt.amount, self.receipt.transaction, self.receipt.reason) = (amount, transaction, None);
     }
 
     fn unclear(&mut self, reason: Option<String>) {
-        self.in_doubt = true;
-        if let Some(lease) = &mut self.lease {
+        let with_deposit = matches!(self.sent, Sent::Deposit { .. });
+        if let Channel::Held(lease) = &mut self.channel {
             // Also if an earlier attempt was refused.
-            lease.entry.unclear(self.terms.price, self.deposit_expires.is_some());
+            let amount = less(self.max, lease.entry.charged);
+            lease.entry.unclear(amount, with_deposit);
         }
-        self.receipt.outcome = PaymentOutcome::Unknown;
+        self.note(Event::Unclear);
         self.receipt.reason = reason;
     }
 
-    /// Notes that the seller charged nothing for this attempt. After an unclear attempt that says nothing about the earlier one.
+    /// Notes that the seller charged nothing for this attempt.
     fn failed(&mut self, reason: String) {
-        if !self.in_doubt
-            && let Some(lease) = &mut self.lease
+        self.note(Event::Refused);
+        if self.state == State::Refused
+            && let Channel::Held(lease) = &mut self.channel
         {
-            lease.entry.refused(self.doubt);
+            lease.entry.refused(self.before);
         }
-        self.receipt.outcome = if self.in_doubt { PaymentOutcome::Unknown } else { PaymentOutcome::Failed };
         self.receipt.reason = Some(reason);
     }
 
     /// Notes that this channel did not pay for the purchase, unless an earlier voucher of it may have.
     fn forget_purchase(&self, entry: &mut ChannelEntry) {
-        if let Some(key) = self.purchase.filter(|_| !self.is_repeated) {
+        if let Purchase::Named(key) = self.purchase {
             entry.forget_purchase(key);
         }
     }
 
-    fn find(&mut self, finding: ChannelFinding) {
-        if let Some(receipt) = &mut self.receipt.channel {
-            receipt.finding = Some(finding);
+    /// Notes that the seller reports a charge. The most that it may be is the price, or what it was when the purchase was signed for first; and by
+    /// the last voucher, what that is for.
+    fn reported(
+        &mut self,
+        (response, transaction): (SettlementResponse, Option<B256>),
+        answer: &Answer<'_>,
+    ) -> Result<(), ChannelFinding> {
+        let Channel::Held(lease) = &mut self.channel else { return Ok(()) };
+        let entry = &mut lease.entry;
+        let most = match (self.sent, self.purchase) {
+            (Sent::Last, _) => less(self.max, entry.charged),
+            (_, Purchase::Repeated(_)) => self.terms.price.max(entry.doubt),
+            _ => self.terms.price,
+        };
+        match Report::of(response, entry, (most, self.offered.has_id))? {
+            Report::Charged(amount) => {
+                if self.max > entry.escrow {
+                    entry.deposit_arrived();
+                }
+                entry.charge(amount);
+                let is_unused = amount == Usdc::ZERO && !answer.status.is_success();
+                self.accepted(if is_unused { Event::Unused } else { Event::Charged }, amount, transaction);
+            }
+            // By its word, the seller charged nothing for this voucher. The next answer tells.
+            Report::Repeated(amount) => self.accepted(Event::Repeated, amount, transaction),
         }
+        Ok(())
+    }
+
+    /// Notes an answer that contradicts the books, which stay as they are.
+    fn contradicted(&mut self, finding: ChannelFinding, answer: &Answer<'_>) -> NextStep {
+        tracing::warn!(channel = %self.channel_receipt.id, %finding, "a payment response contradicts the books of its channel");
+        self.unclear(Some(finding.to_string()));
+        self.channel_receipt.finding = Some(finding);
+        if answer.is_transient { answer.retry() } else { NextStep::Conclude }
     }
 
     /// Interprets a refusal with a reason code.
-    fn refused(&mut self, reason: &Reason, headers: &HeaderMap, retry: NextStep) -> NextStep {
-        let (was_in_doubt, with_deposit) = (self.in_doubt, self.deposit_expires.is_some());
+    fn refused(&mut self, reason: &Reason, answer: &Answer<'_>) -> NextStep {
+        let was_unclear = self.state == State::Unclear;
         self.failed(reason.to_string());
-        if code_of(reason) == "channel_busy" && self.leave_busy_lane() {
-            return NextStep::SignAgain;
-        }
-        let Some(lease) = &mut self.lease else { return NextStep::Conclude };
-        let may_have_arrived = with_deposit && (was_in_doubt || self.doubt.is_about_deposit());
-        match code_of(reason) {
-            "channel_busy" | "verification_state_unavailable" | "rpc_read_failed" => retry,
-            "cumulative_amount_mismatch" | "cumulative_below_claimed" if !self.is_corrected => {
-                self.is_corrected = true;
-                self.correct(headers, was_in_doubt)
+        let Channel::Held(lease) = &mut self.channel else { return NextStep::Conclude };
+        let deposit_is_open = match self.sent {
+            Sent::Deposit { .. } => was_unclear || self.before.is_about_deposit(),
+            Sent::Voucher | Sent::Last => lease.entry.may_be_deposited(self.wallet.now()),
+        };
+        // An attempt that may be worked on stays where it is: only there does the seller know it.
+        let may_leave = self.state == State::Refused
+            && !self.purchase.is_repeated()
+            && self.may_sign_again(plus(self.cost, self.terms.price));
+        let Channel::Held(lease) = &mut self.channel else { return NextStep::Conclude };
+        match remedy(Code::of(reason), self.sent, self.tried, may_leave, deposit_is_open) {
+            Remedy::Leave => match self.leave_busy_channel() {
+                true => NextStep::SignAgain,
+                false => answer.retry(),
+            },
+            Remedy::Repeat => answer.retry(),
+            Remedy::Correct => {
+                self.tried.correction = true;
+                self.correct(answer.headers, was_unclear)
             }
-            // The seller does not know the purchase: it is paid for now.
-            _ if self.is_asking => self.sign_again_or_conclude(),
-            // The deposit may be on its way into a block. The voucher is sent again, and then the same deposit, but no other one.
-            "channel_not_found" | "cumulative_exceeds_balance"
-                if !with_deposit && lease.entry.may_be_deposited(self.payer.now()) =>
-            {
+            Remedy::SignAgain => self.sign_again_or_conclude(),
+            Remedy::AwaitDeposit => {
                 lease.entry.presume_deposit(false);
-                retry
+                answer.retry()
             }
-            "channel_not_found" | "cumulative_exceeds_balance" if !with_deposit && !self.is_switched => {
-                self.is_switched = true;
+            Remedy::DepositAnew => {
+                self.tried.deposit = true;
                 lease.entry.escrow_is_missing();
                 self.sign_again_or_conclude()
             }
-            // The deposit cannot be made, perhaps because it was made before.
-            "deposit_simulation_failed"
-            | "deposit_transaction_failed"
-            | "receive_authorization_signature"
-            | "insufficient_balance"
-                if may_have_arrived && !self.is_switched =>
-            {
-                self.is_switched = true;
+            Remedy::CountOnDeposit => {
+                self.tried.deposit = true;
                 lease.entry.presume_deposit(true);
                 self.sign_again_or_conclude()
             }
-            _ => NextStep::Conclude,
+            Remedy::GiveUp => NextStep::Conclude,
         }
     }
 
-    /// Compares the books with those of the seller, once per payment.
-    fn correct(&mut self, headers: &HeaderMap, was_in_doubt: bool) -> NextStep {
-        let is_unclear_before = self.doubt.is_about_charge();
-        let Some(lease) = &mut self.lease else { return NextStep::Conclude };
-        let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known);
-        let theirs = Challenge::read(headers, None).ok().flatten();
-        let theirs = theirs.and_then(|challenge| challenge.channel_offer(&lease.entry)).map(|(_, offer)| offer);
-        let state = theirs.as_ref().and_then(|offer| offer.channel_state.as_ref());
-        let state = state.filter(|state| state.channel_id == id);
-        let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
-        let correction = lease.entry.correct(state, voucher);
+    /// Compares the books with those of the seller.
+    fn correct(&mut self, headers: &HeaderMap, was_unclear: bool) -> NextStep {
+        let Channel::Held(lease) = &mut self.channel else { return NextStep::Conclude };
+        let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known());
+        let correction = correct(headers, id, &mut lease.entry);
         let grown = less(lease.entry.charged, before);
-        let is_unexplained = is_unclear_before || !was_known || grown > self.terms.price;
+        let is_unexplained = self.before.is_about_charge() || !was_known || grown > self.terms.price;
         if let Correction::Charged(finding) = &correction {
             tracing::warn!(channel = %id, %finding, "a seller charged a request that it had refused");
             if !was_known {
                 // It may be this very request.
                 self.cost = plus(self.cost, grown);
             }
-            self.find(finding.clone());
+            self.channel_receipt.finding = Some(finding.clone());
         }
         match correction {
             // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice. If an earlier request may
             // have been charged in its place, a seller that takes ids gives the answer again, or works for it.
             Correction::Adopted | Correction::Charged(_)
-                if was_in_doubt && grown > Usdc::ZERO && !(self.has_id && is_unexplained) =>
+                if was_unclear && grown > Usdc::ZERO && !(self.offered.has_id && is_unexplained) =>
             {
-                self.is_charged = true;
-                self.receipt.outcome = PaymentOutcome::Accepted;
+                self.note(Event::Charged);
                 self.receipt.amount = grown;
                 self.receipt.reason = Some("the seller charged the request, and its answer is lost".into());
-                self.in_doubt = false;
                 NextStep::Conclude
             }
             Correction::Adopted | Correction::Charged(_) => self.sign_again_or_conclude(),
             Correction::Unproven => {
-                self.find(ChannelFinding::Unproven);
+                self.channel_receipt.finding = Some(ChannelFinding::Unproven);
                 NextStep::Conclude
             }
             Correction::Disputed(finding) => {
                 tracing::warn!(channel = %id, %finding, "a seller contradicts the books of its channel");
                 self.receipt.reason = Some(finding.to_string());
-                self.find(finding);
+                self.channel_receipt.finding = Some(finding);
                 NextStep::Conclude
             }
         }
     }
 
-    /// Records the outcome in budget and journal, and returns the receipt.
-    pub(in crate::client) async fn finish(&mut self) -> Receipt {
-        let (left, lease) = (self.left.take(), self.lease.take());
-        let is_left = left.is_some();
-        // A channel that was taken in place of a busy one has no voucher of this payment.
-        let Some(mut lease) = left.map(|(busy, _)| busy).or(lease) else { return self.receipt.clone() };
-        if let Some(channel) = &mut self.receipt.channel {
-            channel.charged = lease.entry.charged;
-        }
-        if is_left {
-            lease.entry.leave(self.terms.price);
-            self.forget_purchase(&mut lease.entry);
-            lease.leave_busy(self.payer.now()).await;
-            return self.receipt.clone();
-        }
-        if self.is_unused || self.receipt.outcome == PaymentOutcome::Failed {
-            self.forget_purchase(&mut lease.entry);
-        }
-        self.paused_at = Some((lease.entry.charged, lease.entry.signed));
-        // It need not be durable: without it the next voucher, or the seller's correction, tells the same.
-        if let Err(error) = lease.write(false, None).await {
-            tracing::warn!(%error, "the outcome of a payment could not be written to the journal");
-        }
-        self.receipt.clone()
+    fn whole_receipt(&self) -> Receipt {
+        Receipt { channel: Some(self.channel_receipt.clone()), ..self.receipt.clone() }
+    }
+}
+
+#[async_trait]
+impl SchemePayment for VoucherPayment {
+    fn version(&self) -> Version {
+        Version::V2
     }
 
-    /// Gives the channel back. What was signed is in the books, and stays in doubt.
-    pub(in crate::client) fn pause(&mut self) {
-        let lease = self.lease.take();
-        // The other channel has no voucher of this payment.
-        if let (Some(lease), None) = (lease, self.left.take()) {
-            self.paused_at = Some((lease.entry.charged, lease.entry.signed));
+    fn header(&self) -> &HeaderValue {
+        &self.header
+    }
+
+    /// A voucher never expires.
+    fn valid_before(&self) -> u64 {
+        match self.sent {
+            Sent::Deposit { expires } => expires,
+            Sent::Voucher | Sent::Last => u64::MAX,
         }
     }
 
-    /// Takes the channel again, to present the same voucher. Returns `false` if it is in use, or if others have used it since. A voucher that
-    /// was charged needs no channel to ask for its answer again.
-    pub(in crate::client) fn resume(&mut self, was_sent: bool) -> bool {
-        if self.is_charged {
-            return true;
+    fn nonce(&self) -> B256 {
+        self.receipt.nonce
+    }
+
+    fn set_sent(&mut self, sent: bool) {
+        if sent {
+            self.note(Event::Sent);
         }
-        // Nothing was charged for a voucher that was refused: the next one is for the same sum.
-        if self.receipt.outcome == PaymentOutcome::Failed {
+    }
+
+    fn answered(&mut self, answer: &Answer<'_>) -> NextStep {
+        let Channel::Held(lease) = &self.channel else { return NextStep::Conclude };
+        let said = answer.said(Version::V2, lease.entry.network, lease.entry.config.payer);
+        let why = said.why(answer.status);
+        match said {
+            Said::Paid { response, transaction } => match self.reported((*response, transaction), answer) {
+                Ok(()) => NextStep::Conclude,
+                Err(finding) => self.contradicted(finding, answer),
+            },
+            Said::Contradiction(what) => self.contradicted(contradiction(what), answer),
+            // A deposit that failed may be the facilitator's own fault, and perhaps it was sent. The same one can be made only once.
+            Said::Failed { reason, transaction }
+                if reason == Reason::SettlementPending || code_of(&reason) == DEPOSIT_FAILED =>
+            {
+                self.unclear(why);
+                self.receipt.transaction = transaction;
+                answer.retry()
+            }
+            Said::Failed { reason, transaction } => {
+                self.receipt.transaction = transaction;
+                self.refused(&reason, answer)
+            }
+            Said::Refused(reason) => self.refused(&reason, answer),
+            Said::AskedAgain(_) => {
+                self.unclear(why);
+                NextStep::Conclude
+            }
+            Said::Rejected | Said::Nothing if answer.is_transient => {
+                self.unclear(Some(format!("the server answered {}", answer.status)));
+                answer.retry()
+            }
+            Said::Rejected => {
+                self.failed(why.unwrap_or_default());
+                NextStep::Conclude
+            }
+            Said::Nothing => {
+                self.unclear(why);
+                NextStep::Conclude
+            }
+        }
+    }
+
+    fn unanswered(&mut self) -> NextStep {
+        if let Channel::Held(_) = self.channel {
+            self.unclear(None);
+        }
+        NextStep::Retry { after: None }
+    }
+
+    async fn sign_again(&mut self) -> Result<(), PaymentError> {
+        match std::mem::replace(&mut self.channel, Channel::Gone) {
+            Channel::Leaving { busy, next, deposit } => self.sign_in_place_of(busy, next, deposit).await,
+            Channel::Held(lease) => {
+                let means = lease.entry.means(self.terms.price, self.wallet.now());
+                let deposit = match (means, &self.wallet.channels) {
+                    (Means::NewDeposit { .. }, Some(policy)) => lease.promise(policy, &self.terms),
+                    _ => Ok(Usdc::ZERO),
+                };
+                match deposit {
+                    Ok(deposit) => self.sign_for(lease, deposit, false).await,
+                    Err(refusal) => {
+                        self.channel = Channel::Held(lease);
+                        Err(refusal.into())
+                    }
+                }
+            }
+            given_back => {
+                self.channel = given_back;
+                Ok(())
+            }
+        }
+    }
+
+    async fn finish(&mut self) -> Receipt {
+        match std::mem::replace(&mut self.channel, Channel::Gone) {
+            // The channel that was taken in its place has no voucher of this payment.
+            Channel::Leaving { busy, .. } => {
+                self.channel_receipt.charged = busy.entry.charged;
+                self.leave(busy).await;
+            }
+            Channel::Held(mut lease) => {
+                if matches!(self.state, State::Unused | State::Refused) {
+                    self.forget_purchase(&mut lease.entry);
+                }
+                self.channel_receipt.charged = lease.entry.charged;
+                self.channel = paused(&lease);
+                lease.write_soon().await;
+            }
+            given_back => self.channel = given_back,
+        }
+        self.whole_receipt()
+    }
+
+    /// What was signed is in the books, and stays in doubt.
+    fn pause(&mut self) {
+        self.channel = match std::mem::replace(&mut self.channel, Channel::Gone) {
+            Channel::Held(lease) => paused(&lease),
+            Channel::Leaving { .. } => Channel::Gone,
+            given_back => given_back,
+        };
+    }
+
+    /// Takes the channel again, unless it is in use, or others have used it since. A voucher that was charged needs no channel to ask for its
+    /// answer again. After a refusal the next voucher is for the same sum.
+    fn resume(&mut self, was_sent: bool) -> bool {
+        match self.state {
+            State::Charged => return true,
+            State::Refused | State::Unused => return false,
+            State::Signed | State::Unclear | State::Repeated => {}
+        }
+        let Channel::Paused { charged, signed } = self.channel else { return false };
+        let Some(lease) = Lease::get(&self.wallet.budget, self.channel_receipt.id) else { return false };
+        if (charged, signed) != (lease.entry.charged, lease.entry.signed) {
             return false;
         }
-        let Some(id) = self.receipt.channel.as_ref().map(|channel| channel.id) else { return false };
-        let Some(lease) = Lease::get(self.payer.budget(), id) else { return false };
-        if self.paused_at.take() != Some((lease.entry.charged, lease.entry.signed)) {
-            return false;
-        }
-        self.lease = Some(lease);
+        self.channel = Channel::Held(Box::new(lease));
         // Its caller may have gone away before there was an answer.
-        self.in_doubt |= was_sent;
+        if was_sent {
+            self.note(Event::Resumed);
+        }
         true
     }
 
-    pub(in crate::client) const fn nonce(&self) -> B256 {
-        self.receipt.nonce
+    fn is_in_journal(&self) -> bool {
+        false
     }
+
+    fn is_unused(&self) -> bool {
+        self.state == State::Unused
+    }
+}
+
+impl Purchase {
+    const fn key(self) -> Option<B256> {
+        match self {
+            Self::Unnamed => None,
+            Self::Named(key) | Self::Repeated(key) => Some(key),
+        }
+    }
+
+    const fn is_repeated(self) -> bool {
+        matches!(self, Self::Repeated(_))
+    }
+}
+
+fn paused(lease: &Lease) -> Channel {
+    Channel::Paused { charged: lease.entry.charged, signed: lease.entry.signed }
 }
 
 /// Returns `true` if the budget has no room for a deposit.
@@ -652,21 +667,25 @@ const fn is_about_budget(refusal: &Refusal) -> bool {
     )
 }
 
-/// Returns a reason code without the scheme's prefix.
-pub(super) fn code_of(reason: &Reason) -> &str {
-    reason.as_str().strip_prefix(PREFIX).unwrap_or(reason.as_str())
+/// Compares the books of a channel with the seller's in a corrective 402.
+pub(super) fn correct(headers: &HeaderMap, id: ChannelId, entry: &mut ChannelEntry) -> Correction {
+    let theirs = Challenge::read(headers, None).ok().flatten();
+    let theirs = theirs.and_then(|challenge| challenge.channel_offer(entry)).map(|(_, offer)| offer);
+    let state = theirs.as_ref().and_then(|offer| offer.channel_state.as_ref());
+    let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
+    entry.correct(state.filter(|state| state.channel_id == id), voucher)
 }
 
 /// Signs a voucher for `max` with the payer's voucher key. Returns its digest, too.
 pub(super) async fn sign_voucher(
-    payer: &Payer,
+    wallet: &Wallet,
     (channel_id, entry): (ChannelId, &ChannelEntry),
     max: Usdc,
 ) -> Result<(Voucher, B256), PaymentError> {
     let max_claimable_amount = u128::from(max.atomic());
     let digest = Escrow::on(entry.network).voucher_digest(channel_id, max_claimable_amount);
-    let key = payer.channel_policy().and_then(|policy| policy.voucher_key.as_deref());
-    let signature = key.unwrap_or(payer.signer()).sign_digest(digest).await?;
+    let key = wallet.channels.as_ref().and_then(|policy| policy.voucher_key.as_deref());
+    let signature = key.unwrap_or(&*wallet.signer).sign_digest(digest).await?;
     let bytes: [u8; 65] = signature.as_bytes().try_into().map_err(PaymentError::encode)?;
     let signature = VoucherSignature::try_from(bytes).map_err(PaymentError::encode)?;
     Ok((Voucher { channel_id, max_claimable_amount, signature }, digest))

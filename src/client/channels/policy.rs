@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 
-use crate::{client::Budget, eip3009::AuthorizationSigner, usdc::Usdc};
+use crate::{eip3009::AuthorizationSigner, usdc::Usdc};
 
 /// Makes a payer pay by vouchers, and limits what it puts into escrow.
 ///
@@ -27,7 +27,7 @@ pub struct ChannelPolicy {
     pub(super) deposit: Option<Usdc>,
     pub(super) escrow_per_payee: Usdc,
     pub(super) escrow_total: Usdc,
-    pub(super) exact_first: u64,
+    pub(in crate::client) exact_first: u64,
     pub(super) lanes: u32,
     pub(super) salt: B256,
     /// `None` for the payer's own key.
@@ -40,8 +40,6 @@ impl ChannelPolicy {
     /// The longest accepted time between the announcement of a withdrawal and the withdrawal: how long the money of a seller that does not
     /// answer any more is locked.
     pub(in crate::client) const MAX_WITHDRAW_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
-    /// How long a request waits for a lane if all are in use.
-    pub(super) const LANE_WAIT: Duration = Duration::from_secs(60);
 
     /// Creates a policy with the defaults that each setting names.
     pub fn new() -> Self {
@@ -119,15 +117,6 @@ impl ChannelPolicy {
         let hint = min_deposit.and_then(|units| u64::try_from(units).ok()).map(Usdc::from_atomic);
         let usual = || price.checked_mul(Self::REQUESTS_PER_DEPOSIT).unwrap_or(Usdc::MAX);
         self.deposit.or(hint).unwrap_or_else(usual)
-    }
-
-    /// Returns `true` if too little was paid to the payee yet for a channel to pay off.
-    pub(in crate::client) fn is_early(&self, budget: &Budget, payee: Address, price: Usdc) -> bool {
-        if self.exact_first == 0 || budget.journal().with_books(|books| books.has_channel_with(payee)) {
-            return false;
-        }
-        let paid = budget.spent_by_payee().get(&payee).copied().unwrap_or_default();
-        price.checked_mul(self.exact_first).is_none_or(|enough| paid < enough)
     }
 
     pub(super) fn voucher_address(&self, payer: Address) -> Address {

@@ -1,17 +1,25 @@
 //! Asking a seller for money back from a channel.
 
+use std::sync::Arc;
+
 use alloy_primitives::B256;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
     ChannelFinding,
-    answer::RefundReport,
     entry::Correction,
     lease::Lease,
-    payment::{code_of, sign_voucher},
+    payment::{correct, sign_voucher},
+    report::refunded,
+    state::{Code, code_of},
 };
 use crate::{
-    client::{Payer, PaymentError, Refusal, offer::Challenge, payment::header_of},
+    client::{
+        Payer, PaymentError, Refusal,
+        answer::{Answer, Said},
+        challenge::{Challenge, header_of},
+        wallet::Wallet,
+    },
     protocol::{Version, header_name},
     usdc::Usdc,
     vouchers::{ChannelId, ChannelPayload, RefundRequest},
@@ -39,7 +47,7 @@ impl Payer {
         let busy = Refusal::LanesBusy { payee: entry.config.receiver };
         let lease = Lease::get(budget, channel).ok_or(busy)?;
         let mut refund = SignedRefundRequest {
-            payer: self.clone(),
+            wallet: self.wallet().clone(),
             lease,
             challenge,
             index: 0,
@@ -60,7 +68,7 @@ impl Payer {
 /// if that returns `true`, and [`conclude`](Self::conclude).
 #[must_use]
 pub struct SignedRefundRequest {
-    payer: Payer,
+    wallet: Arc<Wallet>,
     lease: Lease,
     challenge: Challenge,
     index: usize,
@@ -92,7 +100,7 @@ impl SignedRefundRequest {
     /// Signs a voucher for exactly what was charged, which lets the seller claim no more.
     async fn sign(&mut self) -> Result<(), PaymentError> {
         let entry = &self.lease.entry;
-        let (voucher, _) = sign_voucher(&self.payer, (self.lease.id(), entry), entry.charged).await?;
+        let (voucher, _) = sign_voucher(&self.wallet, (self.lease.id(), entry), entry.charged).await?;
         let request = RefundRequest {
             channel_config: entry.config,
             voucher,
@@ -126,21 +134,21 @@ impl SignedRefundRequest {
     /// room in a payment header.
     pub async fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Result<bool, PaymentError> {
         let entry = &mut self.lease.entry;
-        match RefundReport::read(headers, entry) {
-            RefundReport::Refunded { amount, transaction } => {
-                let asked = self.amount.unwrap_or(Usdc::MAX).min(entry.available());
-                let amount = amount.unwrap_or(asked).min(asked);
-                entry.refund_reported(amount, self.payer.budget().releases_failed());
-                self.result.amount = amount;
-                self.result.transaction = transaction;
-                self.result.reason = None;
-                return Ok(false);
-            }
-            RefundReport::Failed { reason } => {
+        let answer = Answer::new(status, headers, None, self.wallet.now(), || false);
+        let refund = match answer.said(Version::V2, entry.network, entry.config.payer) {
+            Said::Paid { response, transaction } => refunded(*response, entry).map(|amount| (amount, transaction)),
+            Said::Failed { reason, .. } => {
                 self.result.reason = Some(reason.as_str().into());
                 return Ok(false);
             }
-            RefundReport::None => {}
+            _ => None,
+        };
+        if let Some((amount, transaction)) = refund {
+            let asked = self.amount.unwrap_or(Usdc::MAX).min(entry.available());
+            let amount = amount.unwrap_or(asked).min(asked);
+            entry.refund_reported(amount, self.wallet.budget.releases_failed());
+            (self.result.amount, self.result.transaction, self.result.reason) = (amount, transaction, None);
+            return Ok(false);
         }
         let theirs = match headers.contains_key(header_name::PAYMENT_REQUIRED) {
             true => Challenge::read(headers, None).ok().flatten(),
@@ -150,51 +158,37 @@ impl SignedRefundRequest {
         self.result.reason = Some(
             reason.as_ref().map_or_else(|| format!("the server answered {status}"), |reason| reason.as_str().into()),
         );
-        let is_mismatch = reason
-            .as_ref()
-            .is_some_and(|reason| matches!(code_of(reason), "cumulative_amount_mismatch" | "cumulative_below_claimed"));
         // A refusal with a code of the scheme is about the channel, and not about the offer.
-        let is_about_offer = reason.is_none_or(|reason| code_of(&reason) == reason.as_str());
-        let offered = theirs.and_then(|challenge| Some((challenge.channel_offer(entry)?, challenge)));
-        if is_about_offer {
+        let Some(reason) = reason.filter(|reason| code_of(reason) != reason.as_str()) else {
+            let offered = theirs.and_then(|challenge| Some((challenge.channel_offer(entry)?, challenge)));
             let Some(((index, _), challenge)) = offered.filter(|_| !self.is_theirs) else { return Ok(false) };
             (self.is_theirs, self.challenge, self.index) = (true, challenge, index);
             self.sign().await?;
             return Ok(true);
-        }
-        if !is_mismatch || self.is_corrected {
+        };
+        if Code::of(&reason) != Code::Mismatch || self.is_corrected {
             return Ok(false);
         }
         self.is_corrected = true;
-        let theirs = offered.map(|((_, offer), _)| offer);
-        let state = theirs.as_ref().and_then(|offer| offer.channel_state.as_ref());
-        let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
-        match entry.correct(state.filter(|state| state.channel_id == self.result.channel), voucher) {
-            Correction::Adopted => {
-                self.sign().await?;
-                Ok(true)
-            }
-            Correction::Charged(finding) => {
-                self.result.finding = Some(finding);
-                self.sign().await?;
-                Ok(true)
-            }
+        self.result.finding = match correct(headers, self.result.channel, entry) {
+            Correction::Adopted => None,
+            Correction::Charged(finding) => Some(finding),
             Correction::Unproven => {
                 self.result.finding = Some(ChannelFinding::Unproven);
-                Ok(false)
+                return Ok(false);
             }
             Correction::Disputed(finding) => {
                 self.result.finding = Some(finding);
-                Ok(false)
+                return Ok(false);
             }
-        }
+        };
+        self.sign().await?;
+        Ok(true)
     }
 
     /// Records the outcome in budget and journal.
     pub async fn conclude(self) -> Refund {
-        if let Err(error) = self.lease.write(false, None).await {
-            tracing::warn!(%error, "the outcome of a refund could not be written to the journal");
-        }
+        self.lease.write_soon().await;
         self.result
     }
 }

@@ -9,7 +9,7 @@ use url::Url;
 use super::{Budget, JournalEntry, Proof, Reconciliation};
 use crate::{
     body::{ReadBodyError, read_body},
-    client::offer::status_url,
+    client::challenge::status_url,
     protocol::payment_status::Status,
     upto::PERMIT2,
 };

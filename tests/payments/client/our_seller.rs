@@ -29,7 +29,7 @@ use tower_x402::{
     channels::{Channels, ClaimPolicy},
     client::{
         AddPaymentError, AddPaymentLayer, Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, Payer,
-        PaymentError, PaymentOutcome, Purchase, Receipt, ReceiptExt as _, RetryPolicy, finalize_withdrawal,
+        PaymentError, PaymentOutcome, Purchase, Receipt, ReceiptExt as _, Refusal, RetryPolicy, finalize_withdrawal,
         initiate_withdrawal, reconcile_channels,
     },
     facilitator::channels::OnchainChannels,
@@ -291,6 +291,68 @@ async fn named_purchase_is_answered_again_whatever_it_would_cost_now() {
         assert_eq!((status, receipt.outcome, receipt.amount), (200, PaymentOutcome::Accepted, usdc(PRICE)));
         assert_eq!(receipt.channel.expect("it is by voucher").finding, None);
         assert_eq!((channel(&payer).charged, stage.shop.handled()), (usdc(PRICE), 1));
+    }
+}
+
+/// Asking for the answer costs nothing, so no limit forbids it. Nothing is bought at the new price.
+#[tokio::test]
+async fn named_purchase_is_answered_again_at_a_price_above_the_limit_per_payment() {
+    let (stage, path, order) = (Stage::open().await, TempPath::new("limit"), Purchase::named("order 17"));
+    let seller = async |ledger: &Arc<MemoryLedger>, price: &str| {
+        let clock = Arc::new(SystemClock);
+        stage.seller_on(ledger.clone(), never(), clock, |layer| layer.price(price)).await.0
+    };
+    let open = || {
+        let budget = Budget::builder().per_payment(usdc(PRICE)).journal(Journal::open(&path.0).unwrap()).build();
+        Payer::builder(stage.buyer.clone()).budget(budget).vouchers(ChannelPolicy::new()).build()
+    };
+    let ledger = Arc::new(MemoryLedger::new());
+    let (cheap, dear) = (seller(&ledger, "$0.001").await, seller(&ledger, "$0.002").await);
+    assert!(try_purchase(&losing(cheap, 3), &open(), Some(&order)).await.is_none());
+    // The deposit is unclear at first; then there is money for another voucher.
+    for _ in 0..2 {
+        let payer = open();
+        let (status, receipt) = try_purchase(&dear, &payer, Some(&order)).await.expect("an answer");
+        assert_eq!((status, receipt.outcome, receipt.amount), (200, PaymentOutcome::Accepted, usdc(PRICE)));
+        assert_eq!(receipt.channel.expect("it is by voucher").finding, None);
+        assert_eq!((channel(&payer).charged, stage.shop.handled()), (usdc(PRICE), 1));
+        let other = try_buy(&dear, &payer, "other").await.unwrap_err();
+        assert!(matches!(other, PaymentError::Refused(Refusal::AbovePaymentLimit { .. })), "{other:?}");
+    }
+    // A seller that does not know it asks for the new price.
+    let forgetful = seller(&Arc::new(MemoryLedger::new()), "$0.002").await;
+    let payer = open();
+    let (status, receipt) = try_purchase(&forgetful, &payer, Some(&order)).await.expect("an answer");
+    assert_eq!((status, receipt.outcome, stage.shop.handled()), (402, PaymentOutcome::Failed, 1));
+    assert_eq!(channel(&payer).signed.expect("a voucher").signed_max_claimable, PRICE.into());
+}
+
+/// The seller remembers the answers to the last four requests of a channel, and the journal the channel of its last eight named purchases.
+#[tokio::test]
+async fn named_purchase_that_the_seller_has_forgotten_is_bought_again_by_a_process_that_asks_for_it() {
+    for (others, runs) in [(3, 1), (4, 2), (8, 2)] {
+        let (stage, path, order) = (Stage::open().await, TempPath::new("forgotten"), Purchase::named("order 17"));
+        let (app, _) = stage.seller().await;
+        {
+            let payer = stage.payer(Journal::open(&path.0).unwrap());
+            assert_eq!(try_purchase(&app, &payer, Some(&order)).await.expect("an answer").0, 200);
+            for n in 0..others {
+                let other = Purchase::named(format!("other {n}"));
+                assert_eq!(try_purchase(&app, &payer, Some(&other)).await.expect("an answer").0, 200);
+            }
+            // This process has the voucher, and presents no other one.
+            let (status, receipt) = try_purchase(&app, &payer, Some(&order)).await.expect("an answer");
+            let expected = if runs == 1 { 200 } else { 402 };
+            assert_eq!((status, receipt.outcome), (expected, PaymentOutcome::Accepted), "{others} others");
+            assert_eq!(channel(&payer).charged, usdc((1 + others) * PRICE));
+        }
+        let payer = stage.payer(Journal::open(&path.0).unwrap());
+        for _ in 0..2 {
+            let (status, receipt) = try_purchase(&app, &payer, Some(&order)).await.expect("an answer");
+            assert_eq!((status, receipt.amount), (200, usdc(PRICE)), "{others} others");
+            assert_eq!(channel(&payer).charged, usdc((runs + others) * PRICE), "{others} others");
+            assert_eq!(stage.shop.handled(), runs + others);
+        }
     }
 }
 
@@ -653,7 +715,7 @@ async fn idle_channels_are_refunded_and_their_buyers_suspect_nobody() {
     assert_eq!(found.findings, [], "a refund is no over-claim");
     // The buyer's next voucher is refused, and it fills the channel again.
     assert_eq!(buy(&app, payer, "again").await, PRICE);
-    assert_eq!((channel(payer).charged, channel(payer).dispute.clone()), (usdc(300 + PRICE), None));
+    assert_eq!((channel(payer).charged, channel(payer).dispute().cloned()), (usdc(300 + PRICE), None));
     assert_eq!(channels.claim_all().await.unwrap().claimed, u128::from(300 + 301 + PRICE));
     let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
     assert_eq!(found.findings, []);

@@ -347,7 +347,7 @@ impl Stage {
             self.notes.wrong(format!("the payer has {payer} and the payee {payee} after answers for {worth}"));
         }
         let known = self.payer.budget().journal().channels().pop().unwrap();
-        if u128::from(known.charged.atomic()) != charged || known.dispute.is_some() {
+        if u128::from(known.charged.atomic()) != charged || known.dispute().is_some() {
             self.notes.wrong(format!("the buyer knows of {known:?}"));
         }
         std::mem::take(&mut self.notes.wrongs.lock().unwrap())

@@ -1,0 +1,303 @@
+//! Payments by an authorization or a permit of their own (schemes `exact` and `upto`): signed, answered, and recorded.
+
+use alloy_primitives::{B256, U256};
+use async_trait::async_trait;
+use http::HeaderValue;
+
+use super::{
+    Budget, JournalEntry, OfferRefusal, PaymentError, PaymentOutcome, PermitPolicy, Receipt, Refusal,
+    answer::{Answer, NextStep, Said},
+    budget::Unsent,
+    challenge::{Challenge, header_of},
+    journal::Record,
+    offer::AcceptedOffer,
+    payment::SchemePayment,
+    totals::{Charge, host_of},
+    wallet::{Asked, Validity, Wallet, check_clock},
+};
+use crate::{
+    decimal::parse_decimal,
+    eip3009::{Authorization, PaymentSignature, TokenDomain},
+    payment::PaymentKey,
+    protocol::{ExactOffer, ExactPayload, Reason, Version},
+    upto::{PERMIT2, Permit},
+    usdc::Usdc,
+};
+
+/// How far `validAfter` lies in the past, in seconds, since block time may be behind the client's clock.
+const BACKDATED: u64 = 600;
+
+/// A payment by a signature of its own, which the journal has.
+#[derive(Debug)]
+pub(super) struct ExactPayment {
+    header: HeaderValue,
+    entry: JournalEntry,
+    budget: Budget,
+    /// `None` if it was sent by an earlier request.
+    unsent: Option<Unsent>,
+    /// An earlier attempt may have settled it without a clear answer.
+    in_doubt: bool,
+    receipt: Receipt,
+    /// What the seller says it charged of a permit, if it may be believed.
+    charged: Option<Usdc>,
+    /// Shows what was charged of a permit.
+    permits: PermitPolicy,
+}
+
+impl ExactPayment {
+    /// Reserves the price of an offer, signs for it, and records that. When this returns, the payment may be sent.
+    pub(super) async fn sign(
+        wallet: &Wallet,
+        mut challenge: Challenge,
+        accepted: &AcceptedOffer,
+        asked: &Asked<'_>,
+    ) -> Result<Self, PaymentError> {
+        let AcceptedOffer { index, offer, amount, .. } = accepted;
+        let (now, permit) = (wallet.now(), offer.permit());
+        if permit.is_some()
+            && let Some(approved) = Box::pin(wallet.permits.short_of(wallet.address(), offer)).await
+        {
+            let reason = OfferRefusal::NotApproved { approved, needed: offer.amount };
+            return Err(Refusal::NoPayableOffer { reasons: vec![reason] }.into());
+        }
+        let charge = Charge { amount: *amount, payee: offer.pay_to, host: host_of(asked.url), signed_at: now };
+        let reservation = wallet.budget.reserve(charge, now)?;
+        challenge.add_payment_id(wallet.nonces.next()?);
+        let window = wallet.window(offer.max_timeout_seconds);
+        check_clock(now, asked.date, window)?;
+        let (authorization, signature) = Self::authorize(wallet, offer, window).await?;
+        let entry = JournalEntry {
+            signed_at: now,
+            method: asked.method.to_string(),
+            url: asked.url.to_string(),
+            network: offer.network(),
+            asset: offer.asset.address,
+            payer: authorization.from,
+            pay_to: authorization.to,
+            amount: *amount,
+            valid_before: authorization.valid_before.saturating_to(),
+            nonce: authorization.nonce,
+            facilitator: permit.map(|permit| permit.facilitator),
+            charged: None,
+            version: challenge.version(),
+            status_url: challenge.status_url(asked.url).map(String::from),
+            purchase: asked.purchase.map(|(key, _)| key),
+            request: asked.purchase.map(|(_, request)| request),
+            payment: challenge
+                .into_header(*index, &ExactPayload { signature, authorization, permit })
+                .map_err(PaymentError::encode)?,
+        };
+        let header = header_of(&entry.payment)?;
+        let unsent = reservation.record(entry.clone()).await.map_err(PaymentError::Journal)?;
+        Ok(Self::new(wallet, header, entry, Some(unsent)))
+    }
+
+    /// Makes a payment of one that was sent before.
+    pub(super) fn again(wallet: &Wallet, entry: JournalEntry, is_paid: bool) -> Result<Self, PaymentError> {
+        let header = header_of(&entry.payment)?;
+        let mut payment = Self::new(wallet, header, entry, None);
+        payment.in_doubt = true;
+        if is_paid {
+            payment.receipt.outcome = PaymentOutcome::Accepted;
+            payment.set_charged(payment.entry.charged);
+        }
+        Ok(payment)
+    }
+
+    fn new(wallet: &Wallet, header: HeaderValue, entry: JournalEntry, unsent: Option<Unsent>) -> Self {
+        let JournalEntry { network, asset, amount, payer, pay_to, nonce, .. } = entry;
+        let receipt = Receipt::signed((network, asset), amount, (payer, pay_to), nonce);
+        let (budget, permits) = (wallet.budget.clone(), wallet.permits.clone());
+        Self { header, entry, budget, unsent, in_doubt: false, receipt, charged: None, permits }
+    }
+
+    /// Signs an authorization that is valid for `window` seconds from when its signature is there. If the signer took so long that it is not,
+    /// another one with the same nonce is signed, with as much time added: at most one of them can ever be used.
+    async fn authorize(
+        wallet: &Wallet,
+        offer: &ExactOffer,
+        window: u64,
+    ) -> Result<(Authorization, PaymentSignature), PaymentError> {
+        let nonce = wallet.nonces.next()?;
+        let permit = offer.permit().map(|permit| (permit, Permit::domain(offer.network())));
+        let domain = TokenDomain::of(&offer.asset);
+        let mut validity = Validity::new(window);
+        loop {
+            let now = wallet.now();
+            let authorization = Authorization {
+                from: wallet.address(),
+                to: offer.pay_to,
+                value: offer.amount,
+                valid_after: U256::from(now.saturating_sub(BACKDATED)),
+                valid_before: U256::from(validity.begin(now)),
+                nonce,
+            };
+            let signature = match &permit {
+                None => wallet.signer.sign(&authorization, &domain).await?,
+                Some((permit, domain)) => {
+                    wallet.signer.sign_digest(permit.signing_hash(&authorization, domain)).await?
+                }
+            };
+            if validity.is_good(wallet.now())? {
+                return Ok((authorization, signature));
+            }
+        }
+    }
+
+    /// Returns `true` if a node shows that the transaction which the seller names used this permit. Then what it moved was charged.
+    async fn look_at_charge(&mut self) -> bool {
+        let (true, Some(transaction)) = (self.is_charged_less(), self.receipt.transaction) else { return false };
+        let JournalEntry { network, asset, payer, pay_to, nonce, facilitator, .. } = self.entry;
+        let Some(permit) = facilitator.map(|facilitator| Permit::new(asset, facilitator)) else { return false };
+        let key = PaymentKey { network, asset: PERMIT2, payer, nonce };
+        let shown = Box::pin(self.permits.charged_by(transaction, (&key, &permit, pay_to))).await;
+        if shown.is_some() {
+            self.set_charged(shown);
+        }
+        shown.is_some()
+    }
+
+    /// Returns the outcome for the journal. `is_proven` says that what was charged is known from the chain.
+    fn record(&self, is_proven: bool) -> Record {
+        let Receipt { nonce, outcome, transaction, .. } = self.receipt;
+        let charged = self.charged;
+        // Unless the permit is used up, all of it may be charged yet: like after a failure, only the chain releases the rest.
+        let is_open = self.is_charged_less() && !is_proven;
+        Record::Outcome { nonce, outcome: if is_open { PaymentOutcome::Failed } else { outcome }, transaction, charged }
+    }
+
+    /// Returns `true` if the seller says that it charged less than was signed for.
+    fn is_charged_less(&self) -> bool {
+        self.charged.is_some_and(|charged| charged < self.entry.amount)
+    }
+
+    fn set_charged(&mut self, charged: Option<Usdc>) {
+        self.charged = charged;
+        self.receipt.amount = charged.unwrap_or(self.entry.amount);
+    }
+
+    /// Reads what an answer says of this payment.
+    fn read(&self, answer: &Answer<'_>) -> Said {
+        let JournalEntry { version, network, payer, .. } = self.entry;
+        let said = answer.said(version, network, payer);
+        let Said::Paid { response, .. } = &said else { return said };
+        let most: U256 = self.entry.amount.into();
+        let is_right = |amount: &String| match (parse_decimal(amount), self.entry.facilitator) {
+            (Some(amount), None) => amount == most,
+            (Some(amount), Some(_)) => amount <= most,
+            (None, _) => false,
+        };
+        if response.amount.as_ref().is_none_or(is_right) {
+            return said;
+        }
+        Said::Contradiction(match self.entry.facilitator {
+            None => "names another amount",
+            Some(_) => "names more than was signed for",
+        })
+    }
+
+    /// Returns what a seller says it charged of a permit. Unless it names the transaction, all may be charged yet.
+    fn charged_by(&self, said: &Said) -> Option<Usdc> {
+        let Said::Paid { response, transaction } = said else { return None };
+        self.entry.facilitator?;
+        let charged = Usdc::try_from(parse_decimal(response.amount.as_ref()?)?).ok()?;
+        (transaction.is_some() || charged == Usdc::ZERO).then_some(charged)
+    }
+}
+
+#[async_trait]
+impl SchemePayment for ExactPayment {
+    fn version(&self) -> Version {
+        self.entry.version
+    }
+
+    fn header(&self) -> &HeaderValue {
+        &self.header
+    }
+
+    fn valid_before(&self) -> u64 {
+        self.entry.valid_before
+    }
+
+    fn nonce(&self) -> B256 {
+        self.entry.nonce
+    }
+
+    fn set_sent(&mut self, sent: bool) {
+        if let Some(unsent) = &mut self.unsent {
+            unsent.set_sent(sent);
+        }
+    }
+
+    fn answered(&mut self, answer: &Answer<'_>) -> NextStep {
+        use PaymentOutcome::{Accepted, Failed, Settled, Unknown};
+        let said = self.read(answer);
+        let is_pending = matches!(&said, Said::Failed { reason: Reason::SettlementPending, .. });
+        let next = if answer.is_transient || is_pending { answer.retry() } else { NextStep::Conclude };
+        let (outcome, transaction) = match &said {
+            Said::Paid { transaction: Some(transaction), .. } => (Settled, Some(*transaction)),
+            Said::Paid { transaction: None, .. } => (Accepted, None),
+            Said::Failed { reason, transaction } => (outcome_of(reason), *transaction),
+            Said::Refused(reason) => (outcome_of(reason), None),
+            Said::Rejected => (Failed, None),
+            Said::AskedAgain(_) | Said::Nothing => (Unknown, None),
+            Said::Contradiction(what) => {
+                tracing::warn!(nonce = %self.entry.nonce, what, "a payment response contradicts what was signed");
+                (Unknown, None)
+            }
+        };
+        // A later answer does not undo a settlement that an earlier one reported.
+        match (self.receipt.outcome, outcome) {
+            (Settled, Settled) | (Accepted, Settled | Accepted) => {}
+            (Settled | Accepted, _) => return next,
+            _ => {}
+        }
+        // After an unclear attempt, a failure can be caused by that attempt's own success: a used nonce, a balance too low.
+        self.receipt.outcome = if outcome == Failed && self.in_doubt { Unknown } else { outcome };
+        self.receipt.transaction = transaction;
+        self.receipt.reason = said.why(answer.status);
+        self.set_charged(self.charged_by(&said));
+        self.in_doubt |= self.receipt.outcome == Unknown;
+        next
+    }
+
+    fn unanswered(&mut self) -> NextStep {
+        if !self.receipt.outcome.is_paid() {
+            self.receipt.outcome = PaymentOutcome::Unknown;
+        }
+        self.in_doubt = true;
+        NextStep::Retry { after: None }
+    }
+
+    async fn finish(&mut self) -> Receipt {
+        let is_proven = self.look_at_charge().await;
+        let record = self.record(is_proven);
+        let Self { budget, receipt, .. } = self;
+        // Its answer closes a payment only if it was made, and only if reconciliation did not close it before.
+        if let Some(closed) = budget.journal().close(&record) {
+            budget.spend(&closed);
+        }
+        if let Err(error) = budget.journal().write_outcome(record).await {
+            tracing::warn!(%error, nonce = %receipt.nonce, "the outcome of a payment could not be written to the journal");
+        }
+        receipt.clone()
+    }
+
+    fn resume(&mut self, was_sent: bool) -> bool {
+        // Its caller may have gone away before there was an answer.
+        self.in_doubt |= was_sent;
+        true
+    }
+
+    fn is_in_journal(&self) -> bool {
+        true
+    }
+}
+
+/// A settled payment that is presented again can be refused with some of the reasons.
+fn outcome_of(reason: &Reason) -> PaymentOutcome {
+    match reason.of_exact() {
+        Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => PaymentOutcome::Unknown,
+        _ => PaymentOutcome::Failed,
+    }
+}

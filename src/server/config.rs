@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{StatusCode, response};
+use http::response;
 
 use super::{offer::Catalogue, page::BrowserPage};
 use crate::{
@@ -32,7 +32,8 @@ debug_fields!(Config |this| {
 pub(super) struct Settings {
     pub(super) rules: Rules,
     pub(super) success: Option<Classifier>,
-    pub(super) allow_upgrades: bool,
+    /// The name under which what is charged is counted.
+    pub(super) route: Arc<str>,
     pub(super) answer_preflights: bool,
     /// The page for browsers; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
@@ -49,10 +50,7 @@ impl Settings {
     pub(super) fn is_success(&self, response: &response::Parts) -> bool {
         match &self.success {
             Some(is_success) => is_success(response),
-            None => {
-                let is_upgrade = response.status == StatusCode::SWITCHING_PROTOCOLS;
-                response.status.is_success() || (is_upgrade && self.allow_upgrades)
-            }
+            None => response.status.is_success(),
         }
     }
 }
@@ -62,7 +60,7 @@ impl Default for Settings {
         Self {
             rules: Rules::default(),
             success: None,
-            allow_upgrades: false,
+            route: Arc::default(),
             answer_preflights: false,
             page: Some(BrowserPage::new()),
             channels: None,

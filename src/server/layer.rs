@@ -108,9 +108,7 @@ where
         let (mut parts, body) = request.into_parts();
         let body = Upload::new(&parts.headers, body);
         hide_payments(&mut parts.headers);
-        if !self.config.settings.allow_upgrades {
-            decline_http2(&mut parts.headers);
-        }
+        decline_http2(&mut parts.headers);
         let request = Request::from_parts(parts, body);
         let headers = request.headers();
         let is_preflight = request.method() == Method::OPTIONS
@@ -123,10 +121,9 @@ where
             return ResponseFuture::preflight(self.inner.clone().oneshot(request.map(RequestBody::untouched)));
         }
         let cors = headers.contains_key(ORIGIN).then_some(Cors { any_origin: self.config.settings.answer_preflights });
-        if !self.config.settings.allow_upgrades
-            && (headers.contains_key(UPGRADE) || request.method() == Method::CONNECT)
-        {
-            let detail = "a connection upgrade cannot be paid for here";
+        // A connection cannot be kept, nor given again to a payer that lost it.
+        if headers.contains_key(UPGRADE) || request.method() == Method::CONNECT {
+            let detail = "a connection upgrade cannot be paid for: one payment is for one answer";
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
             return ResponseFuture::ready(answer.into_response(telemetry::request), cors);
         }

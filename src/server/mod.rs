@@ -108,6 +108,11 @@
 //! They present the same payment again and get what they paid for. A payer that cannot do that any more can look up what became of
 //! the payment where [`PaymentStatus`] is served and [`status_url`](RequirePaymentLayerBuilder::status_url) says so.
 //!
+//! # WebSockets
+//!
+//! A request for a protocol upgrade (`Upgrade`, `CONNECT`) is answered 400, `upgrade_not_payable`, paid or not: one payment is for one
+//! answer. An offer to go on in HTTP/2 (`h2c`), which a client can do without, is removed and the request answered as it is.
+//!
 //! # Order of layers
 //!
 //! Put a `CorsLayer` above this one, so that its answers carry CORS headers too, with [`cors_allow_headers`] and

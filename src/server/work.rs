@@ -1,5 +1,6 @@
 //! The work for a payment: runs the handler, charges for its response, and lets the client have it.
 
+use alloy_primitives::U256;
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 use http_body::Body;
@@ -18,7 +19,7 @@ use super::{
 use crate::{
     charge::{Held, Refusal, Unfinished, VerifiedPayment},
     ledger::BodyDigest,
-    telemetry::RequestOutcome,
+    telemetry::{self, RequestOutcome},
 };
 
 /// The service that is paid for. A request is worked on in a task of its own.
@@ -116,6 +117,9 @@ async fn charge<H: Held, R: Content>(
     held.settle(is_whole).await?;
     let (receipt, ended) = held.receipt();
     (H::COUNT)(ended);
+    let payment = held.payment();
+    let units = amount.map_or(payment.amount, U256::from);
+    telemetry::charged(payment.network, payment.asset, &context.config.settings.route, units);
     if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt, context.version)) {
         mark_paid(&mut parts, receipt);
     }

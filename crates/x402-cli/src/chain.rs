@@ -26,6 +26,12 @@ use crate::{
 /// The bearer token for a facilitator.
 const TOKEN: &str = "FACILITATOR_TOKEN";
 
+/// Returns the bearer token for a facilitator, if there is one.
+pub(crate) fn facilitator_token() -> Option<String> {
+    let token = std::env::var(TOKEN).ok()?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
 /// The chain and the token.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ChainFlags {
@@ -138,10 +144,8 @@ impl Settlement {
     pub(crate) async fn by_facilitator(url: &HttpUrl, chain: &ChainFlags, books: Books) -> Result<Self, Error> {
         let asset = chain.asset()?;
         let mut remote = RemoteFacilitator::builder(url.as_str()).ledger(books.payments.clone());
-        if let Ok(token) = std::env::var(TOKEN)
-            && !token.trim().is_empty()
-        {
-            remote = remote.bearer_token(token.trim());
+        if let Some(token) = facilitator_token() {
+            remote = remote.bearer_token(&token);
         }
         // Whoever names the network can start before the facilitator does.
         if let Some(network) = chain.network {

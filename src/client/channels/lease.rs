@@ -89,10 +89,13 @@ impl Lease {
         with_books(&self.budget, |books| books.promise(policy, (self.id, &self.entry), terms))
     }
 
-    /// Writes the entry and frees the channel, and has other requests take it only if there is no other one for a while.
+    /// Writes the entry and frees the channel, and has other requests take it only if there is no other one for a while. It is on disk when
+    /// this returns: a purchase that is paid in another channel must not be found here after a power cut.
     pub(super) async fn leave_busy(self, now: u64) {
         with_books(&self.budget, |books| books.set_busy(self.id, now));
-        self.write_soon().await;
+        if let Err(error) = self.write_durably(None).await {
+            tracing::warn!(%error, "the state of a payment channel could not be written to the journal");
+        }
     }
 
     /// Writes the entry, which need not be durable, and frees the channel.

@@ -35,11 +35,13 @@ struct State {
 }
 
 impl Report {
-    /// Reads the report on a request that may cost `most`, paid from this channel. If it has an id, it may have been charged before.
+    /// Reads the report on a request that may cost `most`, paid from this channel. An earlier voucher for the same purchase may have been charged
+    /// with `earlier`, if there was one.
     pub(super) fn of(
         response: SettlementResponse,
         entry: &ChannelEntry,
-        (most, has_id): (Usdc, bool),
+        most: Usdc,
+        earlier: Option<Usdc>,
     ) -> Result<Self, ChannelFinding> {
         let extra = Extra::of(response, entry).map_err(contradiction)?;
         let above_price = |value: &Value| {
@@ -52,7 +54,7 @@ impl Report {
         let sum = extra.channel_state.and_then(|state| state.charged_cumulative_amount);
         let (before, after) = (U256::from(entry.charged.atomic()), U256::from(plus(entry.charged, amount).atomic()));
         match sum.map(|sum| units(&sum)) {
-            Some(Some(sum)) if has_id && sum <= before && sum != after && amount <= entry.charged => {
+            Some(Some(sum)) if sum <= before && sum != after && earlier.is_some_and(|earlier| amount <= earlier) => {
                 Ok(Self::Repeated(amount))
             }
             _ if amount > most => Err(above_price(charged)),

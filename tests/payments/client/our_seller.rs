@@ -159,9 +159,13 @@ async fn try_buy(app: &App, payer: &Payer, body: &str) -> Bought {
 
 /// Buys an answer with a client that gives up after three attempts, as a part of a purchase.
 async fn try_purchase(app: &App, payer: &Payer, purchase: Option<&Purchase>) -> Option<(u16, Receipt)> {
+    try_purchase_of("mine", app, payer, purchase).await
+}
+
+async fn try_purchase_of(body: &str, app: &App, payer: &Payer, purchase: Option<&Purchase>) -> Option<(u16, Receipt)> {
     let retry = RetryPolicy::default().first_pause(Duration::from_millis(5)).max_attempts(3);
     let http = app.clone().map_request(|request: Request<String>| request.map(Body::from));
-    let mut request = Request::post("http://shop.example/evaluate").body("mine".to_owned()).unwrap();
+    let mut request = Request::post("http://shop.example/evaluate").body(body.to_owned()).unwrap();
     if let Some(purchase) = purchase {
         request.extensions_mut().insert(purchase.clone());
     }
@@ -250,6 +254,38 @@ async fn named_purchase_is_asked_for_in_the_channel_that_paid_for_it() {
         assert_eq!((status, receipt.outcome, receipt.amount), (200, PaymentOutcome::Accepted, usdc(PRICE)));
         let charged: Vec<_> = payer.budget().journal().channels().iter().map(|channel| channel.charged).collect();
         assert_eq!((charged, stage.shop.handled()), (vec![usdc(PRICE); 2], 2));
+    }
+}
+
+/// It says nothing about another request that may have been charged since, nor about a deposit that came with that.
+#[tokio::test]
+async fn free_answer_that_is_given_again_leaves_another_request_in_doubt() {
+    let cases = [("one of many", 50), ("its deposit is unclear, too", 2)];
+    for (case, deposit) in cases {
+        let (stage, path, order) = (Stage::open().await, TempPath::new("free"), Purchase::named("order 17"));
+        let (app, _) = stage.seller_with(|layer| layer.price("$0.005")).await;
+        let open = || {
+            stage.payer_with(Journal::open(&path.0).unwrap(), ChannelPolicy::new().deposit(usdc(deposit * 5 * PRICE)))
+        };
+        let payer = open();
+        assert_eq!(buy(&app, &payer, "costs 5000").await, 5 * PRICE, "{case}");
+        let free = try_purchase_of("costs 0", &app, &payer, Some(&order)).await.expect("an answer");
+        assert_eq!((free.0, free.1.amount), (200, Usdc::ZERO), "{case}");
+        if deposit == 2 {
+            assert_eq!(buy(&app, &payer, "costs 5000").await, 5 * PRICE, "{case}");
+        }
+        assert!(try_purchase(&losing(app.clone(), 3), &payer, None).await.is_none());
+        drop(payer);
+        let payer = open();
+        let before = channel(&payer);
+        assert_eq!(before.doubt, usdc(5 * PRICE), "{case}");
+        assert_eq!(before.pending.is_some(), deposit == 2, "{case}");
+        let free = try_purchase_of("costs 0", &app, &payer, Some(&order)).await.expect("an answer");
+        assert_eq!((free.0, free.1.outcome, free.1.amount), (200, PaymentOutcome::Accepted, Usdc::ZERO), "{case}");
+        assert_eq!((channel(&payer).doubt, channel(&payer).pending), (before.doubt, before.pending), "{case}");
+        let (status, receipt, _) = try_buy(&app, &payer, "costs 1000").await.unwrap();
+        assert_eq!((status, receipt.outcome, receipt.amount), (200, PaymentOutcome::Accepted, usdc(PRICE)), "{case}");
+        assert_eq!(receipt.channel.expect("it is by voucher").finding, None, "{case}");
     }
 }
 
@@ -455,6 +491,22 @@ async fn request_given_up_is_learned_from_the_seller_by_the_next() {
     assert_eq!((channel(&payer).charged, channel(&payer).doubt), (usdc(3 * PRICE), Usdc::ZERO));
     assert_eq!(channels.claim_all().await.unwrap().claimed, 3_000);
     assert_eq!(payer.budget().spent(), usdc(3 * PRICE));
+}
+
+/// An earlier request was charged, and the first attempt of this one has no answer. What the seller has more than the books is the other's.
+#[tokio::test]
+async fn charge_of_an_earlier_request_does_not_pay_for_one_without_an_answer() {
+    for lost in [1, 2] {
+        let (stage, path) = (Stage::open().await, TempPath::new("earlier"));
+        let (app, _) = stage.seller().await;
+        let payer = stage.payer(Journal::open(&path.0).unwrap());
+        buy(&app, &payer, "first").await;
+        assert!(try_buy(&losing(app.clone(), 3), &payer, "lost").await.is_err());
+        drop(payer);
+        let payer = stage.payer(Journal::open(&path.0).unwrap());
+        assert_eq!(buy(&losing(app.clone(), lost), &payer, "next").await, PRICE, "{lost}");
+        assert_eq!((channel(&payer).charged, stage.shop.handled()), (usdc(3 * PRICE), 3), "{lost}");
+    }
 }
 
 #[tokio::test]

@@ -1,42 +1,59 @@
-//! Answers the operator's questions to a running seller, on this machine only.
+//! Answers the operator's questions to a running seller: a page for people, JSON and metrics for programs.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `guard.rs` | who may ask |
+//! | `summary.rs`, `income.rs` | what the page shows, and where that comes from |
+//! | `page.html`, `page.css`, `page.js` | the page, which draws what `/summary` says |
+
+mod guard;
+mod income;
+mod summary;
 
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::{Request, State},
-    http::{
-        Response, StatusCode,
-        header::{CONTENT_TYPE, HOST},
-    },
-    middleware::{self, Next},
+    http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE},
+    middleware,
     routing::get,
 };
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use serde_json::json;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use serde_json::{Value, json};
 use tower_x402::{
-    channels::Channels,
-    facilitator::{Facilitator, NotReady, Readiness},
     ledger::LedgerError,
     ops::{ChannelFilter, ExportFormat, Operator, PaymentFilter, describe_metrics},
 };
 
+pub(super) use self::guard::{Guard, TOKEN_VARIABLE};
+use self::{guard::Admitted, summary::Summary};
+use super::routes::Routes;
 use crate::{
     chain::Settlement,
     error::Error,
     problem::{self, Problem},
-    serve::is_loopback,
 };
 
 /// The interval at which the metrics exporter drains its histograms.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// The most lines of an answer, in bytes. The command `x402 books` lists everything.
 const MOST: usize = 4 << 20;
+/// The buckets of histograms of seconds. Unlike quantiles, they can be summed over processes.
+const SECONDS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+/// The buckets of payments in a transaction. A batch has at most 330.
+const PAYMENTS: [f64; 8] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 330.0];
 
 /// Installs the recorder of metrics.
 pub(super) fn metrics() -> Result<PrometheusHandle, Error> {
-    let handle = PrometheusBuilder::new().install_recorder().map_err(|error| Error::Metrics(Box::new(error)))?;
+    let install = || -> Result<PrometheusHandle, BuildError> {
+        PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
+            .set_buckets_for_metric(Matcher::Full("x402_payments_per_transaction".to_owned()), &PAYMENTS)?
+            .install_recorder()
+    };
+    let handle = install().map_err(|error| Error::Metrics(Box::new(error)))?;
     describe_metrics();
     let upkeep = handle.clone();
     tokio::spawn(async move {
@@ -50,52 +67,50 @@ pub(super) fn metrics() -> Result<PrometheusHandle, Error> {
 
 #[derive(Clone)]
 struct Shop {
-    facilitator: Arc<dyn Facilitator>,
-    channels: Option<Channels>,
+    summary: Arc<Summary>,
     operator: Operator,
-    metrics: PrometheusHandle,
 }
 
-/// Returns the routes for the operator.
-pub(super) fn router(settlement: &Settlement, metrics: PrometheusHandle) -> Router {
+/// Returns the routes for the operator. `about` is what the page says of the seller; it holds no secrets.
+pub(super) fn router(
+    settlement: &Settlement,
+    metrics: PrometheusHandle,
+    routes: Routes,
+    about: Value,
+    guard: Guard,
+) -> Router {
     let operator = Operator::new(settlement.books.payments.clone()).channel_ledger(settlement.books.channels.clone());
-    let shop =
-        Shop { facilitator: settlement.facilitator.clone(), channels: settlement.channels.clone(), operator, metrics };
+    let summary = Summary::gather(settlement, &operator, metrics, routes, about);
+    let shown = |media_type, content: &'static str| get(async move || typed(media_type, content));
     Router::new()
+        .route("/", shown("text/html; charset=utf-8", include_str!("page.html")))
+        .route("/page.css", shown("text/css; charset=utf-8", include_str!("page.css")))
+        .route("/page.js", shown("text/javascript; charset=utf-8", include_str!("page.js")))
+        .route("/summary", get(summarize))
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(async |State(shop): State<Shop>| shop.metrics.render()))
+        .route("/metrics", get(async |State(shop): State<Shop>| shop.summary.metrics.render()))
         .route("/payments", get(payments))
         .route("/channels", get(channels))
         .route("/report", get(report))
-        .layer(middleware::from_fn(from_this_machine))
-        .with_state(shop)
+        .layer(middleware::from_fn_with_state(guard, guard::admit))
+        .with_state(Shop { summary, operator })
 }
 
-/// A page in a browser on this machine can have any name point here (DNS rebinding).
-async fn from_this_machine(request: Request, next: Next) -> Response<Body> {
-    match is_loopback(request.headers().get(HOST).map(http::HeaderValue::as_bytes).unwrap_or_default()) {
-        true => next.run(request).await,
-        false => {
-            Problem::new(StatusCode::FORBIDDEN, "not_this_machine", "ask by 127.0.0.1 or localhost").into_response()
-        }
-    }
+async fn summarize(State(shop): State<Shop>) -> Response<Body> {
+    problem::json(StatusCode::OK, &shop.summary.facts().await)
 }
 
-/// Answers a load balancer: 503 while payments could not be settled, or channels not filled and claimed from.
-async fn ready(State(shop): State<Shop>) -> Response<Body> {
-    let mut reasons = Vec::new();
-    let mut add = |scheme: &str, readiness: Readiness| {
-        let named =
-            |reason: &NotReady| json!({ "scheme": scheme, "code": reason.code(), "detail": reason.to_string() });
-        reasons.extend(readiness.reasons.iter().map(named));
-    };
-    add("exact", shop.facilitator.readiness().await);
-    if let Some(channels) = &shop.channels {
-        add("vouchers", channels.readiness().await);
-    }
+/// Answers a load balancer: 503 while payments could not be settled, or channels not filled and claimed from. The reasons are for the
+/// operator only.
+async fn ready(State(shop): State<Shop>, admitted: Option<Extension<Admitted>>) -> Response<Body> {
+    let reasons = shop.summary.not_ready().await;
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    problem::json(status, &json!({ "ready": reasons.is_empty(), "reasons": reasons }))
+    let mut facts = json!({ "ready": reasons.is_empty() });
+    if admitted.is_some() {
+        facts["reasons"] = reasons.into();
+    }
+    problem::json(status, &facts)
 }
 
 async fn payments(State(shop): State<Shop>, request: Request) -> Response<Body> {
@@ -150,11 +165,14 @@ fn state_of(request: &Request) -> String {
     state.unwrap_or("all").to_owned()
 }
 
-fn in_lines(lines: String) -> Response<Body> {
-    let mut response = Response::new(Body::from(lines));
-    let media_type = http::HeaderValue::from_static(ExportFormat::JsonLines.media_type());
-    response.headers_mut().insert(CONTENT_TYPE, media_type);
+fn typed(media_type: &'static str, content: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(content.into());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
+}
+
+fn in_lines(lines: String) -> Response<Body> {
+    typed(ExportFormat::JsonLines.media_type(), lines)
 }
 
 fn unreadable(error: &impl std::fmt::Display) -> Response<Body> {

@@ -26,12 +26,13 @@ use tokio::{
 use tower::ServiceExt as _;
 use tower_x402::{
     Network,
-    devnet::{Devnet, DevnetPort},
     facilitator::OnchainFacilitator,
-    service::{FacilitatorService, PeerAddress},
+    server::PeerAddress,
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use x402_devnet::{Devnet, DevnetPort};
+use x402_facilitator::FacilitatorService;
 
 use settings::{LedgerAt, TokenFlags, private_key};
 

@@ -8,7 +8,6 @@ use anyhow::{Context as _, bail};
 use tower_x402::{
     Asset,
     channels::Channels,
-    devnet::{Devnet, DevnetPort},
     facilitator::{
         Facilitator, OnchainFacilitator, RemoteFacilitator,
         channels::{OnchainChannels, OnchainChannelsBuilder},
@@ -16,6 +15,7 @@ use tower_x402::{
     ledger::channels::ChannelLedger,
     vouchers::AuthorizerKey,
 };
+use x402_devnet::{Devnet, DevnetPort};
 
 use crate::{
     flags::Flags,

@@ -220,8 +220,7 @@ impl RequirePaymentLayerBuilder {
             permits_for(Some(self.settings.rules.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
-            facilitators: self.facilitators,
-            seller: Arc::new(Seller::new(self.settings.rules.clone())),
+            seller: Arc::new(Seller::new(String::new(), self.facilitators, self.settings.rules.clone())),
             settings: self.settings,
             unpriced: EvictingSemaphore::new(unpriced),
         }))

@@ -8,14 +8,12 @@ use super::{offer::Catalogue, page::BrowserPage};
 use crate::{
     channels::Channels,
     charge::{Rules, Seller},
-    facilitator::Facilitator,
     upload::EvictingSemaphore,
 };
 
 /// A layer as it was built, shared by all its services.
 pub(super) struct Config {
     pub(super) catalogue: Catalogue,
-    pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
     pub(super) settings: Settings,
     pub(super) seller: Arc<Seller>,
     /// Permits for requests that are read to be priced.
@@ -24,7 +22,7 @@ pub(super) struct Config {
 
 debug_fields!(Config |this| {
     catalogue: this.catalogue,
-    facilitators: this.facilitators,
+    facilitators: this.seller.facilitators,
     limits: this.settings.rules.limits,
 });
 

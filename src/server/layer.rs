@@ -25,14 +25,14 @@ use super::{
     config::Config,
     header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
     page, paid_request,
-    payment_header::{Message, RawHeader},
+    payment_header::RawHeader,
     request_body::{LazyBody, RequestBody, read_whole},
     response::ResponseBody,
     work::{Content, Handler},
 };
 use crate::{
     channels::Channels,
-    charge::{Refusal, Why, batch},
+    charge::{Refusal, Why, batch, exact::Message},
     protocol::Version,
     telemetry::{self, RequestOutcome},
     upload::{Upload, permits_for},
@@ -226,7 +226,7 @@ async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<L
 /// Returns `true` if the request asks for a refund, which has no price.
 fn is_refund(parts: &request::Parts) -> bool {
     let Ok(Some(header)) = RawHeader::of(&parts.headers, false) else { return false };
-    matches!(Message::read(header), Ok(Message::V2(payment)) if batch::is_refund(&payment))
+    matches!(header.read(), Ok(Message::V2(payment)) if batch::is_refund(&payment))
 }
 
 /// Reads what is left of a request's body in the background, and drops it.

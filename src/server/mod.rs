@@ -1,7 +1,7 @@
 //! The tower layer that charges per request.
 //!
 //! ```
-//! # #[cfg(feature = "devnet")]
+//! # #[cfg(feature = "onchain")]
 //! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
 //! use alloy_primitives::address;
 //! use axum::{Router, routing::post};
@@ -131,6 +131,7 @@ mod offer;
 mod page;
 mod paid_request;
 mod payment_header;
+mod rate_limit;
 mod request_body;
 mod resource_url;
 mod response;
@@ -143,6 +144,7 @@ pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture, drain};
 pub use offer::{PriceError, Quote};
 pub use page::{BrowserPage, is_navigation};
+pub use rate_limit::{Caller, PeerAddress, RateLimit, TooManyRequests};
 pub use request_body::RequestBody;
 pub use response::ResponseBody;
 pub use status::PaymentStatus;

@@ -7,7 +7,8 @@ use alloy_sol_types::{SolCall as _, SolStruct as _, eip712_domain, sol};
 use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
-use tower_x402::{Network, devnet::Devnet, payment::Prechecked};
+use tower_x402::{Network, payment::Prechecked};
+use x402_devnet::Devnet;
 
 use crate::{
     authorization::unix_now,

@@ -6,7 +6,6 @@ use alloy_primitives::Address;
 use tower_x402::{
     Asset, Network,
     channels::Channels,
-    devnet::Devnet,
     facilitator::{
         Facilitator, OnchainFacilitator, RemoteFacilitator,
         channels::{OnchainChannels, OnchainChannelsBuilder},
@@ -15,6 +14,7 @@ use tower_x402::{
     signers::PrivateKeySigner,
     vouchers::AuthorizerKey,
 };
+use x402_devnet::Devnet;
 
 use crate::{
     devnet::Local,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     charge::{
-        Begun, Held, Presented, Refusal, Unfinished, VerifiedPayment, detached,
+        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, detached,
         lease::pauses_after_work,
         recording::{Recording, RecordingLedger},
     },
@@ -35,9 +35,9 @@ impl BatchHeld {
     pub(crate) async fn begin(
         mut request: BatchRequest,
         presented: &mut impl Presented,
-    ) -> Result<Begun<Self>, Refusal> {
+    ) -> Result<Beginning<Self>, Refusal> {
         let channel = match request.begin(presented).await? {
-            Next::Replay(response, receipt) => return Ok(Begun::Replay(response, receipt)),
+            Next::Replay(response, receipt) => return Ok(Beginning::Replay(response, receipt)),
             Next::Hold(channel) => channel,
         };
         let is_refund = request.payment.refund.is_some();
@@ -45,18 +45,18 @@ impl BatchHeld {
         match is_refund {
             // Like work, it goes on if its payer goes away.
             true => detached(Box::pin(held.refund())).await.unwrap_or_else(|| Err(Unfinished::Panicked.into())),
-            false => Ok(Begun::Work(held)),
+            false => Ok(Beginning::Work(held)),
         }
     }
 
     /// Refunds what is left, or as much of it as was asked for.
-    async fn refund(mut self) -> Result<Begun<Self>, Refusal> {
+    async fn refund(mut self) -> Result<Beginning<Self>, Refusal> {
         let BatchRequest { channels, request_key, payment, .. } = &*self.request;
         let asked = payment.refund.flatten();
         let refunded = channels.refund(&self.channel.lease.record, *request_key, &payment.voucher, asked).await;
         self.channel.lease.release().await;
         let (executed, record) = refunded.map_err(|error| self.request.not_moved(&error))?;
-        Ok(Begun::Refunded(record.id, receipt(None, &record, record.charged(), Some(&executed))))
+        Ok(Beginning::Refunded(record.id, receipt(None, &record, record.charged(), Some(&executed))))
     }
 
     /// Charges for work that is done. If the ledger fails it is asked again for a while.

@@ -11,12 +11,12 @@ use tower_x402::{
     Network, Usdc,
     channels::Channels,
     client::{Budget, ChannelPolicy, Payer},
-    devnet::Orphans,
     facilitator::{OnchainFacilitator, channels::OnchainChannels},
     ledger::MemoryLedger,
     vouchers::AuthorizerKey,
 };
 use url::Url;
+use x402_devnet::Orphans;
 use x402_market::{
     AgentCard, EvaluatorService, Score, Student, Submission, Task, Truth,
     directory::{PaymentCheckError, ReportQuery, SignedEvidence},

@@ -41,7 +41,6 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Network,
     channels::Channels,
-    devnet::Fault,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
@@ -50,6 +49,7 @@ use tower_x402::{
     server::RequirePaymentLayerBuilder,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
+use x402_devnet::Fault;
 
 use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refused, voucher};
 

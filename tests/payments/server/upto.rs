@@ -21,15 +21,15 @@ use support::{
 use tokio::sync::Notify;
 use tower_x402::{
     Network, Usdc,
-    devnet::Fault,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, RemoteFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, Settlement},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
     server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
-    service::FacilitatorService,
     upto::PERMIT2,
 };
+use x402_devnet::Fault;
+use x402_facilitator::FacilitatorService;
 
 sol! {
     function transfer(address to, uint256 value);

@@ -28,7 +28,6 @@ use tokio::sync::Notify;
 use tower_x402::{
     Clock as _, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy, ClaimReport},
-    devnet,
     facilitator::{
         NotReady,
         channels::{ChannelError, OnchainChannels},
@@ -245,8 +244,8 @@ async fn a_claim_without_its_transfer_is_reported_and_one_that_fails_is_an_error
     let dropping = |after: u64| {
         faults.reset();
         faults.set(move |call| match call.method {
-            "eth_call" if call.index >= after => devnet::Fault::DropBefore,
-            _ => devnet::Fault::None,
+            "eth_call" if call.index >= after => x402_devnet::Fault::DropBefore,
+            _ => x402_devnet::Fault::None,
         });
     };
     dropping(0);
@@ -625,8 +624,8 @@ async fn a_withdrawal_makes_a_seller_unready_only_while_its_claim_fails() {
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     withdraw(&second).await;
     stage.chain.devnet.faults().set(|call| match call.method {
-        "eth_estimateGas" => devnet::Fault::Error { code: -32000, message: "away".into() },
-        _ => devnet::Fault::None,
+        "eth_estimateGas" => x402_devnet::Fault::Error { code: -32000, message: "away".into() },
+        _ => x402_devnet::Fault::None,
     });
     stage.channels.claim_all().await.expect_err("the claim cannot be simulated");
     until_it_says(&[NotReady::ClaimsFail { units: COST }]).await;

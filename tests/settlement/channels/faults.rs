@@ -27,10 +27,10 @@ use support::{
 use tower_service::Service;
 use tower_x402::{
     Network,
-    devnet::{DevnetTransport, Fault, Orphans},
     facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, OnchainChannelsBuilder},
     vouchers::{Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
+use x402_devnet::{DevnetTransport, Fault, Orphans};
 
 use super::{authorizer, builder, gas_key, order, reason as code};
 

@@ -7,13 +7,13 @@ use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
 use tower_x402::{
     Clock as _, Usdc,
-    devnet::{DevnetBuilder, Orphans},
     facilitator::{Facilitator as _, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
     upto::approval,
 };
+use x402_devnet::{DevnetBuilder, Orphans};
 
 use support::{
     engine_stage::*,

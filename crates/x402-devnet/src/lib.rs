@@ -8,7 +8,8 @@
 //!
 //! ```
 //! use alloy_provider::Provider as _;
-//! use tower_x402::{devnet::Devnet, primitives::{U256, address}};
+//! use tower_x402::primitives::{U256, address};
+//! use x402_devnet::Devnet;
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,15 +45,18 @@
 //! [`DevnetBuilder::pending_state`] is set. Everything stays in memory. Calls are executed one at a time. The base fee changes only if it
 //! is set.
 
+mod block;
 mod builder;
 mod chain;
 mod evm;
+mod failure;
 mod faults;
 mod genesis;
 mod pool;
 mod rpc;
 mod state;
 mod transport;
+mod view;
 
 use std::{
     io,
@@ -71,6 +75,7 @@ use alloy_rpc_client::RpcClient;
 use alloy_rpc_types_eth::{TransactionReceipt, TransactionRequest};
 use alloy_sol_types::SolCall as _;
 use tokio::{net::ToSocketAddrs, sync::watch, time::timeout};
+use tower_x402::{Asset, Network, Usdc};
 
 pub use self::{
     builder::{BlockTime, DevnetBuilder},
@@ -80,10 +85,9 @@ pub use self::{
 use self::{
     chain::Chain,
     evm::Rules,
+    failure::Failure,
     genesis::{DevnetUsdc, OWNER},
-    rpc::Failure,
 };
-use crate::{Asset, Network, Usdc};
 
 /// The interval at which alloy polls this node for receipts.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);

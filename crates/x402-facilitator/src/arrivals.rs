@@ -23,7 +23,7 @@ const MAX_BYTES: usize = 4 << 20;
 /// The bodies that are arriving. If there are too many or they hold too much, the one that has taken longest is given up: bodies of honest
 /// callers arrive in a moment, however many others stand still.
 #[derive(Default)]
-pub(super) struct Arrivals(Mutex<State>);
+pub(crate) struct Arrivals(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -41,7 +41,7 @@ struct Arriving {
 
 /// Why there is no body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoBody {
+pub(crate) enum NoBody {
     TooLarge,
     Broken,
     TooSlow,
@@ -51,7 +51,7 @@ pub(super) enum NoBody {
 
 impl Arrivals {
     /// Reads a body of at most `limit` bytes.
-    pub(super) async fn read<B>(&self, body: B, limit: usize) -> Result<Vec<u8>, NoBody>
+    pub(crate) async fn read<B>(&self, body: B, limit: usize) -> Result<Vec<u8>, NoBody>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -123,8 +123,6 @@ impl Drop for Place<'_> {
         self.arrivals.lock().leave(self.number);
     }
 }
-
-debug_fields!(Arrivals |this| { arriving: this.lock().arriving.len() });
 
 #[cfg(test)]
 mod tests {

@@ -9,38 +9,38 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use tokio::time::Instant;
-
-use super::{
-    FacilitatorServiceBuilder, Shared,
-    access::Caller,
-    gas::ReservedGas,
-    messages::{Answer, InvalidRequest, Operation},
-};
-use crate::{
+use tower_x402::{
+    Network,
     eip3009::PaymentSignature,
     facilitator::{
         FacilitatorError,
         channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder, SignedRefund, gas},
     },
-    network::Network,
     protocol::{PaymentRequirements, Reason, SupportedKind, SupportedResponse},
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelObservation, ChannelPayload, ChannelState, Claim, Escrow, RefundRequest,
-        SCHEME, Voucher, amount, reason,
+        SCHEME, Voucher, reason,
     },
 };
 
+use crate::{
+    FacilitatorServiceBuilder, Shared,
+    access::Caller,
+    gas::ReservedGas,
+    messages::{Answer, InvalidRequest, Operation},
+};
+
 /// The largest request body where claims may have many rows, in bytes: a batch of a hundred has 64 KiB or more.
-pub(super) const MAX_BODY: usize = 256 * 1024;
+pub(crate) const MAX_BODY: usize = 256 * 1024;
 
 /// The chains whose channels are served, and the key that may claim and refund for callers.
 #[derive(Default)]
-pub(super) struct Channels {
-    pub(super) facilitators: Vec<Arc<dyn ChannelFacilitator>>,
+pub(crate) struct Channels {
+    pub(crate) facilitators: Vec<Arc<dyn ChannelFacilitator>>,
     /// Used only for callers with a bearer key.
-    pub(super) authorizer: Option<AuthorizerKey>,
+    pub(crate) authorizer: Option<AuthorizerKey>,
     /// All callers of `/verify` and `/settle` have a bearer key.
-    pub(super) are_callers_known: bool,
+    pub(crate) are_callers_known: bool,
 }
 
 impl FacilitatorServiceBuilder {
@@ -69,7 +69,7 @@ impl FacilitatorServiceBuilder {
 
 /// The request body of `/verify` and `/settle`, as far as it is the same for all payloads.
 #[derive(Deserialize)]
-pub(super) struct ChannelRequest {
+pub(crate) struct ChannelRequest {
     #[serde(rename = "paymentPayload")]
     payment: Payment,
     #[serde(rename = "paymentRequirements")]
@@ -92,13 +92,17 @@ const REVERTED: [&str; 4] = [
     reason::REFUND_TRANSACTION_FAILED,
 ];
 
+fn rejected(reason: &'static str, detail: impl Into<String>) -> ChannelError {
+    ChannelError::Rejected { reason, detail: detail.into() }
+}
+
 fn refuse<T>(reason: &'static str, detail: impl Into<String>) -> Result<T, ChannelError> {
-    Err(ChannelError::rejected(reason, detail))
+    Err(rejected(reason, detail))
 }
 
 impl ChannelRequest {
     /// Returns `None` if the requirements are not of this scheme.
-    pub(super) fn read(body: &[u8]) -> Option<Result<Self, InvalidRequest>> {
+    pub(crate) fn read(body: &[u8]) -> Option<Result<Self, InvalidRequest>> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Peek {
@@ -141,7 +145,7 @@ impl ChannelRequest {
     fn price(&self, code: &'static str) -> Result<u128, ChannelError> {
         let amount = &self.requirements.amount;
         let detail = || format!("the offer's amount {amount:?} is not a decimal integer");
-        amount::parse(amount).ok_or_else(|| ChannelError::rejected(code, detail()))
+        atomic(amount).ok_or_else(|| rejected(code, detail()))
     }
 
     /// Returns the refusal of a channel that is not the offer's.
@@ -184,6 +188,12 @@ impl ChannelRequest {
     }
 }
 
+/// Reads an amount, of which there is one text only: two readers must not disagree.
+fn atomic(text: &str) -> Option<u128> {
+    let amount: u128 = text.parse().ok()?;
+    (amount.to_string() == text).then_some(amount)
+}
+
 /// Returns `true` if the text is this address, in whatever case.
 fn is(text: &str, address: Address) -> bool {
     text.parse() == Ok(address)
@@ -211,12 +221,12 @@ fn check_amounts(voucher: &Voucher, channel: &ChannelState, more: u128, price: u
 }
 
 impl Channels {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.facilitators.is_empty()
     }
 
     /// Adds what is served to the answer of `/supported`.
-    pub(super) fn add_to(&self, supported: &mut SupportedResponse, max_claims: usize) {
+    pub(crate) fn add_to(&self, supported: &mut SupportedResponse, max_claims: usize) {
         let kinds = self.facilitators.iter().map(|facilitator| {
             let mut kind = SupportedKind::new(2, SCHEME, facilitator.network().to_string());
             let mut extra = Map::from_iter([("maxClaims".to_owned(), max_claims.into())]);
@@ -237,7 +247,7 @@ impl Channels {
     }
 
     /// Returns the gas that each chain's transactions have used.
-    pub(super) fn gas_used(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn gas_used(&self) -> impl Iterator<Item = u64> {
         self.facilitators.iter().map(|facilitator| facilitator.gas_used())
     }
 
@@ -261,7 +271,7 @@ impl Channels {
 
 impl Shared {
     /// Answers a request of the scheme.
-    pub(super) async fn answer_channels(
+    pub(crate) async fn answer_channels(
         &self,
         operation: Operation,
         request: &ChannelRequest,
@@ -550,7 +560,7 @@ fn parts(error: ChannelError) -> (&'static str, String, String) {
             "the outcome is not known yet: send the same request again".to_owned(),
             transaction.map(|hash| hash.to_string()).unwrap_or_default(),
         ),
-        ChannelError::Unavailable(error) => (reason::RPC_READ_FAILED, error.to_string(), String::new()),
+        error => (reason::RPC_READ_FAILED, error.to_string(), String::new()),
     }
 }
 

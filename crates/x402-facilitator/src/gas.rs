@@ -6,12 +6,12 @@ use std::{
 };
 
 use tokio::time::Instant;
-
-use super::{
-    FacilitatorServiceBuilder,
-    access::{Caller, RateLimit, TooManyRequests},
+use tower_x402::{
+    payment::{Prechecked, Verified},
+    server::{RateLimit, TooManyRequests},
 };
-use crate::payment::{Prechecked, Verified};
+
+use crate::{FacilitatorServiceBuilder, access::Caller};
 
 /// The most gas for one request of a caller whom nobody knows, unless set.
 const ANONYMOUS: u64 = 400_000;
@@ -51,14 +51,14 @@ impl FacilitatorServiceBuilder {
 }
 
 /// Returns the most gas that the settlement of a payment may use, if its simulation tells.
-pub(super) fn of_transfer(payment: &Prechecked, verified: &Verified) -> Option<u64> {
+pub(crate) fn of_transfer(payment: &Prechecked, verified: &Verified) -> Option<u64> {
     let signature = payment.signature().as_bytes().len() as u64;
     let call = verified.gas?;
     Some(call.saturating_add(call / 8).saturating_add(TRANSFER).saturating_add(signature.saturating_mul(PER_BYTE)))
 }
 
 /// The gas that callers may make the service pay for.
-pub(super) struct GasBudget {
+pub(crate) struct GasBudget {
     /// For one request.
     most: u64,
     /// What may be used at once. Three times as much comes back in an hour.
@@ -77,13 +77,13 @@ struct State {
 }
 
 /// Gas that a settlement under way may use.
-pub(super) struct ReservedGas<'a> {
+pub(crate) struct ReservedGas<'a> {
     budget: &'a GasBudget,
     gas: u64,
 }
 
 impl GasBudget {
-    pub(super) fn new(max_gas: Option<u64>, per_hour: Option<u64>, are_callers_known: bool) -> Self {
+    pub(crate) fn new(max_gas: Option<u64>, per_hour: Option<u64>, are_callers_known: bool) -> Self {
         let burst = per_hour.unwrap_or(PER_HOUR) as f64 / 4.0;
         Self {
             most: max_gas.unwrap_or(if are_callers_known { KNOWN } else { ANONYMOUS }),
@@ -94,7 +94,7 @@ impl GasBudget {
     }
 
     /// Returns the most gas for one request.
-    pub(super) fn most(&self) -> u64 {
+    pub(crate) fn most(&self) -> u64 {
         self.most
     }
 
@@ -102,7 +102,7 @@ impl GasBudget {
     ///
     /// # Errors
     /// The time until there is enough of it.
-    pub(super) fn reserve(&self, gas: u64, used: u64, now: Instant) -> Result<ReservedGas<'_>, Duration> {
+    pub(crate) fn reserve(&self, gas: u64, used: u64, now: Instant) -> Result<ReservedGas<'_>, Duration> {
         let mut state = self.lock();
         let per_second = 3.0 * self.burst / HOUR.as_secs_f64();
         let back = now.saturating_duration_since(state.at).as_secs_f64() * per_second;
@@ -120,16 +120,13 @@ impl GasBudget {
     }
 
     /// Fails if too many settlements of this caller have reverted. Callers with a key are the operator's to judge.
-    pub(super) fn check_caller(&self, caller: Caller) -> Result<(), TooManyRequests> {
-        match caller {
-            Caller::Key(_) => Ok(()),
-            stranger => self.reverts.check(stranger, Instant::now()),
-        }
+    pub(crate) fn check_caller(&self, caller: Caller) -> Result<(), TooManyRequests> {
+        if caller.is_known { Ok(()) } else { self.reverts.check(caller.counted) }
     }
 
     /// Notes that a settlement of this caller reverted at the service's cost.
-    pub(super) fn note_revert(&self, caller: Caller) {
-        let _ = self.reverts.count(caller, Instant::now());
+    pub(crate) fn note_revert(&self, caller: Caller) {
+        let _ = self.reverts.admit(caller.counted);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -10,14 +10,15 @@ use std::{
 };
 
 use http::{StatusCode, Uri};
+use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
-
-use super::{FacilitatorServiceBuilder, messages::Answer};
-use crate::{
+use tower_x402::{
     payment::{EchoedMetadata, Prechecked},
-    protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar, timestamp},
+    protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar},
 };
+
+use crate::{FacilitatorServiceBuilder, messages::Answer};
 
 /// The most memory for all resources, in bytes of JSON.
 const MAX_BYTES: usize = 32 << 20;
@@ -59,7 +60,7 @@ impl FacilitatorServiceBuilder {
 
 /// Bounds of a [`Catalogue`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     resources: usize,
     max_age: Duration,
     /// List resources on local hosts, too.
@@ -67,7 +68,7 @@ pub(super) struct Limits {
 }
 
 #[derive(Debug)]
-pub(super) struct Catalogue {
+pub(crate) struct Catalogue {
     limits: Limits,
     resources: Mutex<Resources>,
 }
@@ -144,12 +145,12 @@ impl Query {
 
 impl Catalogue {
     /// Creates a catalogue, if it may list anything.
-    pub(super) fn new(limits: Limits) -> Option<Self> {
+    pub(crate) fn new(limits: Limits) -> Option<Self> {
         (limits.resources > 0).then(|| Self { limits, resources: Mutex::default() })
     }
 
     /// Adds or updates the resource of a payment, if its seller declares the extension `bazaar`.
-    pub(super) fn record(&self, payment: &Prechecked, now: u64) {
+    pub(crate) fn record(&self, payment: &Prechecked, now: u64) {
         let Some((place, kind, item)) = payment.echoed().and_then(|echo| self.describe(echo)) else { return };
         let offer = payment.terms().text().clone();
         let mut known = self.lock(now);
@@ -172,7 +173,7 @@ impl Catalogue {
     }
 
     /// Answers `GET /discovery/resources`.
-    pub(super) fn answer(&self, query: &str, now: u64) -> Answer {
+    pub(crate) fn answer(&self, query: &str, now: u64) -> Answer {
         match Query::read(query) {
             Some(query) => Answer::json(StatusCode::OK, &self.list(&query, now)),
             None => Answer::problem(StatusCode::BAD_REQUEST, "invalid_query", "limit and offset are numbers"),
@@ -249,9 +250,15 @@ impl Listed {
         let mut item = self.item.clone();
         let accepts = self.accepts.iter().filter_map(|offer| serde_json::from_str(offer.text()).ok());
         item.insert("accepts".to_owned(), Value::Array(accepts.collect()));
-        item.insert("lastUpdated".to_owned(), timestamp::format_millis(self.updated).into());
+        item.insert("lastUpdated".to_owned(), timestamp(self.updated).into());
         Value::Object(item)
     }
+}
+
+/// Formats Unix seconds with milliseconds, as JavaScript does. Times after the year 9999 are written as its end.
+fn timestamp(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX).min(Timestamp::MAX.as_second());
+    format!("{:.3}", Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH))
 }
 
 /// Returns `true` if two offers differ at most in price or window.
@@ -354,6 +361,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_time_is_written_with_milliseconds() {
+        // By `date -u -d @N +%FT%TZ`.
+        assert_eq!(timestamp(1_795_256_130), "2026-11-21T10:15:30.000Z");
+        assert_eq!(timestamp(u64::MAX), "9999-12-30T22:00:00.000Z");
+    }
+
+    #[test]
     fn template_stays_on_its_host() {
         for good in ["/users/:id", "/a%20b/:c", "/v1.0/x~y-z_"] {
             assert!(is_template(good), "{good}");
@@ -380,14 +394,12 @@ mod tests {
 
     #[test]
     fn invalid_metadata_is_left_out() {
-        let resource = ResourceInfo {
-            description: Some("Evaluates\u{7}".into()),
-            mime_type: Some("application/json".into()),
-            service_name: Some("N".repeat(33)),
-            tags: ["a", "A", "", "\u{e9}", "b", "c", "d", "e", "f"].map(str::to_owned).into(),
-            icon_url: Some("http://127.0.0.1/icon.png".into()),
-            ..ResourceInfo::default()
-        };
+        let mut resource = ResourceInfo::new("");
+        resource.description = Some("Evaluates\u{7}".into());
+        resource.mime_type = Some("application/json".into());
+        resource.service_name = Some("N".repeat(33));
+        resource.tags = ["a", "A", "", "\u{e9}", "b", "c", "d", "e", "f"].map(str::to_owned).into();
+        resource.icon_url = Some("http://127.0.0.1/icon.png".into());
         let listed = Value::Object(metadata(resource));
         assert_eq!(listed, json!({ "mimeType": "application/json", "tags": ["a", "b", "c", "d", "e"] }));
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::U256;
 use bytes::Bytes;
 use http::{
     HeaderValue, Response, StatusCode,
@@ -11,10 +11,10 @@ use http::{
 use http_body_util::Full;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, value::RawValue};
-
-use crate::{
-    network::Network,
-    payment::{EchoedMetadata, Terms, is_accepted},
+use tower_x402::{
+    Network,
+    charge::SettleAnswer,
+    payment::{EchoedMetadata, Terms},
     protocol::{
         ExactOffer, ExactPayload, OfferError, PaymentPayload, PaymentRequirements, Reason, SettlementResponse,
         Verbatim, VerifyResponse, Version, v1,
@@ -22,29 +22,29 @@ use crate::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(crate) enum Operation {
     Verify,
     Settle,
 }
 
 /// The request body of `/verify` and `/settle`.
-pub(super) struct ParsedRequest {
-    pub(super) version: Version,
-    pub(super) terms: Arc<Terms>,
-    pub(super) payload: ExactPayload,
+pub(crate) struct ParsedRequest {
+    pub(crate) version: Version,
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) payload: ExactPayload,
     /// The payer accepted exactly these terms.
-    pub(super) is_accepted: bool,
+    pub(crate) is_accepted: bool,
     /// What is to be charged, where that may be less than what the payer signed for.
-    pub(super) charged: Option<U256>,
+    pub(crate) charged: Option<U256>,
     /// The other parts of the 402 that the payer returned.
-    pub(super) echo: Option<Arc<EchoedMetadata>>,
+    pub(crate) echo: Option<Arc<EchoedMetadata>>,
 }
 
 /// The reason why a request body cannot be read.
 #[derive(Debug)]
-pub(super) struct InvalidRequest {
-    pub(super) reason: Reason,
-    pub(super) detail: String,
+pub(crate) struct InvalidRequest {
+    pub(crate) reason: Reason,
+    pub(crate) detail: String,
 }
 
 #[derive(Deserialize)]
@@ -65,7 +65,7 @@ struct Versioned {
 }
 
 impl ParsedRequest {
-    pub(super) fn read(body: &[u8], operation: Operation) -> Result<Self, InvalidRequest> {
+    pub(crate) fn read(body: &[u8], operation: Operation) -> Result<Self, InvalidRequest> {
         let invalid = |reason| move |error: serde_json::Error| InvalidRequest { reason, detail: error.to_string() };
         let envelope: Envelope<'_> = serde_json::from_slice(body).map_err(invalid(Reason::InvalidPayload))?;
         let payment = envelope.payment_payload.get();
@@ -95,7 +95,7 @@ impl ParsedRequest {
                 // Others may leave out what is always in our offers.
                 let is_accepted = match terms.permit() {
                     None => terms.is_accepted_by(&payment.accepted),
-                    Some(_) => payment.accepted.read().is_ok_and(|accepted| is_accepted(&offer, &accepted)),
+                    Some(_) => payment.accepted.read().is_ok_and(|accepted| offer.is_accepted_as(&accepted)),
                 };
                 Ok(Self {
                     version: Version::V2,
@@ -129,19 +129,20 @@ impl ParsedRequest {
         }
     }
 
-    pub(super) fn valid(&self) -> Answer {
+    pub(crate) fn valid(&self) -> Answer {
         Answer::json(StatusCode::OK, &VerifyResponse::valid(self.payload.authorization.from.to_string()))
     }
 
-    pub(super) fn invalid(&self, reason: Reason, detail: &str) -> Answer {
+    pub(crate) fn invalid(&self, reason: Reason, detail: &str) -> Answer {
         let reason = self.terms.reason(reason);
-        let payer = Some(self.payload.authorization.from.to_string());
-        Answer::json(StatusCode::OK, &VerifyResponse { payer, ..VerifyResponse::invalid(reason, detail) })
+        let mut response = VerifyResponse::invalid(reason, detail);
+        response.payer = Some(self.payload.authorization.from.to_string());
+        Answer::json(StatusCode::OK, &response)
     }
 }
 
 impl InvalidRequest {
-    pub(super) fn into_answer(self, operation: Operation) -> Answer {
+    pub(crate) fn into_answer(self, operation: Operation) -> Answer {
         match operation {
             Operation::Verify => Answer::invalid_verification(self.reason, &self.detail),
             Operation::Settle => Answer::invalid_settlement(self.reason, &self.detail),
@@ -167,25 +168,10 @@ fn read_payload(payload: &Verbatim<ExactPayload>) -> Result<ExactPayload, Invali
 
 /// An HTTP answer. Boxed, because it is the error of some functions.
 #[derive(Debug)]
-pub(super) struct Answer(Box<Response<Full<Bytes>>>);
-
-/// The result of a settlement, as it is answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SettlementResult {
-    Settled(B256),
-    /// The outcome is not known yet.
-    Pending(Option<B256>),
-    Failed {
-        reason: Reason,
-        detail: String,
-        transaction: Option<B256>,
-    },
-    /// No transaction was sent.
-    Unavailable(Duration),
-}
+pub(crate) struct Answer(Box<Response<Full<Bytes>>>);
 
 impl Answer {
-    pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Self {
+    pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Self {
         let body = serde_json::to_vec(body).unwrap_or_default();
         let mut response = Response::new(Full::from(body));
         *response.status_mut() = status;
@@ -194,53 +180,53 @@ impl Answer {
         Self(Box::new(response))
     }
 
-    pub(super) fn problem(status: StatusCode, error: &str, detail: &str) -> Self {
+    pub(crate) fn problem(status: StatusCode, error: &str, detail: &str) -> Self {
         Self::json(status, &json!({ "error": error, "detail": detail }))
     }
 
-    pub(super) fn healthy() -> Self {
+    pub(crate) fn healthy() -> Self {
         Self::json(StatusCode::OK, &json!({ "status": "ok" }))
     }
 
-    pub(super) fn wrong_method() -> Self {
+    pub(crate) fn wrong_method() -> Self {
         let mut answer = Self::problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "use another method");
         answer.0.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
         answer
     }
 
-    pub(super) fn unauthorized() -> Self {
+    pub(crate) fn unauthorized() -> Self {
         let detail = "send a key of this facilitator as Authorization: Bearer …";
         let mut answer = Self::problem(StatusCode::UNAUTHORIZED, "unauthorized", detail);
         answer.0.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         answer
     }
 
-    pub(super) fn too_many(retry_after: Duration) -> Self {
+    pub(crate) fn too_many(retry_after: Duration) -> Self {
         Self::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "send fewer requests")
             .retry_after(retry_after)
     }
 
     /// The service is busy with others.
-    pub(super) fn too_many_requests() -> Self {
+    pub(crate) fn too_many_requests() -> Self {
         Self::unavailable("too many requests are being processed", Duration::from_secs(1))
     }
 
-    pub(super) fn unavailable(detail: &str, retry_after: Duration) -> Self {
+    pub(crate) fn unavailable(detail: &str, retry_after: Duration) -> Self {
         Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(retry_after)
     }
 
-    pub(super) fn invalid_verification(reason: Reason, detail: &str) -> Self {
+    pub(crate) fn invalid_verification(reason: Reason, detail: &str) -> Self {
         Self::json(StatusCode::BAD_REQUEST, &VerifyResponse::invalid(reason, detail))
     }
 
-    pub(super) fn invalid_settlement(reason: Reason, detail: &str) -> Self {
+    pub(crate) fn invalid_settlement(reason: Reason, detail: &str) -> Self {
         let body = json!({
             "success": false, "errorReason": reason, "errorMessage": detail, "transaction": "", "network": "",
         });
         Self::json(StatusCode::BAD_REQUEST, &body)
     }
 
-    pub(super) fn settlement(request: &ParsedRequest, result: &SettlementResult) -> Self {
+    pub(crate) fn settlement(request: &ParsedRequest, answer: &SettleAnswer) -> Self {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
         struct WithMessage<T> {
@@ -249,44 +235,40 @@ impl Answer {
             #[serde(skip_serializing_if = "Option::is_none")]
             error_message: Option<String>,
         }
-        let (error_reason, error_message, transaction) = match result {
+        let (error_reason, error_message, transaction) = match answer {
             // There is no transaction for a charge of nothing.
-            SettlementResult::Settled(transaction) => {
+            SettleAnswer::Settled(transaction) => {
                 (None, None, Some(*transaction).filter(|transaction| !transaction.is_zero()))
             }
-            SettlementResult::Pending(transaction) => {
+            SettleAnswer::Pending(transaction) => {
                 let message = "the outcome is not known yet: send the same request again";
                 (Some(Reason::SettlementPending), Some(message.to_owned()), *transaction)
             }
-            SettlementResult::Failed { reason, detail, transaction } => {
+            SettleAnswer::Failed { reason, detail, transaction } => {
                 (Some(request.terms.reason(reason.clone())), Some(detail.clone()), *transaction)
             }
-            SettlementResult::Unavailable(retry_after) => {
+            SettleAnswer::Unavailable(retry_after) => {
                 return Self::unavailable("the payment cannot be settled now; nothing was sent", *retry_after);
             }
         };
         let offer = request.terms.offer();
-        let response = SettlementResponse {
-            success: error_reason.is_none(),
-            amount: error_reason.is_none().then(|| request.charged.unwrap_or(offer.amount).to_string()),
-            error_reason,
-            payer: Some(request.payload.authorization.from.to_string()),
-            ..SettlementResponse::settled(
-                transaction.map_or(String::new(), |hash| hash.to_string()),
-                offer.network().to_string(),
-            )
-        };
-        let answer = match request.version {
-            Version::V2 => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
+        let hash = transaction.map_or(String::new(), |hash| hash.to_string());
+        let mut response = SettlementResponse::settled(hash, offer.network().to_string());
+        response.payer = Some(request.payload.authorization.from.to_string());
+        response.success = error_reason.is_none();
+        response.amount = response.success.then(|| request.charged.unwrap_or(offer.amount).to_string());
+        response.error_reason = error_reason;
+        let told = match request.version {
             Version::V1 => Self::json(
                 StatusCode::OK,
                 &WithMessage { response: v1::SettlementResponseV1::from(&response), error_message },
             ),
+            _ => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
         };
-        if let SettlementResult::Pending(_) = result { answer.retry_after(Duration::from_secs(1)) } else { answer }
+        if let SettleAnswer::Pending(_) = answer { told.retry_after(Duration::from_secs(1)) } else { told }
     }
 
-    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+    pub(crate) fn into_response(self) -> Response<Full<Bytes>> {
         *self.0
     }
 

@@ -4,9 +4,9 @@
 use alloy_primitives::{Address, Bytes, address, bytes};
 use alloy_sol_types::{SolCall as _, sol};
 use serde::Deserialize;
+use tower_x402::{Asset, Network, upto, vouchers::Escrow};
 
 use super::{DevnetError, chain::Chain};
-use crate::{Asset, Network, upto, vouchers::Escrow};
 
 sol! {
     /// The calls that the devnet makes to its token.
@@ -31,19 +31,22 @@ const MULTICALL3: Address = address!("cA11bde05977b3631167028862bE2a173976CA11")
 
 /// Returns USDC as it is on `network`, or as on Base Sepolia if it is not known there.
 pub(super) fn usdc_on(network: Network) -> Option<Asset> {
-    network.usdc().or_else(|| Network::BASE_SEPOLIA.usdc().map(|asset| Asset { network, ..asset }))
+    network.usdc().or_else(|| {
+        let asset = Network::BASE_SEPOLIA.usdc()?;
+        Some(Asset::new(network, asset.address, asset.name, asset.version))
+    })
 }
 
 /// Deploys the contracts before the first block.
 pub(super) fn deploy(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError> {
     chain.state.set_code(CREATE2_DEPLOYER, CREATE2_DEPLOYER_CODE);
     for (address, artifact) in [
-        (asset.address, include_str!("../../contracts/artifacts/DevnetUsdc.json")),
-        (Escrow::ADDRESS, include_str!("../../contracts/artifacts/DevnetBatchSettlement.json")),
-        (Escrow::ERC3009_COLLECTOR, include_str!("../../contracts/artifacts/DevnetErc3009Collector.json")),
-        (upto::PERMIT2, include_str!("../../contracts/artifacts/DevnetPermit2.json")),
-        (upto::PROXY, include_str!("../../contracts/artifacts/DevnetUptoProxy.json")),
-        (MULTICALL3, include_str!("../../contracts/artifacts/DevnetMulticall3.json")),
+        (asset.address, include_str!("../contracts/artifacts/DevnetUsdc.json")),
+        (Escrow::ADDRESS, include_str!("../contracts/artifacts/DevnetBatchSettlement.json")),
+        (Escrow::ERC3009_COLLECTOR, include_str!("../contracts/artifacts/DevnetErc3009Collector.json")),
+        (upto::PERMIT2, include_str!("../contracts/artifacts/DevnetPermit2.json")),
+        (upto::PROXY, include_str!("../contracts/artifacts/DevnetUptoProxy.json")),
+        (MULTICALL3, include_str!("../contracts/artifacts/DevnetMulticall3.json")),
     ] {
         chain.state.set_code(address, runtime_code(artifact)?);
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::{Address, B256, U256};
 
-use super::{Transaction, evm, rpc::Failure};
+use super::{Transaction, evm, failure::Failure};
 
 /// How many transactions of one sender may wait. The next one that can be executed is always accepted, as by reth.
 const MAX_PER_SENDER: usize = 16;

@@ -12,9 +12,9 @@ use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
 };
+use tower_x402::{Clock, Network, SystemClock};
 
 use super::{Devnet, DevnetError, Faults, Inner, chain::Chain, genesis};
-use crate::{Clock, Network, SystemClock};
 
 /// Base's minimum base fee, in wei.
 const BASE_FEE: u64 = 5_000_000;

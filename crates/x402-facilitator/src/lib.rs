@@ -1,7 +1,49 @@
-//! A facilitator as an HTTP service: `POST /verify`, `POST /settle`, `GET /supported`, `GET /discovery/resources`, `GET /healthz`.
+//! A facilitator as an HTTP service: it verifies and settles [x402](https://www.x402.org) payments for sellers that have no node of their
+//! own, at `POST /verify`, `POST /settle`, `GET /supported`, `GET /discovery/resources` and `GET /healthz`.
 //!
-//! [`FacilitatorService`] is a tower service for sellers that have no node of their own. The caller states what is to be paid and is
-//! trusted with it. Everything else is checked.
+//! [`FacilitatorService`] is a tower service over any `Facilitator` of [tower-x402](https://docs.rs/tower-x402). The caller states what is
+//! to be paid and is trusted with it. Everything else is checked.
+//!
+//! ```no_run
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//!
+//! use axum::Router;
+//! use tower_x402::{Network, client::key, facilitator::OnchainFacilitator};
+//! use x402_facilitator::FacilitatorService;
+//!
+//! let facilitator = OnchainFacilitator::builder()
+//!     .rpc_url("https://your-node.example")
+//!     .network(Network::BASE_SEPOLIA)
+//!     .signer(key::from_env("SETTLEMENT_PRIVATE_KEY")?)
+//!     .build()
+//!     .await?;
+//! let service = FacilitatorService::builder(facilitator)
+//!     .bearer_key(std::env::var("FACILITATOR_KEY")?)
+//!     .rate(60, Duration::from_secs(60))
+//!     .build();
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:4022").await?;
+//! axum::serve(listener, Router::new().fallback_service(service)).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `bazaar` | a catalogue of paid resources at `GET /discovery/resources` |
+//! | `metrics` | the metric `x402_facilitator_requests_total`, for any recorder of the facade `metrics` |
+//!
+//! # How it is made
+//!
+//! Whether and how a payment is settled is decided by [`charge::Settler`](tower_x402::charge::Settler), on the facilitator's ledger. This
+//! crate reads requests and writes answers (`messages`), says who may ask and how often (`access`, `arrivals`), and what that may cost
+//! (`gas`). `channels` serves payment channels, `catalogue` lists what was paid for.
+
+// docs.rs shows the feature that each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod access;
 mod arrivals;
@@ -10,10 +52,10 @@ mod catalogue;
 mod channels;
 mod gas;
 mod messages;
-mod settle;
 
 use std::{
     convert::Infallible,
+    fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -21,40 +63,32 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::Address;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use http_body_util::Full;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use tower_service::Service;
-
-pub use access::{PeerAddress, RateLimit, TooManyRequests};
+use tower_x402::{
+    Asset, Clock, Network, SystemClock,
+    charge::{Refusal, SettleAnswer, Settler, Sponsor},
+    facilitator::{Facilitator, FacilitatorError, VerifyError, channels::gas as channel_gas},
+    payment::{Prechecked, Rejection, Verified, Window, precheck},
+    protocol::{Reason, SupportedKind, SupportedResponse},
+    server::RateLimit,
+    upto::{AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH},
+};
 
 use access::{Access, AccessDenied, Caller};
 use arrivals::{Arrivals, NoBody};
 use gas::GasBudget;
-use messages::{Answer, Operation, ParsedRequest, SettlementResult};
-
-use crate::{
-    charge::rooms::PayerRoom,
-    clock::{Clock, SystemClock},
-    facilitator::{
-        Facilitator, FacilitatorError, VerifyError, channels::gas as channel_gas, single_flight::SingleFlight,
-    },
-    network::{Asset, Network},
-    payment::{PaymentKey, Prechecked, Rejection, Verified, Window, precheck},
-    protocol::{Reason, SupportedKind, SupportedResponse},
-    telemetry,
-    upto::{AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH},
-};
+use messages::{Answer, Operation, ParsedRequest};
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 /// A batch of so many claims may be larger than that.
 const MANY_CLAIMS: usize = 50;
-/// How long a settlement waits for the payer's other payments.
-const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Verifies and settles payments for others over HTTP, as the x402 specification defines `/verify`, `/settle` and `/supported`, in v2
 /// and v1.
@@ -74,7 +108,7 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 ///   ([`gas_per_hour`](FacilitatorServiceBuilder::gas_per_hour)), bodies (64 KiB, or 256 KiB for claims of many rows) and how many of them are
 ///   arriving, requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests, tokens and payees. A caller without a key whose
 ///   settlements revert has to wait after ten, a minute for each further one. Bearer keys are compared in constant time. A caller is a key, or the address in the
-///   request's [`PeerAddress`] extension; all others share one allowance.
+///   request's [`PeerAddress`](tower_x402::server::PeerAddress) extension; all others share one allowance.
 ///
 /// | status | when |
 /// |---|---|
@@ -87,10 +121,9 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 /// | 503 | the payment could not be checked now, or too much gas was used in the last hour; nothing was sent |
 ///
 /// ```
-/// # #[cfg(feature = "onchain")]
 /// # fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> axum::Router {
 /// use axum::Router;
-/// use tower_x402::service::FacilitatorService;
+/// use x402_facilitator::FacilitatorService;
 ///
 /// Router::new().fallback_service(FacilitatorService::builder(facilitator).build())
 /// # }
@@ -109,13 +142,10 @@ struct Shared {
     assets: Vec<(Network, Address)>,
     /// Payees that are served. Empty for all.
     payees: Vec<Address>,
-    settlements: Arc<SingleFlight<B256, SettlementResult>>,
+    settler: Settler,
     arrivals: Arrivals,
     slots: Arc<Semaphore>,
-    /// Payments that wait until their payers' other payments are settled.
-    waiting: PayerRoom,
     gas: GasBudget,
-    admission_timeout: Duration,
     #[cfg(feature = "bazaar")]
     catalogue: Option<catalogue::Catalogue>,
     channels: channels::Channels,
@@ -142,7 +172,11 @@ impl FacilitatorService {
     }
 }
 
-debug_fields!(FacilitatorService |this| { facilitators: this.shared.facilitators });
+impl fmt::Debug for FacilitatorService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FacilitatorService").field("facilitators", &self.shared.facilitators).finish_non_exhaustive()
+    }
+}
 
 /// Builder of a [`FacilitatorService`].
 #[must_use]
@@ -222,16 +256,14 @@ impl FacilitatorServiceBuilder {
             shared: Arc::new(Shared {
                 facilitators: self.facilitators,
                 access: Access::new(&self.keys, self.rate),
+                settler: Settler::new(self.clock.clone(), self.max_concurrent),
                 clock: self.clock,
                 window: self.window,
                 assets: self.assets.into_iter().map(|asset| (asset.network, asset.address)).collect(),
                 payees: self.payees,
-                settlements: Arc::default(),
                 arrivals: Arrivals::default(),
-                waiting: PayerRoom::new(self.max_concurrent),
                 slots: Arc::new(Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS))),
                 gas: GasBudget::new(self.max_gas, self.gas_per_hour, are_callers_known),
-                admission_timeout: ADMISSION_TIMEOUT,
                 #[cfg(feature = "bazaar")]
                 catalogue: catalogue::Catalogue::new(self.catalogue),
                 channels: channels::Channels { are_callers_known, ..self.channels },
@@ -240,7 +272,12 @@ impl FacilitatorServiceBuilder {
     }
 }
 
-debug_fields!(FacilitatorServiceBuilder |this| { keys: this.keys.len() });
+impl fmt::Debug for FacilitatorServiceBuilder {
+    /// Shows how many keys there are, and none of them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FacilitatorServiceBuilder").field("keys", &self.keys.len()).finish_non_exhaustive()
+    }
+}
 
 impl<B> Service<Request<B>> for FacilitatorService
 where
@@ -260,10 +297,18 @@ where
         let endpoint = endpoint(request.uri().path());
         Box::pin(async move {
             let response = shared.answer(request).await.into_response();
-            telemetry::served(endpoint, response.status().as_u16());
+            count(endpoint, response.status().as_u16());
             Ok(response)
         })
     }
+}
+
+/// Counts an answer. [`METRICS`](tower_x402::ops::METRICS) describes the metric.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "nothing is counted then"))]
+fn count(endpoint: &'static str, status: u16) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("x402_facilitator_requests_total", "endpoint" => endpoint, "status" => status.to_string())
+        .increment(1);
 }
 
 /// Returns the name of an endpoint in metrics.
@@ -396,7 +441,7 @@ impl Shared {
         let mut all = SupportedResponse::default();
         #[cfg(feature = "bazaar")]
         if self.catalogue.is_some() {
-            all.extensions.push(crate::protocol::bazaar::NAME.to_owned());
+            all.extensions.push(tower_x402::protocol::bazaar::NAME.to_owned());
         }
         for facilitator in &self.facilitators {
             let Ok(supported) = facilitator.supported().await else {
@@ -405,7 +450,9 @@ impl Shared {
             for kind in supported.kinds {
                 let in_v1 = kind.network.parse().ok().and_then(Network::v1_name);
                 if let Some(name) = in_v1.filter(|_| kind.x402_version == 2 && kind.scheme == "exact") {
-                    all.kinds.push(SupportedKind { x402_version: 1, network: name.to_owned(), ..kind.clone() });
+                    let mut kind_of_v1 = SupportedKind::new(1, kind.scheme.clone(), name);
+                    kind_of_v1.extra.clone_from(&kind.extra);
+                    all.kinds.push(kind_of_v1);
                 }
                 all.kinds.push(kind);
             }
@@ -430,9 +477,13 @@ impl Shared {
                 Err(rejection) => request.invalid(rejection.reason, &rejection.detail),
             },
             Err(VerifyError::Invalid(rejection)) => request.invalid(rejection.reason, &rejection.detail),
-            Err(VerifyError::Unavailable(error)) => {
+            Err(error) => {
                 tracing::warn!(%error, "a payment cannot be verified now");
-                Answer::unavailable("the payment cannot be verified now", error.retry_after())
+                let retry_after = match &error {
+                    VerifyError::Unavailable(error) => error.retry_after(),
+                    _ => Duration::from_secs(1),
+                };
+                Answer::unavailable("the payment cannot be verified now", retry_after)
             }
         }
     }
@@ -478,23 +529,49 @@ impl Shared {
         Ok((facilitator.clone(), payment.with_echoed(request.echo.clone())))
     }
 
-    /// Finds a payment that is on record, since its window may have passed in the meantime.
+    /// Answers `/settle` with the result of the settlement under way, or of a new one. It continues if the caller disconnects.
+    async fn settle(self: &Arc<Self>, request: &ParsedRequest, caller: Caller) -> Answer {
+        let (facilitator, payment) = match self.precheck(request) {
+            Ok(checked) => checked,
+            // Its window may have passed since it was settled.
+            Err(rejection) => match self.find_recorded(request).await {
+                Ok(Some(recorded)) => recorded,
+                Ok(None) => {
+                    let Rejection { reason, detail, .. } = rejection;
+                    let failed = SettleAnswer::Failed { reason, detail, transaction: None };
+                    return Answer::settlement(request, &failed);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a payment cannot be looked up now");
+                    return Answer::settlement(request, &SettleAnswer::Unavailable(error.retry_after()));
+                }
+            },
+        };
+        let answer = self.settler.settle(self, &facilitator, &payment).await;
+        if let SettleAnswer::Failed { transaction: Some(_), .. } = answer {
+            self.gas.note_revert(caller);
+        }
+        Answer::settlement(request, &answer)
+    }
+
     async fn find_recorded(
         &self,
         request: &ParsedRequest,
     ) -> Result<Option<(Arc<dyn Facilitator>, Prechecked)>, FacilitatorError> {
-        let key = PaymentKey::of(&request.terms, &request.payload.authorization);
-        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.knows(&request.terms)) {
-            if let Some(record) = facilitator.ledger().get(&key).await?
-                && record.authorization == request.payload.authorization
-                && record.signature == request.payload.signature
-                && record.terms.offer().pay_to == request.terms.offer().pay_to
-                && record.terms.offer().amount == request.terms.offer().amount
-                && record.charged == request.charged
-            {
-                return Ok(Some((facilitator.clone(), record.payment())));
-            }
+        Settler::find_recorded(&self.facilitators, &request.terms, &request.payload, request.charged).await
+    }
+}
+
+impl Sponsor for Shared {
+    fn grant(&self, payment: &Prechecked, verified: &Verified) -> Result<impl Send, Refusal> {
+        let gas = self.check_gas(payment, verified)?;
+        self.gas.reserve(gas, self.gas_used(), Instant::now()).map_err(Refusal::unavailable)
+    }
+
+    #[cfg(feature = "bazaar")]
+    fn settled(&self, payment: &Prechecked) {
+        if let Some(catalogue) = &self.catalogue {
+            catalogue.record(payment, self.clock.now());
         }
-        Ok(None)
     }
 }

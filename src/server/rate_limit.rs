@@ -1,4 +1,4 @@
-//! Who may call the service, and how often.
+//! How often each caller may ask.
 
 use std::{
     collections::HashMap,
@@ -8,13 +8,13 @@ use std::{
 };
 
 use alloy_primitives::Address;
-use http::{Extensions, HeaderMap, header::AUTHORIZATION};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq as _;
+use http::Extensions;
 use tokio::time::Instant;
 
 /// How many callers have an allowance of their own. The others share one.
 const MAX_CALLERS: usize = 10_000;
+/// All that have none.
+const OTHERS: Caller = Caller(Who::Others);
 
 /// The address of the peer, in a request's extensions.
 ///
@@ -22,67 +22,11 @@ const MAX_CALLERS: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress(pub IpAddr);
 
-/// Bearer keys and rate limit.
-pub(super) struct Access {
-    /// SHA-256 digests, so that all keys have one length. Empty if no key is needed.
-    keys: Vec<[u8; 32]>,
-    rate: Option<RateLimit>,
-}
-
-/// The reason why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessDenied {
-    UnknownKey,
-    TooManyRequests(TooManyRequests),
-}
-
-impl Access {
-    pub(super) fn new(keys: &[String], rate: Option<RateLimit>) -> Self {
-        let keys = keys.iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect();
-        Self { keys, rate }
-    }
-
-    /// Counts the request and checks its key. Returns who called.
-    pub(super) fn admit(
-        &self,
-        headers: &HeaderMap,
-        extensions: &Extensions,
-        needs_key: bool,
-    ) -> Result<Caller, AccessDenied> {
-        let key = self.find_key(headers);
-        let caller = key.map_or_else(|| Caller::of_peer(extensions), Caller::Key);
-        // Requests with a wrong key are counted too, so that guessing is limited.
-        if let Some(rate) = &self.rate {
-            rate.count(caller, Instant::now()).map_err(AccessDenied::TooManyRequests)?;
-        }
-        if needs_key && !self.keys.is_empty() && key.is_none() { Err(AccessDenied::UnknownKey) } else { Ok(caller) }
-    }
-
-    /// Returns the index of the request's key. Compares it with all keys, so that the time does not depend on which one it is.
-    fn find_key(&self, headers: &HeaderMap) -> Option<usize> {
-        let value = headers.get(AUTHORIZATION)?.as_bytes();
-        let (scheme, token) = value.split_at_checked(7)?;
-        if !scheme.eq_ignore_ascii_case(b"bearer ") {
-            return None;
-        }
-        let digest: [u8; 32] = Sha256::digest(token).into();
-        let mut found = None;
-        for (index, key) in self.keys.iter().enumerate() {
-            if bool::from(key.ct_eq(&digest)) {
-                found = Some(index);
-            }
-        }
-        found
-    }
-}
-
-debug_fields!(Access |this| { keys: this.keys.len(), rate: this.rate });
-
 /// A limit on requests per caller: a token bucket for each of up to 10,000 callers, and one for all others.
 ///
 /// ```
 /// use std::net::IpAddr;
-/// use tower_x402::service::{PeerAddress, RateLimit};
+/// use tower_x402::server::{PeerAddress, RateLimit};
 ///
 /// let limit = RateLimit::new(0.5, 2.0);
 /// let mut request = http::Request::new(());
@@ -109,9 +53,15 @@ pub struct TooManyRequests {
     pub retry_after: Duration,
 }
 
-/// Who made a request.
+/// Who asked: a key of the service's own, the peer at an address, or an account that signed.
+///
+/// It is made of what says so: a number of your own for each key, the extensions of a request, of which the [`PeerAddress`] counts, or an
+/// address. All requests without a [`PeerAddress`] are of one caller, and so are those of one IPv6 network (64 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Caller {
+pub struct Caller(Who);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Who {
     Key(usize),
     /// The first 64 bits of an IPv6 address: one customer has the whole network.
     Peer(u128),
@@ -133,40 +83,34 @@ impl RateLimit {
         Self { per_second: per_second.max(0.0), burst: burst.max(1.0), buckets: Mutex::default() }
     }
 
-    /// Counts a request of the peer whose [`PeerAddress`] is in the request's extensions.
-    ///
-    /// All requests without one share an allowance, and so do the addresses of one IPv6 network (64 bits).
+    /// Counts a request.
     ///
     /// # Errors
     /// [`TooManyRequests`] if the request must be refused.
-    pub fn admit(&self, extensions: &Extensions) -> Result<(), TooManyRequests> {
-        self.count(Caller::of_peer(extensions), Instant::now())
-    }
-
-    /// Counts a message that this account has signed.
-    ///
-    /// # Errors
-    /// [`TooManyRequests`] if the message must be refused.
-    pub fn admit_account(&self, account: Address) -> Result<(), TooManyRequests> {
-        self.count(Caller::Account(account), Instant::now())
+    pub fn admit(&self, caller: impl Into<Caller>) -> Result<(), TooManyRequests> {
+        self.count(caller.into(), Instant::now())
     }
 
     /// Fails if a request of this caller would be refused. Does not count it.
-    pub(super) fn check(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
+    ///
+    /// # Errors
+    /// [`TooManyRequests`] then.
+    pub fn check(&self, caller: impl Into<Caller>) -> Result<(), TooManyRequests> {
+        let (caller, now) = (caller.into(), Instant::now());
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = || buckets.get(&Caller::Others).filter(|_| buckets.len() >= MAX_CALLERS);
+        let others = || buckets.get(&OTHERS).filter(|_| buckets.len() >= MAX_CALLERS);
         let tokens = buckets.get(&caller).or_else(others).map_or(self.burst, |bucket| self.filled(bucket, now));
         if tokens >= 1.0 { Ok(()) } else { Err(self.refusal(tokens)) }
     }
 
-    pub(super) fn count(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
+    fn count(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut caller = caller;
         if buckets.len() >= MAX_CALLERS && !buckets.contains_key(&caller) {
             // A caller with a full bucket is like one without.
             buckets.retain(|_, bucket| self.filled(bucket, now) < self.burst);
             if buckets.len() >= MAX_CALLERS {
-                caller = Caller::Others;
+                caller = OTHERS;
             }
         }
         let bucket = buckets.entry(caller).or_insert(Bucket { tokens: self.burst, at: now });
@@ -191,9 +135,24 @@ impl RateLimit {
 
 debug_fields!(RateLimit { per_second, burst });
 
-impl Caller {
-    fn of_peer(extensions: &Extensions) -> Self {
-        extensions.get().map_or(Self::Others, |PeerAddress(address)| Self::Peer(prefix(*address)))
+impl From<usize> for Caller {
+    /// The holder of the key with this number, which the service gives.
+    fn from(key: usize) -> Self {
+        Self(Who::Key(key))
+    }
+}
+
+impl From<&Extensions> for Caller {
+    /// The peer whose [`PeerAddress`] is in the extensions of a request.
+    fn from(extensions: &Extensions) -> Self {
+        extensions.get().map_or(OTHERS, |PeerAddress(address)| Self(Who::Peer(prefix(*address))))
+    }
+}
+
+impl From<Address> for Caller {
+    /// The account that signed a message.
+    fn from(account: Address) -> Self {
+        Self(Who::Account(account))
     }
 }
 
@@ -208,26 +167,12 @@ fn prefix(address: IpAddr) -> u128 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn bearer_key_must_match_exactly() {
-        let access = Access::new(&["one".to_owned(), "two".to_owned()], None);
-        let admit = |value: &str| {
-            let headers = HeaderMap::from_iter([(AUTHORIZATION, value.parse().unwrap())]);
-            access.admit(&headers, &Extensions::new(), true).is_ok()
-        };
-        assert!(admit("Bearer one") && admit("bearer two"));
-        for wrong in ["Bearer on", "Bearer onee", "Bearer ", "one", "Basic one", "Bearer  one"] {
-            assert!(!admit(wrong), "{wrong}");
-        }
-        assert!(access.admit(&HeaderMap::new(), &Extensions::new(), false).is_ok());
-    }
-
     fn limit() -> RateLimit {
         RateLimit::new(2.0, 3.0)
     }
 
     fn peer(address: &str) -> Caller {
-        Caller::Peer(prefix(address.parse().unwrap()))
+        Caller(Who::Peer(prefix(address.parse().unwrap())))
     }
 
     #[test]
@@ -253,7 +198,7 @@ mod tests {
             assert_eq!(limit.count(eager, start), Ok(()));
         }
         for key in 1..MAX_CALLERS {
-            assert_eq!(limit.count(Caller::Key(key), start), Ok(()));
+            assert_eq!(limit.count(key.into(), start), Ok(()));
         }
         // The others could make three requests again by now, and are forgotten.
         assert_eq!(limit.count(peer("192.0.2.2"), later), Ok(()));
@@ -270,7 +215,7 @@ mod tests {
         let limit = limit();
         let start = Instant::now();
         for caller in 0..(MAX_CALLERS as u128 + 100) {
-            let _ = limit.count(Caller::Peer(caller << 64), start);
+            let _ = limit.count(Caller(Who::Peer(caller << 64)), start);
         }
         assert!(limit.buckets.lock().unwrap().len() <= MAX_CALLERS + 1);
     }
@@ -281,9 +226,9 @@ mod tests {
         for (per_second, burst) in [(0.0, 0.0), (-1.0, -1.0), (f64::NAN, f64::NAN)] {
             let limit = RateLimit::new(per_second, burst);
             let start = Instant::now();
-            assert_eq!(limit.count(Caller::Others, start), Ok(()));
+            assert_eq!(limit.count(OTHERS, start), Ok(()));
             let refused = TooManyRequests { retry_after: Duration::from_secs(60) };
-            assert_eq!(limit.count(Caller::Others, start + Duration::from_secs(3_600)), Err(refused));
+            assert_eq!(limit.count(OTHERS, start + Duration::from_secs(3_600)), Err(refused));
         }
     }
 }

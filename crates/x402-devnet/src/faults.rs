@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
@@ -61,7 +62,7 @@ type Hook = Arc<dyn Fn(&RpcCall<'_>) -> Fault + Send + Sync>;
 /// The fault injection of a devnet: a hook that decides about every JSON-RPC call, in the process and on ports.
 ///
 /// ```
-/// use tower_x402::devnet::{Devnet, Fault};
+/// use x402_devnet::{Devnet, Fault};
 ///
 /// # async fn example(devnet: &Devnet) {
 /// // The first transaction reaches the chain, but the answer is lost.
@@ -121,7 +122,11 @@ impl Faults {
     }
 }
 
-debug_fields!(Faults |this| { calls: this.calls() });
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").field("calls", &self.calls()).finish_non_exhaustive()
+    }
+}
 
 /// The random numbers of one call (splitmix64).
 struct Draws(u64);

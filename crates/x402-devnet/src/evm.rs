@@ -13,7 +13,7 @@ use revm::{
     primitives::{TxKind, eip7825::TX_GAS_LIMIT_CAP, hardfork::SpecId},
 };
 
-use super::{Transaction, rpc::Failure, state::View};
+use super::{Transaction, failure::Failure, view::View};
 
 /// The gas limit of a block.
 pub(super) const BLOCK_GAS_LIMIT: u64 = 400_000_000;

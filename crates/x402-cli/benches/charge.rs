@@ -1,7 +1,8 @@
 //! What `x402 charge` adds to a handler: beside the layer in the handler itself, and beside nginx.
 //!
 //! ```text
-//! cargo bench -p x402-cli --profile release
+//! cargo bench -p x402-cli --profile release --bench charge
+//! cargo bench -p x402-cli --profile release --bench charge -- short     a few requests, to see that it works
 //! ```
 //!
 //! Needs nginx (`apt-get install nginx-light`). Over loopback: the client, the handlers and a facilitator that answers at once are in this
@@ -42,11 +43,18 @@ use tower_x402::{
     signers::PrivateKeySigner,
 };
 
-const TURNS: usize = 7;
-/// How many requests follow one another on one connection.
-const ALONE: usize = 300;
-/// How many are sent over all connections together.
-const TOGETHER: usize = 4_000;
+/// How much is asked for.
+#[derive(Clone, Copy)]
+struct Size {
+    turns: usize,
+    /// How many requests follow one another on one connection, in a turn.
+    alone: usize,
+    /// How many are sent over all connections together, in a turn.
+    together: usize,
+}
+
+const FULL: Size = Size { turns: 7, alone: 300, together: 4_000 };
+const SHORT: Size = Size { turns: 1, alone: 20, together: 128 };
 const CONNECTIONS: usize = 64;
 /// Authorizations must not be valid for longer than this, in seconds, as `x402 charge` asks by itself.
 const WINDOW: Duration = Duration::from_secs(120);
@@ -92,11 +100,11 @@ impl Way {
         Self { name, address, ask, micros: Vec::new(), rates: Vec::new() }
     }
 
-    async fn turn(&mut self, payers: &[PrivateKeySigner]) {
-        let requests = self.requests(payers, ALONE + TOGETHER).await;
-        let (alone, together) = requests.split_at(ALONE);
+    async fn turn(&mut self, size: Size, payers: &[PrivateKeySigner]) {
+        let requests = self.requests(payers, size.alone + size.together).await;
+        let (alone, together) = requests.split_at(size.alone);
         let mut connection = connect(self.address).await;
-        let mut times = Vec::with_capacity(ALONE);
+        let mut times = Vec::with_capacity(alone.len());
         for request in alone {
             let started = Instant::now();
             self.send(&mut connection, request.clone()).await;
@@ -144,6 +152,7 @@ impl Way {
     }
 
     async fn send(&self, connection: &mut SendRequest<Full<Bytes>>, request: http::Request<Full<Bytes>>) {
+        connection.ready().await.expect("a connection");
         let answer = connection.send_request(request).await.expect("an answer");
         let status = answer.status();
         let body = answer.into_body().collect().await.expect("a whole answer").to_bytes();
@@ -298,9 +307,10 @@ async fn main() {
             Way::new("paid: x402 charge, handler", charge, Ask::Paid),
         ],
     ];
-    for turn in 0..=TURNS {
+    let size = if std::env::args().any(|argument| argument == "short") { SHORT } else { FULL };
+    for turn in 0..=size.turns {
         for way in groups.iter_mut().flatten() {
-            way.turn(&payers).await;
+            way.turn(size, &payers).await;
             if turn == 0 {
                 // The first turn warms up.
                 (way.micros, way.rates) = Default::default();

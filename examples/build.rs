@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 25] = [
+const BLOCKS: [Block; 26] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -37,6 +37,7 @@ const BLOCKS: [Block; 25] = [
         ],
     },
     Block { guide: "hire-evaluators", name: "audits", replaced: &[] },
+    Block { guide: "hire-evaluators", name: "lessons", replaced: &[] },
     Block { guide: "hire-evaluators", name: "reports", replaced: &[] },
     Block { guide: "pay", name: "pay", replaced: &[("\"http://127.0.0.1:4021/evaluate\"", "var(\"SELLER_URL\")?")] },
     Block {

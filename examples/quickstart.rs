@@ -27,7 +27,8 @@ use tower_x402::{
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
     vouchers::AuthorizerKey,
 };
-use x402_market::{AgentCard, Score, judge::ArithmeticJudge};
+use x402_judges::ArithmeticJudge;
+use x402_market::{AgentCard, Score};
 
 use crate::service::Evaluator;
 

@@ -108,7 +108,8 @@
 //! - [Examples](https://github.com/tower-x402/tower-x402/tree/main/examples): a seller, a buyer, a facilitator, each as a program.
 //! - [DESIGN.md](https://github.com/tower-x402/tower-x402/blob/main/DESIGN.md) gives the reasons,
 //!   [SECURITY.md](https://github.com/tower-x402/tower-x402/blob/main/SECURITY.md) the threats and what holds against them.
-//! - The crate `x402-market` builds on this one: evaluators that sell verdicts, students that hire them, and a directory.
+//! - The crate `x402-market` builds on this one: evaluators that sell verdicts, and students that hire them. `x402-judges`
+//!   and `x402-directory` build on it.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

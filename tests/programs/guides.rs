@@ -24,11 +24,10 @@ use tower_x402::{
     server::RequirePaymentLayer,
     service::FacilitatorService,
 };
+use x402_directory::{DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker};
 use x402_market::{
     AgentCard, CardFetcher, Confidence, EvaluationClient, EvaluatorService, Score, Student, Submission, Task, Truth,
-    Verdict,
-    directory::{DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker},
-    judge::output_judge,
+    Verdict, judge::output_judge,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower::ServiceExt as _;
 use tower_x402::{ManualClock, devnet::Orphans, service::PeerAddress};
-use x402_market::directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
+use x402_directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
 
 use super::stage::{PRICE, Stage, checker};
 use support::{authorization::unix_now, devnet::DevnetChain};

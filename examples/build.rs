@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 26] = [
+const BLOCKS: [Block; 27] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -90,6 +90,7 @@ const BLOCKS: [Block; 26] = [
         name: "verdicts_by_voucher",
         replaced: &[("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?")],
     },
+    Block { guide: "sell-verdicts", name: "learning", replaced: &[] },
     Block {
         guide: "train-with-atropos",
         name: "environment",

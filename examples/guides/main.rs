@@ -22,7 +22,7 @@ use x402_directory::{DirectoryClient, reputation::Reputation};
 use x402_market::{
     AgentCard, Confidence, EvaluatorService, Score, Student, StudentBuilder, Submission, Task, Verdict,
     evidence::EvidenceLog,
-    judge::output_judge,
+    judge::{Judge as _, output_judge},
 };
 
 macro_rules! blocks {
@@ -45,6 +45,7 @@ blocks!(
     environment,
     facilitator,
     hire_evaluators,
+    learning,
     lessons,
     named,
     on_base,
@@ -141,6 +142,7 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
                 spending.audits, spending.accounts[0].right, spending.accounts[0].pairs
             );
         }
+        "learning" => println!("version {:?}", learning::judge()?.version()),
         "reports" => {
             let student = student()?.reports(EvidenceLog::in_memory(100)).build()?;
             let mut reputation = Reputation::new(100, []);

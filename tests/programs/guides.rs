@@ -332,6 +332,13 @@ async fn parts_of_hire_evaluators_audit_and_read_reports() {
     assert_eq!(output("reports", &variables, Some(&chain.buyer("$1"))).await, "1 reports\n");
 }
 
+#[tokio::test]
+async fn part_of_sell_verdicts_opens_a_judge_that_learns() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(output_in(directory.path(), "learning", &[], None).await, "version Some(\"0\")\n");
+    assert!(directory.path().join("learned.jsonl").exists());
+}
+
 /// Starts an evaluator of reasons and sums with this price. Returns its origin.
 async fn evaluator(facilitator: impl Facilitator + 'static, price: &str) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

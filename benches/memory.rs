@@ -26,7 +26,6 @@ use support::shop::{App, Customer, PRICE, Shop, demand, evaluate, send};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tower_x402::{
     Clock as _, ManualClock, Network, Usdc,
-    devnet::{BlockTime, Devnet, Fault},
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{
         Fulfilment, FulfilmentStep, Ledger as _, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
@@ -35,6 +34,7 @@ use tower_x402::{
     payment::Funds,
     server::DeferredPolicy,
 };
+use x402_devnet::{BlockTime, Devnet, Fault};
 
 #[global_allocator]
 static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;

@@ -1,4 +1,4 @@
-// Compiles the contracts and writes `artifacts/`; with --check, recompiles and compares instead.
+// Compiles the contracts and writes `artifacts/`, those of the devnet beside their sources; with --check, recompiles and compares instead.
 //
 //     cd contracts && npm install --no-package-lock && node build.mjs [--check]
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
@@ -6,11 +6,13 @@ import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import solc from "solc";
 
-const SOURCES = [
-  "BatchSettler.sol", "DevnetBatchSettlement.sol", "DevnetErc3009Collector.sol", "DevnetMulticall3.sol", "DevnetPermit2.sol",
-  "DevnetUptoProxy.sol", "DevnetUsdc.sol", "PaymentProbe.sol", "PermitProbe.sol",
-  "test/FeeToken.sol", "test/HostileToken.sol", "test/TestWallet.sol",
-];
+const DEVNET = "../crates/x402-devnet/contracts";
+// Where each is: its artifact is in `artifacts` of the same place, or of this one for contracts of the tests.
+const SOURCES = {
+  "BatchSettler.sol": ".", "DevnetBatchSettlement.sol": DEVNET, "DevnetErc3009Collector.sol": DEVNET, "DevnetMulticall3.sol": DEVNET,
+  "DevnetPermit2.sol": DEVNET, "DevnetUptoProxy.sol": DEVNET, "DevnetUsdc.sol": DEVNET, "PaymentProbe.sol": ".", "PermitProbe.sol": ".",
+  "test/FeeToken.sol": ".", "test/HostileToken.sol": ".", "test/TestWallet.sol": ".",
+};
 const SETTINGS = {
   optimizer: { enabled: true, runs: 10000 },
   evmVersion: "cancun",
@@ -27,7 +29,7 @@ if (!solc.version().startsWith(pinned + "+")) {
 
 const output = JSON.parse(solc.compile(JSON.stringify({
   language: "Solidity",
-  sources: Object.fromEntries(SOURCES.map((path) => [path, { content: readFileSync(join(here, path), "utf8") }])),
+  sources: Object.fromEntries(Object.entries(SOURCES).map(([path, place]) => [path, { content: readFileSync(join(here, place, path), "utf8") }])),
   settings: {
     ...SETTINGS,
     outputSelection: { "*": { "*": ["abi", "evm.bytecode.object", "evm.deployedBytecode.object"] } },
@@ -39,7 +41,7 @@ if (problems.length > 0) process.exit(1);
 
 const check = process.argv.includes("--check");
 let differing = 0;
-for (const path of SOURCES) {
+for (const [path, place] of Object.entries(SOURCES)) {
   const contractName = basename(path, ".sol");
   const { abi, evm } = output.contracts[path][contractName];
   const artifact = JSON.stringify({
@@ -50,7 +52,7 @@ for (const path of SOURCES) {
     bytecode: "0x" + evm.bytecode.object,
     deployedBytecode: "0x" + evm.deployedBytecode.object,
   }, null, 1) + "\n";
-  const file = join(here, "artifacts", contractName + ".json");
+  const file = join(here, place, "artifacts", contractName + ".json");
   if (!check) {
     writeFileSync(file, artifact);
   } else if (!existsSync(file) || readFileSync(file, "utf8") !== artifact) {

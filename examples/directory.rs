@@ -20,13 +20,10 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt as _;
-use tower_x402::{
-    Asset, Network,
-    devnet::{Devnet, DevnetPort},
-    service::PeerAddress,
-};
+use tower_x402::{Asset, Network, server::PeerAddress};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use x402_devnet::{Devnet, DevnetPort};
 use x402_directory::{DirectoryService, DirectoryStore, PaymentChecker};
 
 /// How long a stopping directory waits for requests.

@@ -1,19 +1,19 @@
 //! A facilitator as a service: verifies and settles payments for sellers that have no node.
 #![allow(clippy::print_stdout)]
 
+#[path = "settings.rs"]
+mod settings;
+
 use std::{
     io::{self, IsTerminal as _, Write as _},
     net::SocketAddr,
-    path::PathBuf,
     process::ExitCode,
-    str::FromStr,
-    sync::Arc,
     time::Duration,
 };
 
 use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use axum::{Router, extract::ConnectInfo, http::Request, routing::get};
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -24,15 +24,13 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt as _;
-use tower_x402::{
-    Asset, Network,
-    devnet::{Devnet, DevnetPort},
-    facilitator::OnchainFacilitator,
-    ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
-    service::{FacilitatorService, PeerAddress},
-};
+use tower_x402::{Network, facilitator::OnchainFacilitator, server::PeerAddress};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use x402_devnet::{Devnet, DevnetPort};
+use x402_facilitator::FacilitatorService;
+
+use settings::{LedgerAt, TokenFlags, private_key};
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 /// What the settlement key gets on a chain in this process: one ether, in wei.
@@ -75,15 +73,8 @@ struct Flags {
     /// A node of the network [default: a chain in this process]
     #[arg(long, value_name = "URL")]
     rpc_url: Option<String>,
-    /// Serve this EIP-3009 token [default: the network's USDC]
-    #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
-    asset: Option<Address>,
-    /// The EIP-712 name of --asset
-    #[arg(long, value_name = "NAME", requires = "asset")]
-    asset_name: Option<String>,
-    /// The EIP-712 version of --asset
-    #[arg(long, value_name = "VERSION", requires = "asset")]
-    asset_version: Option<String>,
+    #[command(flatten)]
+    token: TokenFlags,
     /// Serve this payee only; repeatable [default: all]
     #[arg(long, value_name = "ADDR")]
     payee: Vec<Address>,
@@ -107,57 +98,11 @@ struct Flags {
     ledger: LedgerAt,
 }
 
-#[derive(Clone)]
-enum LedgerAt {
-    Memory,
-    Sqlite(PathBuf),
-    /// A URL that may hold a password.
-    Postgres(String),
-}
-
-impl std::fmt::Debug for LedgerAt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LedgerAt(..)")
-    }
-}
-
-impl FromStr for LedgerAt {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            None if text == "memory" => Ok(Self::Memory),
-            Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
-            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => Ok(Self::Postgres(text.to_owned())),
-            _ => Err("expected memory, sqlite:PATH or postgres://…"),
-        }
-    }
-}
-
 impl Flags {
-    fn asset(&self) -> anyhow::Result<Asset> {
-        match (self.asset, &self.asset_name, &self.asset_version) {
-            (Some(address), Some(name), Some(version)) => {
-                Ok(Asset::new(self.network, address, name.clone(), version.clone()))
-            }
-            _ => self.network.usdc().with_context(|| {
-                format!("no USDC is known on {}: give --asset, --asset-name and --asset-version", self.network)
-            }),
-        }
-    }
-
-    async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
-        Ok(match &self.ledger {
-            LedgerAt::Memory => Arc::new(MemoryLedger::new()),
-            LedgerAt::Sqlite(path) => Arc::new(SqliteLedger::open(path).await.context("--ledger sqlite:…")?),
-            LedgerAt::Postgres(url) => Arc::new(PostgresLedger::connect(url).await.context("--ledger postgres://…")?),
-        })
-    }
-
     /// Returns the facilitator, its node's URL, and the port of the chain if it is in this process.
     async fn facilitator(&self) -> anyhow::Result<(OnchainFacilitator, String, Option<DevnetPort>)> {
-        let key = settlement_key()?;
-        let settling = OnchainFacilitator::builder().network(self.network).ledger(self.open_ledger().await?);
+        let key = private_key(KEY)?;
+        let settling = OnchainFacilitator::builder().network(self.network).ledger(self.ledger.open().await?.payments);
         if let Some(url) = &self.rpc_url {
             let key = key.with_context(|| format!("set {KEY} to the private key that pays for gas"))?;
             let facilitator = settling.rpc_url(url).signer(key).build().await.context("--rpc-url")?;
@@ -169,17 +114,6 @@ impl Flags {
         let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
         let facilitator = settling.client(devnet.rpc_client()).signer(key).build().await?;
         Ok((facilitator, port.url().to_string(), Some(port)))
-    }
-}
-
-/// Reads the settlement key from the environment. Errors do not contain it.
-fn settlement_key() -> anyhow::Result<Option<PrivateKeySigner>> {
-    match std::env::var(KEY) {
-        Ok(text) if !text.trim().is_empty() => match text.trim().parse() {
-            Ok(key) => Ok(Some(key)),
-            Err(_) => bail!("{KEY} is not a private key: expected 32 bytes in hex"),
-        },
-        _ => Ok(None),
     }
 }
 
@@ -203,7 +137,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     let numbers = flags.metrics.then(|| PrometheusBuilder::new().install_recorder()).transpose()?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
-    let asset = flags.asset()?;
+    let asset = flags.token.on(flags.network)?;
     let (facilitator, rpc_url, _port) = flags.facilitator().await?;
     let mut service =
         FacilitatorService::builder(facilitator.clone()).asset(asset.clone()).rate(flags.rate, Duration::from_secs(60));

@@ -21,12 +21,12 @@ use tower_x402::{
     Usdc,
     channels::Channels,
     client::{Budget, ChannelPolicy, Payer, PaymentMiddleware, PaymentOutcome, ReceiptExt as _},
-    devnet::{BlockTime, Devnet},
     facilitator::{Facilitator, OnchainFacilitator, channels::OnchainChannels},
     ledger::MemoryLedger,
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
     vouchers::AuthorizerKey,
 };
+use x402_devnet::{BlockTime, Devnet};
 use x402_judges::ArithmeticJudge;
 use x402_market::{AgentCard, Score};
 

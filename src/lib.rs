@@ -14,7 +14,7 @@
 //! # Charge
 //!
 //! ```no_run
-//! # #[cfg(all(feature = "devnet", feature = "server"))]
+//! # #[cfg(all(feature = "onchain", feature = "local-signer", feature = "server"))]
 //! # async fn example(settlement_key: tower_x402::signers::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
 //! use axum::{Router, routing::post};
 //! use tower_x402::{
@@ -60,14 +60,14 @@
 //!
 //! # Try
 //!
-//! `devnet::Devnet` (feature `devnet`) is a chain in the same process, with USDC at its address on Base. Everything above runs there
+//! `Devnet`, of the crate `x402-devnet`, is a chain in the same process, with USDC at its address on Base. Everything above runs there
 //! unchanged, without a node and without money.
 //!
 //! # Features
 //!
 //! | feature | adds | default |
 //! |---|---|---|
-//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`service`], a facilitator as an HTTP service | yes |
+//! | `server` | [`server`], the tower layer that charges; [`channels`], for payments by voucher; [`charge`], the core of both, for other transports | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`, which verifies and settles over JSON-RPC; `chain::PaymentLookup`, which tells whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`, which verifies and settles through another facilitator | |
 //! | `client` | [`client`]: the payer, for any HTTP client | with `reqwest` |
@@ -77,7 +77,6 @@
 //! | `sqlite` | `ledger::SqliteLedger`, a durable ledger in one file, for one process | |
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
-//! | `devnet` | `devnet`, a chain in the same process | |
 //! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |
@@ -94,7 +93,7 @@
 //! |---|---|---|
 //! | `alloy-primitives` | 1 | addresses, hashes, numbers; re-exported as [`primitives`] |
 //! | `alloy-signer`, `alloy-network`, `alloy-signer-local` | 2 | signers; re-exported as [`signers`] |
-//! | `alloy-provider`, `alloy-rpc-client`, `alloy-rpc-types-eth` | 2 | nodes (features `onchain`, `devnet`) |
+//! | `alloy-provider`, `alloy-rpc-client`, `alloy-rpc-types-eth` | 2 | nodes (feature `onchain`) |
 //! | `http`, `http-body`, `bytes` | 1 | requests and responses |
 //! | `tower-layer`, `tower-service` | 0.3 | layers and services |
 //! | `reqwest`, `reqwest-middleware` | 0.13, 0.5 | the paying client (features `reqwest`, `remote`) |
@@ -108,8 +107,8 @@
 //! - [Examples](https://github.com/tower-x402/tower-x402/tree/main/examples): a seller, a buyer, a facilitator, each as a program.
 //! - [DESIGN.md](https://github.com/tower-x402/tower-x402/blob/main/DESIGN.md) gives the reasons,
 //!   [SECURITY.md](https://github.com/tower-x402/tower-x402/blob/main/SECURITY.md) the threats and what holds against them.
-//! - The crate `x402-market` builds on this one: evaluators that sell verdicts, and students that hire them. `x402-judges`
-//!   and `x402-directory` build on it.
+//! - Crates that build on this one: `x402-facilitator` settles for others over HTTP, `x402-devnet` is a chain for tests and first runs, and
+//!   `x402-market` has evaluators that sell verdicts and students that hire them; `x402-judges` and `x402-directory` build on that.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -125,19 +124,17 @@ pub mod chain;
 #[cfg(feature = "server")]
 pub mod channels;
 #[cfg(feature = "server")]
-mod charge;
+pub mod charge;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;
 mod decimal;
-#[cfg(feature = "devnet")]
-pub mod devnet;
 pub mod eip3009;
 #[cfg(feature = "facilitator")]
 pub mod facilitator;
 #[cfg(all(
     feature = "bazaar",
-    feature = "devnet",
+    feature = "onchain",
     feature = "remote",
     feature = "reqwest",
     feature = "server",
@@ -154,8 +151,6 @@ pub mod payment;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;
-#[cfg(feature = "server")]
-pub mod service;
 #[cfg(feature = "facilitator")]
 mod settlement;
 #[cfg(feature = "facilitator")]
@@ -199,17 +194,16 @@ mod tests {
         check::<crate::client::PaymentMiddleware>();
         check::<crate::client::Purchase>();
         check::<crate::client::SignedPayment>();
-        check::<crate::devnet::Devnet>();
         check::<crate::facilitator::FacilitatorError>();
         check::<crate::facilitator::OnchainFacilitator>();
         check::<crate::facilitator::RemoteFacilitator>();
-        check::<crate::service::FacilitatorService>();
-        check::<crate::service::RateLimit>();
+        check::<crate::charge::Settler>();
         check::<crate::ledger::MemoryLedger>();
         check::<crate::ledger::PostgresLedger>();
         check::<crate::ledger::SqliteLedger>();
         check::<crate::ops::Operator>();
         check::<crate::server::PaymentStatus>();
+        check::<crate::server::RateLimit>();
         check::<crate::server::RequirePaymentLayer>();
     }
 }

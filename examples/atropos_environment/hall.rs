@@ -10,12 +10,12 @@ use tokio::net::TcpListener;
 use tower_x402::{
     Usdc,
     channels::Channels,
-    devnet::{Devnet, DevnetPort},
     facilitator::{OnchainFacilitator, channels::OnchainChannels},
     ledger::MemoryLedger,
     vouchers::AuthorizerKey,
 };
 use url::Url;
+use x402_devnet::{Devnet, DevnetPort};
 use x402_judges::{ArithmeticJudge, ProseJudge};
 use x402_market::{
     AgentCard, Confidence, EvaluatorService, Score, Submission, Verdict,

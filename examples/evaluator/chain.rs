@@ -8,7 +8,6 @@ use anyhow::{Context as _, bail};
 use tower_x402::{
     Asset,
     channels::Channels,
-    devnet::{Devnet, DevnetPort},
     facilitator::{
         Facilitator, OnchainFacilitator, RemoteFacilitator,
         channels::{OnchainChannels, OnchainChannelsBuilder},
@@ -16,8 +15,12 @@ use tower_x402::{
     ledger::channels::ChannelLedger,
     vouchers::AuthorizerKey,
 };
+use x402_devnet::{Devnet, DevnetPort};
 
-use crate::flags::{Books, Flags};
+use crate::{
+    flags::Flags,
+    settings::{Books, private_key},
+};
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 /// Signs the agent card if the payee is not the settlement key.
@@ -151,18 +154,5 @@ impl Chain {
         let channels = Self::channels(flags, channels, node, Some(claimer)).await?;
         let rpc_url = port.url().to_string();
         Self::settling_here(flags, (facilitator, key), channels, wanted, rpc_url, Some(port))
-    }
-}
-
-/// Reads a key from the environment. Errors do not contain it.
-fn private_key(name: &str) -> anyhow::Result<Option<PrivateKeySigner>> {
-    let text = match std::env::var(name) {
-        Ok(text) if !text.trim().is_empty() => text,
-        Ok(_) | Err(std::env::VarError::NotPresent) => return Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not a private key: expected 32 bytes in hex"),
-    };
-    match text.trim().parse() {
-        Ok(key) => Ok(Some(key)),
-        Err(_) => bail!("{name} is not a private key: expected 32 bytes in hex"),
     }
 }

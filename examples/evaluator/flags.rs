@@ -1,16 +1,12 @@
 //! The command line.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{str::FromStr, time::Duration};
 
 use alloy_primitives::Address;
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::{Parser, ValueEnum};
 use tower_x402::{
-    Asset, Network, ParseUsdcError, Usdc,
-    channels::ClaimPolicy,
-    ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger, channels::ChannelLedger},
-    ops::PaymentFilter,
-    protocol::PaymentFlow,
+    Asset, Network, ParseUsdcError, Usdc, channels::ClaimPolicy, ops::PaymentFilter, protocol::PaymentFlow,
     server::DeferredPolicy,
 };
 use url::Url;
@@ -18,6 +14,7 @@ use url::Url;
 use crate::{
     admin::{Format, Token},
     judge::Kind,
+    settings::{Books, LedgerAt, TokenFlags},
 };
 
 /// An evaluator that charges per request over x402. Judges worked arithmetic by default; see --judge.
@@ -125,15 +122,8 @@ pub(crate) struct Flags {
     /// The address to be paid [default: that of the settlement key]
     #[arg(long, value_name = "ADDR")]
     pub(crate) pay_to: Option<Address>,
-    /// The EIP-3009 token to be paid in, with six decimals [default: the network's USDC]
-    #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
-    asset: Option<Address>,
-    /// The EIP-712 name of --asset
-    #[arg(long, value_name = "NAME", requires = "asset")]
-    asset_name: Option<String>,
-    /// The EIP-712 version of --asset
-    #[arg(long, value_name = "VERSION", requires = "asset")]
-    asset_version: Option<String>,
+    #[command(flatten)]
+    token: TokenFlags,
     /// A node of the network [default: a chain in this process]
     #[arg(long, value_name = "URL")]
     pub(crate) rpc_url: Option<HttpUrl>,
@@ -205,19 +195,6 @@ fn some_price(text: &str) -> Result<Usdc, String> {
     if price == Usdc::ZERO { Err("an evaluation must cost something".to_owned()) } else { Ok(price) }
 }
 
-/// One ledger, as payments and as channels.
-pub(crate) struct Books {
-    pub(crate) payments: Arc<dyn Ledger>,
-    pub(crate) channels: Arc<dyn ChannelLedger>,
-}
-
-impl Books {
-    fn of(ledger: impl Ledger + ChannelLedger) -> Self {
-        let ledger = Arc::new(ledger);
-        Self { payments: ledger.clone(), channels: ledger }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scheme {
     Exact,
@@ -232,38 +209,6 @@ enum Flow {
     Deferred,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum LedgerAt {
-    Memory,
-    Sqlite(PathBuf),
-    Postgres(Secret),
-}
-
-/// A URL that may contain a password.
-#[derive(Clone, PartialEq, Eq)]
-struct Secret(String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("postgres://…")
-    }
-}
-
-impl FromStr for LedgerAt {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            None if text == "memory" => Ok(Self::Memory),
-            Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
-            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => {
-                Ok(Self::Postgres(Secret(text.to_owned())))
-            }
-            _ => Err("expected memory, sqlite:PATH or postgres://…"),
-        }
-    }
-}
-
 impl Flags {
     /// Returns what to print instead of serving.
     pub(crate) fn printing(&self) -> Option<(PaymentFilter, Format)> {
@@ -273,16 +218,7 @@ impl Flags {
 
     /// Opens the ledger.
     pub(crate) async fn open_ledger(&self) -> anyhow::Result<Books> {
-        Ok(match &self.ledger {
-            LedgerAt::Sqlite(path) => {
-                let ledger = SqliteLedger::open(path).await;
-                Books::of(ledger.with_context(|| format!("--ledger sqlite:{}", path.display()))?)
-            }
-            LedgerAt::Postgres(Secret(url)) => {
-                Books::of(PostgresLedger::connect(url).await.context("--ledger postgres://…")?)
-            }
-            LedgerAt::Memory => Books::of(MemoryLedger::new()),
-        })
+        self.ledger.open().await
     }
 
     /// Returns `true` if vouchers are to be taken, if that is possible: `may`.
@@ -325,14 +261,7 @@ impl Flags {
 
     /// Returns the token to be paid in.
     pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
-        match (self.asset, &self.asset_name, &self.asset_version) {
-            (Some(address), Some(name), Some(version)) => {
-                Ok(Asset::new(self.network, address, name.clone(), version.clone()))
-            }
-            _ => self.network.usdc().with_context(|| {
-                format!("no USDC is known on {}: give --asset, --asset-name and --asset-version", self.network)
-            }),
-        }
+        self.token.on(self.network)
     }
 
     /// Returns the credit limits of the flow `deferred`.

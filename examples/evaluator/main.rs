@@ -6,6 +6,8 @@ mod chain;
 mod flags;
 mod judge;
 mod service;
+#[path = "../settings.rs"]
+mod settings;
 
 use std::{
     io::{self, IsTerminal as _, Write as _},

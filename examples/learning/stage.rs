@@ -14,10 +14,10 @@ use tokio::{net::TcpListener, task::AbortHandle};
 use tower_x402::{
     ManualClock, Usdc,
     client::{Budget, Payer},
-    devnet::Devnet,
     facilitator::OnchainFacilitator,
 };
 use url::Url;
+use x402_devnet::Devnet;
 use x402_market::{AgentCard, CardSource, EvaluatorService, Score, SourceError, StudentBuilder};
 
 use super::{

@@ -100,7 +100,7 @@ async fn search_permit(
         }
         Searched::NotFound { is_complete } => is_complete,
     };
-    Ok(match permit::find_invalidation(rpc, expected, blocks, for_the_oldest).await? {
+    Ok(match permit::find_invalidation(rpc, expected, blocks, for_the_oldest, has_searched_uses).await? {
         Searched::Found((transaction, block)) => AuthorizationUse::Otherwise { transaction, block },
         Searched::NotFound { is_complete } => {
             AuthorizationUse::NotFound { is_complete: is_complete && has_searched_uses }

@@ -266,7 +266,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "devnet"))]
+#[cfg(all(test, feature = "local-signer"))]
 #[allow(clippy::unwrap_used)]
 mod on_devnet {
     use std::{sync::Arc, time::Duration};
@@ -276,22 +276,26 @@ mod on_devnet {
     use alloy_signer::SignerSync as _;
     use alloy_signer_local::PrivateKeySigner;
     use alloy_sol_types::SolValue as _;
+    use x402_devnet::Devnet;
 
     use super::*;
     use crate::{
-        Clock as _, SystemClock, Usdc,
+        Asset, Clock as _, Network, SystemClock,
         chain::{batch_settler::BatchSettler, probe::Probe, rpc::Rpc, rpc_batcher::RpcBatcher, transfer},
-        devnet::Devnet,
         payment::{Terms, Window, precheck},
         protocol::{ExactOffer, ExactPayload},
     };
 
     const GAS_CAP: u32 = 400_000;
 
+    fn usdc() -> Asset {
+        Network::BASE_SEPOLIA.usdc().unwrap()
+    }
+
     /// A payment of 1,000 units from `from`, signed by `key`.
-    fn payment(devnet: &Devnet, key: &PrivateKeySigner, from: Address, pay_to: Address) -> Prechecked {
-        let (amount, asset, now) = (U256::from(1_000), devnet.asset(), SystemClock.now());
-        let offer = ExactOffer::new(asset, amount, pay_to, 60);
+    fn payment(key: &PrivateKeySigner, from: Address, pay_to: Address) -> Prechecked {
+        let (amount, now) = (U256::from(1_000), SystemClock.now());
+        let offer = ExactOffer::new(usdc(), amount, pay_to, 60);
         let terms = Arc::new(Terms::new(offer));
         let authorization = Authorization {
             from,
@@ -316,14 +320,14 @@ mod on_devnet {
         let (mut entries, mut limit) = (Vec::new(), GasLimit::new(GAS_CAP));
         for n in 0..30 {
             let key = PrivateKeySigner::random();
-            devnet.mint(key.address(), Usdc::from_atomic(1_000)).unwrap();
+            devnet.mint(key.address(), "$0.001".parse().unwrap()).unwrap();
             // None of the payees was paid before; the last twenty are new only once.
-            let payment = payment(&devnet, &key, key.address(), Address::repeat_byte(n % 11 + 1));
+            let payment = payment(&key, key.address(), Address::repeat_byte(n % 11 + 1));
             let calldata = transfer::calldata(payment.authorization(), payment.signature());
             assert!(limit.admit(Some(probe.run(&node, &payment, &calldata).await.unwrap().gas)));
             entries.push(Entry::of(&payment).unwrap());
         }
-        let calldata = encode(devnet.asset().address, GAS_CAP, &entries);
+        let calldata = encode(usdc().address, GAS_CAP, &entries);
         let request = TransactionRequest::default().to(BatchSettler::ADDRESS).input(calldata.clone().into());
         let answer = devnet.provider().call(request.gas_limit(limit.get())).await.unwrap();
         assert_eq!(<(U256, U256)>::abi_decode_params(&answer).unwrap(), (U256::from(30), U256::from(30)));
@@ -334,13 +338,12 @@ mod on_devnet {
         assert!(spare < receipt.gas_used * 2 / 3, "{spare} beside {}", receipt.gas_used);
     }
 
-    #[tokio::test]
-    async fn unproven_signature_stays_out_of_batches() {
-        let devnet = Devnet::start().await.unwrap();
+    #[test]
+    fn unproven_signature_stays_out_of_batches() {
         let (payer, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
         let payee = Address::repeat_byte(1);
-        assert!(Entry::of(&payment(&devnet, &payer, payer.address(), payee)).is_ok());
-        let by_wallet = payment(&devnet, &other, payer.address(), payee);
+        assert!(Entry::of(&payment(&payer, payer.address(), payee)).is_ok());
+        let by_wallet = payment(&other, payer.address(), payee);
         assert_eq!(Entry::of(&by_wallet).err(), Some(Unbatchable::Signature));
     }
 }

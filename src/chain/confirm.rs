@@ -182,12 +182,11 @@ mod tests {
     }
 
     /// Requests for the receipt slow down from twenty a second to one in five seconds, broadcasts from two seconds to fifteen.
-    #[cfg(feature = "devnet")]
     #[tokio::test(start_paused = true)]
     async fn silent_chain_is_polled_less_and_less_often() {
         use std::sync::{Arc, Mutex};
 
-        use crate::devnet::{Devnet, Fault};
+        use x402_devnet::{Devnet, Fault};
 
         let devnet = Devnet::start().await.unwrap();
         let begun = Instant::now();

@@ -276,10 +276,9 @@ mod tests {
         assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
     }
 
-    #[cfg(feature = "devnet")]
     #[tokio::test(start_paused = true)]
     async fn fees_are_looked_up_again_after_a_change_and_known_ones_used_if_the_node_is_silent() {
-        use crate::devnet::{Devnet, Fault};
+        use x402_devnet::{Devnet, Fault};
 
         let devnet = Devnet::start().await.unwrap();
         let (rpc, fees) = (Rpc::new(devnet.rpc_client(), PAUSE), FeeOracle::new(None));

@@ -9,18 +9,19 @@
 //! | `broadcast`, `confirm` | what does a node's answer to a transaction mean, and when is it in a block? |
 //! | `fees`, `block_time` | which fees does a transaction offer, and how long does a block take? |
 //! | `probe` | would a payment be executed now? |
-//! | `permit` | the same of a permit, and which transaction used it? |
+//! | `permit`, `settle_calls` | the same of a permit, and which transaction used it? |
 //! | `transfer`, `batch`, `batch_settler` | which call executes one payment, or many? |
 //! | `receipt_check` | do the logs of a receipt prove a payment? |
 //! | `authorization_use` | which transaction used an authorization? |
 //! | `escrow` | what is in payment channels? |
 //! | `lookup` | was a payment made, and is it final? |
 //! | `claim_lookup` | the same of a charge on a payment channel |
-//! | `log_search` | in which of many blocks is a log? |
+//! | `log_search`, `block_search` | in which of many blocks is a log, and which is the block of a time? |
 
 pub(crate) mod authorization_use;
 pub(crate) mod batch;
 pub(crate) mod batch_settler;
+pub(crate) mod block_search;
 pub(crate) mod block_time;
 pub(crate) mod broadcast;
 mod claim_lookup;
@@ -36,6 +37,7 @@ pub(crate) mod probe;
 pub(crate) mod receipt_check;
 pub(crate) mod rpc;
 pub(crate) mod rpc_batcher;
+mod settle_calls;
 pub(crate) mod transfer;
 
 pub use claim_lookup::SoughtCharge;

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     authorization_use::{self, AuthorizationUse},
+    block_search::{PRECISION, around},
     block_time::BlockTime,
     broadcast::{Broadcaster, SendResult},
     confirm::{Inclusion, PendingTransaction},
@@ -215,14 +216,32 @@ impl Node {
         })
     }
 
-    /// Finds the transaction that used an authorization, in the blocks after `seen_unused` up to `latest`.
+    /// Finds the transaction that used a payment's authorization, in the blocks after `seen_unused` up to `latest`.
     pub(crate) async fn find_use(
         &self,
-        expected: &ExpectedTransfer,
+        payment: &Prechecked,
         seen_unused: u64,
         latest: u64,
     ) -> Result<AuthorizationUse, RpcFailure> {
-        authorization_use::find(&self.rpc, expected, seen_unused, latest).await
+        let expected = ExpectedTransfer::of_payment(payment);
+        let latest = match expected.is_by_permit() && latest.saturating_sub(seen_unused) > PRECISION {
+            true => self.last_usable(payment).await?.map_or(latest, |last| last.min(latest)),
+            false => latest,
+        };
+        authorization_use::find(&self.rpc, &expected, seen_unused, latest).await
+    }
+
+    /// Returns a block that is final and past the time of a permit, if there is one yet. No later one has to be searched, so that a search takes
+    /// no longer the later it is repeated.
+    async fn last_usable(&self, payment: &Prechecked) -> Result<Option<u64>, RpcFailure> {
+        let Some(finalized) = self.rpc.finalized().await? else { return Ok(None) };
+        let authorization = payment.authorization();
+        if !payment.terms().is_over(authorization, finalized.timestamp.saturating_to()) {
+            return Ok(None);
+        }
+        let deadline: u64 = authorization.valid_before.saturating_to();
+        let (_, past) = around(&self.rpc, deadline.saturating_add(1), finalized).await?;
+        Ok(Some(past))
     }
 
     /// Returns `true` if the chain has the contracts that permits are settled through. Asks until it has them.

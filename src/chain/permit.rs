@@ -16,6 +16,7 @@ use super::{
     receipt_check::ExpectedTransfer,
     rpc::{Log, Receipt, Revert, Rpc, RpcFailure},
     rpc_batcher::RpcBatcher,
+    settle_calls::Called,
     transfer::{Token, intrinsic_gas},
 };
 use crate::{
@@ -285,6 +286,23 @@ enum Settled {
 
 /// Returns what a transaction in a block settled, if it succeeded.
 async fn settled_by(rpc: &Rpc, expected: &ExpectedTransfer, transaction: B256) -> Result<Settled, RpcFailure> {
+    let called = match rpc.settle_calls().get(&transaction) {
+        Some(called) => called,
+        None => {
+            let called = called_by(rpc, transaction).await?;
+            rpc.settle_calls().insert(transaction, called);
+            called
+        }
+    };
+    Ok(match called {
+        Called::Proxy(call) => {
+            call.and_then(|call| expected.amount_settled_by(&call)).map_or(Settled::Another, Settled::This)
+        }
+        Called::Another => Settled::Unclear,
+    })
+}
+
+async fn called_by(rpc: &Rpc, transaction: B256) -> Result<Called, RpcFailure> {
     #[derive(Deserialize)]
     struct Transaction {
         to: Option<Address>,
@@ -293,11 +311,7 @@ async fn settled_by(rpc: &Rpc, expected: &ExpectedTransfer, transaction: B256) -
     // The node just showed that it is in a block. What it does not show now proves nothing.
     let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
     let found = found.ok_or(RpcFailure::Silent)?;
-    if found.to != Some(PROXY) {
-        return Ok(Settled::Unclear);
-    }
-    let amount = SettleCall::read(&found.input).and_then(|call| expected.amount_settled_by(&call));
-    Ok(amount.map_or(Settled::Another, Settled::This))
+    Ok(if found.to == Some(PROXY) { Called::Proxy(SettleCall::read(&found.input)) } else { Called::Another })
 }
 
 /// Returns `true` if this transaction, whoever sent it, made the payment.
@@ -397,12 +411,16 @@ async fn settled_among(rpc: &Rpc, logs: &[Log]) -> Result<BTreeSet<(u64, B256)>,
     Ok(found)
 }
 
-/// Finds the transaction, with its block, in which the payer invalidated a permit.
+/// Finds the transaction, with its block, in which the payer invalidated a permit that was not used before.
+///
+/// Permit2 logs the invalidation of a nonce that was used, too. So an invalidation counts only if `is_unused`, as far as all blocks were
+/// searched, or if the nonce was unused in the block before and nothing in its own block used it.
 pub(crate) async fn find_invalidation(
     rpc: &Rpc,
     expected: &ExpectedTransfer,
     blocks: [u64; 2],
     for_the_oldest: usize,
+    is_unused: bool,
 ) -> Result<Searched<(B256, u64)>, RpcFailure> {
     let (word, bit) = upto::nonce_place(expected.nonce);
     let topics: Value = json!([Permit2::UnorderedNonceInvalidation::SIGNATURE_HASH, expected.payer.into_word()]);
@@ -413,11 +431,27 @@ pub(crate) async fn find_invalidation(
             invalidated.is_some_and(|(of, mask)| of == word && !(mask & bit).is_zero())
         };
         let place = |log: &Log| Some((log.transaction_hash?, log.block_number?.saturating_to()));
-        if let Some(found) = logs.iter().find(invalidates).and_then(place) {
-            return Ok(Searched::Found(found));
+        if let Some((transaction, block)) = logs.iter().find(invalidates).and_then(place) {
+            return Ok(match is_unused || is_unused_before(rpc, expected, block).await? {
+                true => Searched::Found((transaction, block)),
+                false => Searched::NotFound { is_complete: false },
+            });
         }
     }
     Ok(Searched::NotFound { is_complete: search.is_complete() })
+}
+
+/// Returns `true` if a permit was unused in the block before this one, and nothing in this one used it. A node that keeps few states does not
+/// tell; then that is not shown.
+async fn is_unused_before(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) -> Result<bool, RpcFailure> {
+    let before = U64::from(block.saturating_sub(1));
+    match is_used(rpc, expected.payer, expected.nonce, before).await {
+        Ok(Some(false)) => {}
+        Ok(_) | Err(RpcFailure::Refused { .. }) => return Ok(false),
+        Err(failure) => return Err(failure),
+    }
+    let used = find_use(rpc, expected, [block, block], 0).await?;
+    Ok(matches!(used, Searched::NotFound { is_complete: true }))
 }
 
 #[cfg(test)]

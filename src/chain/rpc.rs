@@ -19,6 +19,8 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
+use super::settle_calls::SettleCalls;
+
 /// A client of a node.
 #[derive(Clone)]
 pub(crate) struct Rpc {
@@ -26,6 +28,7 @@ pub(crate) struct Rpc {
     transport: BoxTransport,
     timeout: Duration,
     receipts: Arc<Receipts>,
+    settle_calls: Arc<SettleCalls>,
 }
 
 /// How often in succession a node refuses receipts before it counts as one that has none to give.
@@ -90,7 +93,12 @@ pub(crate) enum RpcFailure {
 impl Rpc {
     pub(crate) fn new(client: RpcClient, timeout: Duration) -> Self {
         let transport = client.transport().clone();
-        Self { client, transport, timeout, receipts: Arc::default() }
+        Self { client, transport, timeout, receipts: Arc::default(), settle_calls: Arc::default() }
+    }
+
+    /// Returns what is remembered of transactions that were looked at.
+    pub(super) fn settle_calls(&self) -> &SettleCalls {
+        &self.settle_calls
     }
 
     /// Sends a request and waits for its result, within the default timeout.

@@ -21,6 +21,7 @@ use tracing::Instrument as _;
 
 use at_risk::AtRisk;
 pub use claims::{ClaimPolicy, ClaimReport};
+pub use idle::RefundReport;
 
 use crate::{
     clock::{Clock, SystemClock, age},

@@ -1,20 +1,137 @@
 //! Charging for work, whatever the transport: a payment and the request that it is presented for go in; work to be done, the answer that
 //! the request got before, or a [`Refusal`] comes out. Of work that was done its payment is charged, or released.
 //!
-//! Nothing here reads or writes HTTP: a transport turns its requests into [`Presented`] and refusals into its answers. A stored response is
-//! passed on as it is.
+//! The layer in [`server`](crate::server) is this over HTTP, and serves payment channels, streams and x402 v1 besides. Use this module to
+//! charge on another transport: a [`Seller`] charges for what it does itself, a [`Settler`] settles for others. The crate
+//! `x402-facilitator` is the latter over HTTP. Nothing here reads or writes HTTP.
 //!
-//! | file | question it answers |
-//! |---|---|
-//! | `exact/` | what does a payment by one signed transfer buy, and when is it settled? |
-//! | `batch/` | what does a voucher of a payment channel buy, and what is charged for it? |
-//! | `refusal` | what happened, and what can the payer do? |
-//! | `rules` | which limits does a seller set, and whom does it give credit? |
-//! | `lease`, `in_progress` | who may work on a payment, in the ledger and in this process? |
-//! | `queue` | how many callers work at once, and how many wait for that? |
-//! | `rooms` | who makes room where requests wait for somebody who may never come? |
-//! | `recording` | where is a response kept that streams? |
-//! | `extensions` | is what a payer echoes what was offered, and how does it name its payment? |
+//! # The life of a payment
+//!
+//! ```text
+//!   request and payment
+//!          │
+//!   Seller::begin          the payment fits an offer, and is reserved in the ledger, verified by the facilitator, and covered by
+//!          │               its payer's balance; in the flow `upfront` it is settled
+//!          │
+//!          ├──── Refusal             it is not taken, or what became of it is not known yet: code() and retry_after() say so
+//!          ├──── Begun::Replay       the same request with the same payment was answered before: the same response, charged once
+//!          ▼
+//!     Begun::Work ─── release(), or dropped     nothing is charged; presented again, it is worked on again
+//!          │
+//!      the work
+//!          │
+//!    Work::charge          response and charge are in the ledger in one step, then the payment is settled
+//!          │
+//!          ├──── Refusal             it was not settled, and nothing is charged; or, with retry_after(), that is not known yet, and
+//!          │                         the payer gets the response when it presents the payment again
+//!          ▼
+//!       receipt            response and receipt are the payer's
+//! ```
+//!
+//! What was begun goes on if its caller goes away, in a task of its own. A crash at any moment loses neither money nor a response that is
+//! kept: whoever presents the payment next finds the record, and goes on from there.
+//!
+//! # Charge for a function call
+//!
+//! This sells a function to a caller in the same process. A transport writes the same messages in its own way: as lines, in a message
+//! queue, or in the metadata of gRPC.
+//!
+//! ```
+//! # #[cfg(all(feature = "onchain", feature = "reqwest", feature = "local-signer"))]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//!
+//! use http::{HeaderMap, Method};
+//! use tower_x402::{
+//!     Usdc,
+//!     charge::{Begun, Offer, Refusal, Request, Seller},
+//!     client::Payer,
+//!     facilitator::OnchainFacilitator,
+//!     primitives::{U256, address},
+//!     protocol::{
+//!         ExactOffer, MAX_PAYMENT_HEADER, PaymentPayload, PaymentRequired, ResourceInfo, SettlementResponse, decode_header,
+//!         encode_header,
+//!     },
+//!     signers::PrivateKeySigner,
+//! };
+//! # let devnet = x402_devnet::Devnet::start().await?;
+//! # let (gas_key, buyer) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+//! # devnet.fund(gas_key.address(), U256::from(10).pow(U256::from(18)));
+//! # devnet.mint(buyer.address(), "$1".parse()?)?;
+//! # let facilitator = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client()).signer(gas_key).build().await?;
+//!
+//! /// What is sold.
+//! fn answer(question: &str) -> Option<String> {
+//!     (question == "17 * 23").then(|| "391".to_owned())
+//! }
+//!
+//! /// Answers a question that comes with a payment.
+//! async fn sell(
+//!     seller: &Arc<Seller>,
+//!     offers: &[Offer],
+//!     question: &str,
+//!     payment: PaymentPayload,
+//! ) -> Result<(String, Option<SettlementResponse>), Refusal> {
+//!     match seller.begin(offers, payment, &Request::new(question.to_owned())).await? {
+//!         Begun::Work(work) => match answer(question) {
+//!             Some(answer) => {
+//!                 let receipt = work.charge(answer.clone()).await?;
+//!                 Ok((answer, Some(receipt)))
+//!             }
+//!             // Not charged.
+//!             None => Ok(("I do not know".to_owned(), work.release().await)),
+//!         },
+//!         Begun::Replay { response, receipt } => Ok((String::from_utf8_lossy(&response).into_owned(), Some(receipt))),
+//!     }
+//! }
+//!
+//! let seller = Seller::builder("oracle", facilitator).build();
+//! let payee = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
+//! let price: Usdc = "$0.01".parse()?;
+//! let offer = ExactOffer::new(devnet.asset(), price.into(), payee, seller.max_timeout_seconds());
+//! let offers = [seller.offer(offer)?];
+//!
+//! // Without a payment, a caller is told the offers.
+//! let accepts = offers.iter().map(|offer| offer.requirements().clone()).collect();
+//! let required = PaymentRequired::new(ResourceInfo::new("call:oracle"), accepts);
+//!
+//! // It pays. The client takes the message, and makes the payment, as header values.
+//! let headers = HeaderMap::from_iter([("payment-required".parse()?, encode_header(&required)?.parse()?)]);
+//! let payer = Payer::builder(buyer).asset(devnet.asset()).build();
+//! let signed = payer.pay(&Method::POST, &"call:oracle".parse()?, &headers, None).await?.expect("it is payable");
+//! let payment = || decode_header::<PaymentPayload>(signed.header().as_bytes(), MAX_PAYMENT_HEADER);
+//!
+//! let (answer, receipt) = sell(&seller, &offers, "17 * 23", payment()?).await?;
+//! assert_eq!(answer, "391");
+//! assert!(receipt.is_some_and(|receipt| receipt.success));
+//!
+//! // The same payment buys the same answer, and no other.
+//! assert_eq!(sell(&seller, &offers, "17 * 23", payment()?).await?.0, "391");
+//! let refusal = sell(&seller, &offers, "17 * 24", payment()?).await.unwrap_err();
+//! assert_eq!(refusal.code(), "payment_already_used");
+//! assert_eq!(devnet.balance_of(payee)?, price);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(all(feature = "onchain", feature = "reqwest", feature = "local-signer")))]
+//! # fn main() {}
+//! ```
+
+// What each file answers:
+//
+// | file | question |
+// |---|---|
+// | `seller` | what does a seller offer, and what do its requests share? |
+// | `work` | how does a request with a payment begin on another transport, and what is charged for it? |
+// | `exact/` | what does a payment by one signed transfer buy, and when is it settled? |
+// | `batch/` | what does a voucher of a payment channel buy, and what is charged for it? |
+// | `refusal` | what happened, and what can the payer do? |
+// | `rules` | which limits does a seller set, and whom does it give credit? |
+// | `lease`, `in_progress` | who may work on a payment, in the ledger and in this process? |
+// | `queue` | how many callers work at once, and how many wait for that? |
+// | `rooms` | who makes room where requests wait for somebody who may never come? |
+// | `recording` | where is a response kept that streams? |
+// | `extensions` | is what a payer echoes what was offered, and how does it name its payment? |
 
 pub(crate) mod batch;
 pub(crate) mod exact;
@@ -26,87 +143,39 @@ pub(crate) mod recording;
 pub(crate) mod refusal;
 pub(crate) mod rooms;
 mod rules;
+mod seller;
+mod work;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc};
 
 use alloy_primitives::{Address, B256, U256};
-use tokio::sync::Semaphore;
 use tracing::Instrument as _;
 
-use in_progress::PaymentsInProgress;
-use queue::AdmissionQueue;
+pub use exact::{SettleAnswer, Settler, Sponsor};
 use recording::Recording;
-pub(crate) use refusal::{Refusal, Unfinished, Unread, Why};
-use rooms::{KnownRoom, PayerRoom};
+pub use refusal::Refusal;
+pub(crate) use refusal::{Unfinished, Unread, Why};
 pub use rules::DeferredPolicy;
 pub(crate) use rules::{Limits, Rules};
+pub use seller::{NotOffered, Offer, Seller, SellerBuilder};
+pub use work::{Begun, Request, Work};
 
 use crate::{
     ledger::{BodyDigest, StoredResponse},
     network::Network,
     protocol::{PaymentFlow, SettlementResponse},
     telemetry::RequestOutcome,
+    upload::Arrived,
     vouchers::ChannelId,
 };
-
-/// About how many payments the chain is asked at once whether they are genuine.
-const UNPROVEN: usize = 64;
-/// How long others wait for that; about as long as the chain may take.
-const UNPROVEN_WAIT: Duration = Duration::from_secs(4);
-
-/// What all requests to one seller share: its rules, the payments that it works on, and the places for them.
-#[derive(Debug)]
-pub(crate) struct Seller {
-    pub(crate) rules: Rules,
-    pub(crate) in_progress: PaymentsInProgress,
-    /// Permits to work, for payers that are known to have the money.
-    pub(crate) permits: Arc<Semaphore>,
-    /// Permits for authorizations whose payer was not verified yet.
-    pub(crate) unverified: AdmissionQueue,
-    /// Permits for copies of a payment, which wait for what becomes of the first. They hold no other permit meanwhile (invariant I12).
-    pub(crate) copies: Semaphore,
-    /// Permits for requests that wait for another one of their channel, which nobody but its payer can send.
-    pub(crate) in_line: Semaphore,
-    /// Permits for payments that anybody can make up: their signature is not proven, or nothing is known to be in their channel.
-    pub(crate) unproven: AdmissionQueue,
-    /// Permits for vouchers of channels that had the money when they were last looked at: their payers do not wait behind strangers.
-    pub(crate) stale: AdmissionQueue,
-    /// Permits for payments whose work is done. Once they are on the chain, anybody can present them.
-    pub(crate) replays: AdmissionQueue,
-    /// Places of requests whose payers are known to have the money, and have to be waited for.
-    pub(crate) arriving: PayerRoom,
-    /// Places of requests whose payments are known.
-    pub(crate) known: KnownRoom,
-}
-
-impl Seller {
-    pub(crate) fn new(rules: Rules) -> Self {
-        let concurrent = rules.limits.concurrent.min(Semaphore::MAX_PERMITS);
-        Self {
-            in_progress: PaymentsInProgress::default(),
-            permits: Arc::new(Semaphore::new(concurrent)),
-            unverified: AdmissionQueue::new(concurrent, UNPROVEN_WAIT),
-            copies: Semaphore::new(concurrent),
-            in_line: Semaphore::new(concurrent),
-            unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
-            replays: AdmissionQueue::new(rules.limits.copies(), UNPROVEN_WAIT),
-            arriving: PayerRoom::new(concurrent),
-            known: KnownRoom::new(rules.limits.request_body),
-            rules,
-        }
-    }
-
-    pub(crate) fn now(&self) -> u64 {
-        self.rules.clock.now()
-    }
-}
 
 /// The request that a payment is presented for, as far as charging has to know it. Its body is read only when charging asks for it: for a
 /// payer that has shown no money it never is (invariant I12).
 pub(crate) trait Presented: Send {
-    /// Returns how much of the body is still to be read, at most, in bytes.
-    fn longest(&self) -> u64;
+    /// Returns how much of the body is held, in bytes.
+    fn held(&self) -> u64;
+    /// Returns how much of the body arrives from now on.
+    fn arrived(&mut self) -> Arrived;
     /// Returns `true` if its client may have to be waited for.
     fn is_arriving(&self) -> bool;
     /// Reads as much of the body as is kept.
@@ -125,7 +194,7 @@ pub(crate) trait Presented: Send {
 }
 
 /// How a request goes on.
-pub(crate) enum Begun<H> {
+pub(crate) enum Beginning<H> {
     /// It is to be worked on.
     Work(H),
     /// It was answered before, with this response and receipt.
@@ -178,7 +247,7 @@ pub(crate) async fn detached<T: Send + 'static>(work: impl Future<Output = T> + 
     tokio::spawn(work.in_current_span()).await.ok()
 }
 
-/// The verified payment for a request, in the request's extensions.
+/// The verified payment for a request. The layer puts it into the request's extensions.
 ///
 /// ```
 /// use tower_x402::server::VerifiedPayment;

@@ -50,7 +50,9 @@ impl Recording {
             }
             _ => {}
         }
-        drop(self.in_progress);
+        if let Some(in_progress) = self.in_progress {
+            in_progress.ended();
+        }
     }
 }
 

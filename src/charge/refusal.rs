@@ -1,6 +1,6 @@
 //! The refusal of a payment: what happened, and what its payer can do.
 
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use alloy_primitives::B256;
 
@@ -20,9 +20,12 @@ const CLAIM: Duration = Duration::from_secs(30);
 
 /// The refusal of a payment. It says what happened, and so what the payer can do; a transport turns it into its own answer.
 ///
-/// Boxed, because it is the error of most functions here and rarely made.
-#[derive(Debug)]
-pub(crate) struct Refusal(Box<Refused>);
+/// If it has [`retry_after`](Self::retry_after), the same request with the same payment may be repeated, and the payer should make no other
+/// payment before. Otherwise another payment may be made, unless the [`receipt`](Self::receipt) says that this one was settled.
+// Boxed, because it is the error of most functions here and rarely made.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {}", self.code(), self.detail())]
+pub struct Refusal(Box<Refused>);
 
 #[derive(Debug)]
 struct Refused {
@@ -101,6 +104,11 @@ impl Refusal {
         Self(Box::new(Refused { why, transaction: None, receipt: None }))
     }
 
+    /// Payments cannot be taken or settled now. The same request may be repeated after this time.
+    pub fn unavailable(retry_after: Duration) -> Self {
+        Why::Unavailable(retry_after).into()
+    }
+
     /// The message is not one of the protocol.
     pub(crate) fn malformed(reason: impl Into<Reason>, detail: impl Into<String>) -> Self {
         Why::Malformed(Rejection::new(reason.into(), detail)).into()
@@ -148,16 +156,22 @@ impl Refusal {
         &self.0.why
     }
 
-    pub(crate) fn transaction(&self) -> Option<B256> {
+    /// Returns the transaction that paid, or may have.
+    pub fn transaction(&self) -> Option<B256> {
         self.0.transaction
+    }
+
+    /// Returns what the payer is told of its payment, if there is something to tell.
+    pub fn receipt(&self) -> Option<&SettlementResponse> {
+        self.0.receipt.as_ref()
     }
 
     pub(crate) fn take_receipt(&mut self) -> Option<SettlementResponse> {
         self.0.receipt.take()
     }
 
-    /// Returns when to repeat the request, if that may help.
-    pub(crate) fn retry_after(&self) -> Option<Duration> {
+    /// Returns when to repeat the request with the same payment, if that may help.
+    pub fn retry_after(&self) -> Option<Duration> {
         match self.0.why {
             Why::Pending | Why::Moving | Why::InProgress | Why::Busy => Some(SOON),
             Why::Unclaimed => Some(CLAIM),
@@ -167,8 +181,9 @@ impl Refusal {
         }
     }
 
-    /// Returns the code for programs.
-    pub(crate) fn code(&self) -> &str {
+    /// Returns the code for programs: a reason of the protocol, such as `insufficient_funds`, or one of the table of statuses in
+    /// [`server`](crate::server).
+    pub fn code(&self) -> &str {
         match &self.0.why {
             Why::Malformed(rejection) | Why::Rejected(rejection) | Why::Misstated(rejection, ..) => {
                 rejection.reason.as_str()
@@ -193,7 +208,7 @@ impl Refusal {
     }
 
     /// Returns the sentence for people.
-    pub(crate) fn detail(&self) -> Cow<'_, str> {
+    pub fn detail(&self) -> Cow<'_, str> {
         let is_paid = self.0.transaction.is_some();
         Cow::Borrowed(match &self.0.why {
             Why::Malformed(rejection) | Why::Rejected(rejection) | Why::Misstated(rejection, ..) => &rejection.detail,
@@ -219,7 +234,7 @@ impl Refusal {
             }
             Why::Exhausted if is_paid => "paid, but the work failed every time it was tried; contact the seller",
             Why::Exhausted => "the work failed every time it was tried; nothing was charged",
-            Why::Busy => "too many payments are being worked on; nothing was charged",
+            Why::Busy => "too many payments are being worked on; nothing was charged by this request",
             Why::Unclaimed => {
                 "what was charged on this channel has to be claimed before more is sold on it; nothing was charged for this request; \
                  repeat it later"
@@ -313,11 +328,5 @@ impl From<LedgerError> for Refusal {
                 Why::Unrecorded.into()
             }
         }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.code(), self.detail())
     }
 }

@@ -2,54 +2,60 @@
 
 use std::{future::Future, sync::Arc};
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, keccak256};
 
-use super::{Refusal, Why};
-use crate::upload::{EvictingSemaphore, permits_for, unless_evicted};
-
-/// How many permits there are for bodies of payments that are known: 4 MiB.
-const KNOWN: u32 = 64;
+use crate::{
+    payment::PaymentKey,
+    upload::{Arrived, EvictingSemaphore, permits_for, unless_evicted},
+};
 
 /// The fewest requests that there is room for.
 const LEAST_ROOM: usize = 64;
+/// How many permits there are for bodies of payments that are known: 4 MiB.
+const KNOWN: u32 = 64;
 
-/// Places of requests that wait for their payer: for the body, or until other payments of it are settled.
+/// Room for requests that wait: for their body, for another request, or for their payer's other payments to be settled. What they hold meanwhile
+/// takes a permit for every 64 KiB, and one at least.
 ///
-/// A payer that has the price of one request can send any number of them, so it has a few places: its request that has waited longest makes
-/// room for the next.
+/// Whoever has the price of one request can send any number of them, and anybody can send copies of a payment that is on the chain. So each
+/// owner, which is a payer, a payment or a channel, has a share of the room: its request that has waited longest makes room for its next.
 #[derive(Debug)]
 pub(crate) struct PayerRoom {
-    places: Arc<EvictingSemaphore>,
-    of_one: usize,
+    permits: Arc<EvictingSemaphore>,
+    of_one: u32,
 }
 
 impl PayerRoom {
-    /// Returns room for this many requests, or a few more if they are few, an eighth of it for each payer: a payer that uploads slowly must not
+    /// Returns room for this many requests, or a few more if they are few, an eighth of it for each owner: a payer that uploads slowly must not
     /// lose its place to its own next request.
     pub(crate) fn new(requests: usize) -> Self {
-        let requests = requests.max(LEAST_ROOM);
-        Self { places: EvictingSemaphore::new(u32::try_from(requests).unwrap_or(u32::MAX)), of_one: requests / 8 }
+        let requests = u32::try_from(requests.max(LEAST_ROOM)).unwrap_or(u32::MAX);
+        Self { permits: EvictingSemaphore::new(requests), of_one: requests / 8 }
     }
 
-    /// Waits for something that is up to the payer, or to whoever else is named by `owner`.
-    pub(crate) async fn wait<T>(&self, owner: B256, wait: impl Future<Output = T>) -> Result<T, Refusal> {
-        let place = || self.places.acquire_for(owner, self.of_one);
-        unless_evicted(place, wait).await.ok_or_else(|| Why::Busy.into())
+    /// Returns the same for requests that hold their bodies: of the longest, each owner has one at least.
+    pub(crate) fn with_bodies(requests: usize, longest: usize) -> Self {
+        Self::new(requests.max(8 * permits_for(longest as u64) as usize))
+    }
+
+    /// Returns room for bodies of payments that are known, as they arrive: for two of the longest, or more.
+    pub(crate) fn of_known(longest: usize) -> Self {
+        let longest = permits_for(longest as u64);
+        Self { permits: EvictingSemaphore::new(longest.saturating_mul(2).max(KNOWN)), of_one: longest.max(KNOWN / 4) }
+    }
+
+    /// Waits with a body of this many bytes. Returns `None` if another request took the place.
+    pub(crate) async fn wait<T>(&self, owner: B256, bytes: u64, wait: impl Future<Output = T>) -> Option<T> {
+        unless_evicted(|| self.permits.acquire_for(owner, permits_for(bytes), self.of_one), None, wait).await
+    }
+
+    /// Reads a body, as much of which has `arrived`. Returns `None` if another request took the place.
+    pub(crate) async fn read<T>(&self, owner: B256, arrived: Arrived, read: impl Future<Output = T>) -> Option<T> {
+        unless_evicted(|| self.permits.acquire_for(owner, 1, self.of_one), Some(arrived), read).await
     }
 }
 
-/// Room for the bodies of requests whose payments are known. Anybody can present a payment that is on the chain.
-#[derive(Debug)]
-pub(crate) struct KnownRoom(Arc<EvictingSemaphore>);
-
-impl KnownRoom {
-    /// Returns room for two bodies of this many bytes, or more.
-    pub(crate) fn new(longest: usize) -> Self {
-        Self(EvictingSemaphore::new(permits_for(Some(longest as u64)).saturating_mul(2).max(KNOWN)))
-    }
-
-    /// Reads a body of at most this many bytes.
-    pub(crate) async fn read<T>(&self, longest: u64, read: impl Future<Output = T>) -> Result<T, Refusal> {
-        unless_evicted(|| self.0.acquire(permits_for(Some(longest))), read).await.ok_or_else(|| Why::Busy.into())
-    }
+/// Returns what names a payment as the owner of a place. Anybody can choose a nonce, and so the payer belongs to it.
+pub(crate) fn owner_of(payment: &PaymentKey) -> B256 {
+    keccak256([payment.payer.into_word(), payment.nonce].concat())
 }

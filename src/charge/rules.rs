@@ -70,11 +70,6 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns how many copies of one payment may wait, so that none takes all permits.
-    pub(crate) fn copies(&self) -> usize {
-        (self.concurrent / 8).max(1)
-    }
-
     /// Returns `true` if a response may be given again. Without a secret in its request, anybody who reads the chain could ask for it, so
     /// that then it is given a few times and for a short time only. `replays` counts this one, too; `age` is in seconds.
     pub(crate) fn may_replay(&self, has_secret: bool, replays: u32, age: u64) -> bool {

@@ -95,7 +95,7 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the gas that transactions of this process have used since it was built. Default: 0, for one that somebody else sends
-    /// transactions for. A [`FacilitatorService`](crate::service::FacilitatorService) bounds it by the hour.
+    /// transactions for. The service of the crate `x402-facilitator` bounds it by the hour.
     fn gas_used(&self) -> u64 {
         0
     }

@@ -194,6 +194,9 @@ impl ChannelPages {
         let Some(ledger) = &self.operator.channels else { return Ok(None) };
         let now = self.operator.clock.now();
         loop {
+            if self.after.is_some() {
+                self.operator.rest().await;
+            }
             let page = ledger.channels(self.after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(None) };
             self.after = Some(last.id);

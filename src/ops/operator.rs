@@ -1,6 +1,6 @@
 //! The operator's view of a ledger: lists, searches, sums and exports payments.
 
-use std::{collections::BTreeMap, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, hex};
 
@@ -44,12 +44,13 @@ pub struct Operator {
     ledger: Arc<dyn Ledger>,
     pub(super) channels: Option<Arc<dyn ChannelLedger>>,
     pub(super) clock: Arc<dyn Clock>,
+    pause: Duration,
 }
 
 impl Operator {
     /// Creates an operator of this ledger, which is that of the facilitator.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self { ledger, channels: None, clock: Arc::new(SystemClock) }
+        Self { ledger, channels: None, clock: Arc::new(SystemClock), pause: Duration::ZERO }
     }
 
     /// Sets the clock. Default: [`SystemClock`].
@@ -57,6 +58,21 @@ impl Operator {
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
+    }
+
+    /// Sets how long to wait before each page but the first of a listing, a report or an export, so that a long one leaves the ledger to
+    /// payments. Needs a tokio runtime with timers. Default: zero.
+    #[must_use]
+    pub const fn pause(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
+    }
+
+    /// Waits before the next page.
+    pub(super) async fn rest(&self) {
+        if !self.pause.is_zero() {
+            tokio::time::sleep(self.pause).await;
+        }
     }
 
     /// Returns the payments that match a filter, one page at a time.
@@ -241,6 +257,9 @@ impl PaymentPages {
     /// [`LedgerError::Backend`] if the store failed. Call again to retry.
     pub async fn next(&mut self) -> Result<Option<Vec<Record>>, LedgerError> {
         loop {
+            if self.listing.after.is_some() {
+                self.operator.rest().await;
+            }
             let page = self.operator.ledger.list(&self.listing).await?;
             let Some(last) = page.last() else { return Ok(None) };
             let after = last.key;

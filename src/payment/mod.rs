@@ -125,7 +125,15 @@ impl Terms {
     }
 
     /// Returns the code with which a payment under these terms is refused for this reason.
-    pub(crate) fn reason(&self, reason: Reason) -> Reason {
+    ///
+    /// ```
+    /// # use tower_x402::{payment::Terms, protocol::Reason};
+    /// # fn example(terms: &Terms) -> Reason {
+    /// // `upto` has codes of its own for some of what `exact` refuses.
+    /// terms.reason(Reason::InsufficientFunds)
+    /// # }
+    /// ```
+    pub fn reason(&self, reason: Reason) -> Reason {
         if self.permit().is_some() { reason.of_permit() } else { reason }
     }
 
@@ -141,21 +149,8 @@ impl Terms {
             return true;
         }
         let (Ok(accepted), Ok(offered)) = (accepted.read(), self.text.read()) else { return false };
-        is_accepted(&offered, &accepted)
+        offered.is_accepted_as(&accepted)
     }
-}
-
-/// Returns `true` if the offer that a payer says it accepted is this one.
-pub(crate) fn is_accepted(offered: &PaymentRequirements, accepted: &PaymentRequirements) -> bool {
-    accepted.scheme == offered.scheme
-        && accepted.network == offered.network
-        && accepted.amount == offered.amount
-        && accepted.asset.eq_ignore_ascii_case(&offered.asset)
-        && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
-        && accepted.max_timeout_seconds == offered.max_timeout_seconds
-        && offered.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
-        // A payer may add to `extra`, but not a flow that was not offered.
-        && accepted.extra.get("paymentFlow") == offered.extra.get("paymentFlow")
 }
 
 /// The largest [`EchoedMetadata`] that is passed on, in bytes of JSON. An ordinary payment has less than 4 KB.

@@ -63,6 +63,22 @@ pub struct PaymentRequirements {
     pub extra: Map<String, Value>,
 }
 
+impl PaymentRequirements {
+    /// Returns `true` if the offer that a payer says it accepted is this one: the same fields with at least the offered `extra`. Addresses
+    /// compare without case.
+    pub fn is_accepted_as(&self, accepted: &Self) -> bool {
+        accepted.scheme == self.scheme
+            && accepted.network == self.network
+            && accepted.amount == self.amount
+            && accepted.asset.eq_ignore_ascii_case(&self.asset)
+            && accepted.pay_to.eq_ignore_ascii_case(&self.pay_to)
+            && accepted.max_timeout_seconds == self.max_timeout_seconds
+            && self.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
+            // A payer may add to `extra`, but not a flow that was not offered.
+            && accepted.extra.get("paymentFlow") == self.extra.get("paymentFlow")
+    }
+}
+
 /// `PAYMENT-REQUIRED`: the offers for a resource.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -8,12 +8,6 @@ pub(crate) fn format(seconds: u64) -> String {
     at(seconds).to_string()
 }
 
-/// Formats Unix seconds with milliseconds, as JavaScript does.
-#[cfg(all(feature = "bazaar", feature = "server"))]
-pub(crate) fn format_millis(seconds: u64) -> String {
-    format!("{:.3}", at(seconds))
-}
-
 /// Parses a text such as `2026-11-21T10:15:30.250+01:00` as Unix seconds, without the fraction. Returns `None` if it is no time, or one
 /// before 1970.
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
@@ -27,7 +21,7 @@ fn at(seconds: u64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-#[cfg(all(test, feature = "bazaar", feature = "server", feature = "reqwest"))]
+#[cfg(all(test, feature = "bazaar", feature = "facilitator", feature = "reqwest"))]
 mod tests {
     use super::*;
 
@@ -42,7 +36,6 @@ mod tests {
         ] {
             assert_eq!((format(seconds).as_str(), parse(text)), (text, Some(seconds)));
         }
-        assert_eq!(format_millis(1_795_256_130), "2026-11-21T10:15:30.000Z");
         assert_eq!(format(u64::MAX), "9999-12-30T22:00:00Z");
     }
 

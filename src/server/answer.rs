@@ -20,12 +20,12 @@ use serde_json::{Map, Value, json};
 use super::{
     config::Config,
     header_names::{PAYMENT_REQUIRED, PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE},
-    offer::{Offer, RenderedOffers},
+    offer::RenderedOffers,
     resource_url::Target,
     response::ResponseBody,
 };
 use crate::{
-    charge::{Refusal, Unfinished, Unread, Why},
+    charge::{Offer, Refusal, Unfinished, Unread, Why},
     ledger::{StoredResponse, channels::ChannelRecord},
     protocol::{SettlementResponse, Version, encode_header, v1},
     telemetry::RequestOutcome,

@@ -216,12 +216,10 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::OffersTooLarge { size });
         }
         warn_of_proxies(size, self.settings.page.is_some());
-        let unpriced =
-            permits_for(Some(self.settings.rules.limits.request_body as u64)).saturating_mul(2).max(UNPRICED);
+        let unpriced = permits_for(self.settings.rules.limits.request_body as u64).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
-            facilitators: self.facilitators,
-            seller: Arc::new(Seller::new(self.settings.rules.clone())),
+            seller: Arc::new(Seller::new(String::new(), self.facilitators, self.settings.rules.clone())),
             settings: self.settings,
             unpriced: EvictingSemaphore::new(unpriced),
         }))
@@ -417,6 +415,13 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
+    /// Sets the label `route` under which the metric `x402_charged_units_total` counts what this layer charged. Use few, and nothing that a
+    /// client chooses. Default: empty.
+    pub fn route_label(mut self, label: impl Into<Arc<str>>) -> Self {
+        self.settings.route = label.into();
+        self
+    }
+
     /// Declares where a [`PaymentStatus`](super::PaymentStatus) answers what became of a payment: an absolute URL, or a path
     /// (`/payments/status`) on the origin of what is sold. It is declared among the `extensions` of the 402
     /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid. Payments by voucher
@@ -453,17 +458,10 @@ impl RequirePaymentLayerBuilder {
 
 /// # HTTP
 impl RequirePaymentLayerBuilder {
-    /// Sets which responses are charged for in the `authorization` flow. Default: status 2xx, and 101 where
-    /// [upgrades](Self::allow_upgrades) are allowed. A gRPC service would also look at `grpc-status`.
+    /// Sets which responses are charged for in the `authorization` flow. Default: status 2xx. A gRPC service
+    /// would also look at `grpc-status`.
     pub fn success(mut self, is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settings.success = Some(Box::new(is_success));
-        self
-    }
-
-    /// Lets requests for a protocol upgrade be paid for. Default: off; they are refused with 400. An offer to go on in HTTP/2 (`h2c`), which
-    /// a client can do without, is removed and the request answered as it is.
-    pub fn allow_upgrades(mut self, allow: bool) -> Self {
-        self.settings.allow_upgrades = allow;
         self
     }
 

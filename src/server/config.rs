@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 
-use http::{StatusCode, response};
+use http::response;
 
 use super::{offer::Catalogue, page::BrowserPage};
 use crate::{
     channels::Channels,
     charge::{Rules, Seller},
-    facilitator::Facilitator,
     upload::EvictingSemaphore,
 };
 
 /// A layer as it was built, shared by all its services.
 pub(super) struct Config {
     pub(super) catalogue: Catalogue,
-    pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
     pub(super) settings: Settings,
     pub(super) seller: Arc<Seller>,
     /// Permits for requests that are read to be priced.
@@ -24,7 +22,7 @@ pub(super) struct Config {
 
 debug_fields!(Config |this| {
     catalogue: this.catalogue,
-    facilitators: this.facilitators,
+    facilitators: this.seller.facilitators,
     limits: this.settings.rules.limits,
 });
 
@@ -32,7 +30,8 @@ debug_fields!(Config |this| {
 pub(super) struct Settings {
     pub(super) rules: Rules,
     pub(super) success: Option<Classifier>,
-    pub(super) allow_upgrades: bool,
+    /// The name under which what is charged is counted.
+    pub(super) route: Arc<str>,
     pub(super) answer_preflights: bool,
     /// The page for browsers; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
@@ -49,10 +48,7 @@ impl Settings {
     pub(super) fn is_success(&self, response: &response::Parts) -> bool {
         match &self.success {
             Some(is_success) => is_success(response),
-            None => {
-                let is_upgrade = response.status == StatusCode::SWITCHING_PROTOCOLS;
-                response.status.is_success() || (is_upgrade && self.allow_upgrades)
-            }
+            None => response.status.is_success(),
         }
     }
 }
@@ -62,7 +58,7 @@ impl Default for Settings {
         Self {
             rules: Rules::default(),
             success: None,
-            allow_upgrades: false,
+            route: Arc::default(),
             answer_preflights: false,
             page: Some(BrowserPage::new()),
             channels: None,

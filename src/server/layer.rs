@@ -25,14 +25,14 @@ use super::{
     config::Config,
     header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
     page, paid_request,
-    payment_header::{Message, RawHeader},
+    payment_header::RawHeader,
     request_body::{LazyBody, RequestBody, read_whole},
     response::ResponseBody,
     work::{Content, Handler},
 };
 use crate::{
     channels::Channels,
-    charge::{Refusal, Why, batch},
+    charge::{Refusal, Why, batch, exact::Message},
     protocol::Version,
     telemetry::{self, RequestOutcome},
     upload::{Upload, permits_for},
@@ -108,9 +108,7 @@ where
         let (mut parts, body) = request.into_parts();
         let body = Upload::new(&parts.headers, body);
         hide_payments(&mut parts.headers);
-        if !self.config.settings.allow_upgrades {
-            decline_http2(&mut parts.headers);
-        }
+        decline_http2(&mut parts.headers);
         let request = Request::from_parts(parts, body);
         let headers = request.headers();
         let is_preflight = request.method() == Method::OPTIONS
@@ -123,10 +121,9 @@ where
             return ResponseFuture::preflight(self.inner.clone().oneshot(request.map(RequestBody::untouched)));
         }
         let cors = headers.contains_key(ORIGIN).then_some(Cors { any_origin: self.config.settings.answer_preflights });
-        if !self.config.settings.allow_upgrades
-            && (headers.contains_key(UPGRADE) || request.method() == Method::CONNECT)
-        {
-            let detail = "a connection upgrade cannot be paid for here";
+        // A connection cannot be kept, nor given again to a payer that lost it.
+        if headers.contains_key(UPGRADE) || request.method() == Method::CONNECT {
+            let detail = "a connection upgrade cannot be paid for: one payment is for one answer";
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
             return ResponseFuture::ready(answer.into_response(telemetry::request), cors);
         }
@@ -214,22 +211,21 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
 }
 
 /// Reads the request's body whole if its price depends on it.
-async fn read_to_price<B: Content>(config: &Config, body: Upload<B>) -> Result<LazyBody<B>, Refusal> {
+async fn read_to_price<B: Content>(config: &Config, mut body: Upload<B>) -> Result<LazyBody<B>, Refusal> {
     if !config.catalogue.reads_body() {
         return Ok(LazyBody::Untouched(body));
     }
     let limits = &config.settings.rules.limits;
-    let limit = limits.request_body as u64;
-    let longest = body.size_hint().upper().map_or(limit, |longest| longest.min(limit));
-    let permit = config.unpriced.acquire(permits_for(Some(longest)));
-    let read = permit.unless_evicted(read_whole(body, limits.request_body, limits.body_deadline)).await;
+    let permit = config.unpriced.acquire(1, permits_for(limits.request_body as u64));
+    let arrived = body.arrived();
+    let read = permit.unless_evicted(Some(arrived), read_whole(body, limits.request_body, limits.body_deadline)).await;
     Ok(LazyBody::Whole(read.ok_or(Why::Busy)??))
 }
 
 /// Returns `true` if the request asks for a refund, which has no price.
 fn is_refund(parts: &request::Parts) -> bool {
     let Ok(Some(header)) = RawHeader::of(&parts.headers, false) else { return false };
-    matches!(Message::read(header), Ok(Message::V2(payment)) if batch::is_refund(&payment))
+    matches!(header.read(), Ok(Message::V2(payment)) if batch::is_refund(&payment))
 }
 
 /// Reads what is left of a request's body in the background, and drops it.

@@ -1,7 +1,7 @@
 //! The tower layer that charges per request.
 //!
 //! ```
-//! # #[cfg(feature = "devnet")]
+//! # #[cfg(feature = "onchain")]
 //! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
 //! use alloy_primitives::address;
 //! use axum::{Router, routing::post};
@@ -108,6 +108,11 @@
 //! They present the same payment again and get what they paid for. A payer that cannot do that any more can look up what became of
 //! the payment where [`PaymentStatus`] is served and [`status_url`](RequirePaymentLayerBuilder::status_url) says so.
 //!
+//! # WebSockets
+//!
+//! A request for a protocol upgrade (`Upgrade`, `CONNECT`) is answered 400, `upgrade_not_payable`, paid or not: one payment is for one
+//! answer. An offer to go on in HTTP/2 (`h2c`), which a client can do without, is removed and the request answered as it is.
+//!
 //! # Order of layers
 //!
 //! Put a `CorsLayer` above this one, so that its answers carry CORS headers too, with [`cors_allow_headers`] and
@@ -126,6 +131,7 @@ mod offer;
 mod page;
 mod paid_request;
 mod payment_header;
+mod rate_limit;
 mod request_body;
 mod resource_url;
 mod response;
@@ -138,6 +144,7 @@ pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture, drain};
 pub use offer::{PriceError, Quote};
 pub use page::{BrowserPage, is_navigation};
+pub use rate_limit::{Caller, PeerAddress, RateLimit, TooManyRequests};
 pub use request_body::RequestBody;
 pub use response::ResponseBody;
 pub use status::PaymentStatus;

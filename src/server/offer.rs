@@ -14,7 +14,7 @@ use super::{
     resource_url::Target,
 };
 use crate::{
-    charge::{batch::VoucherOffer, extensions::Extensions},
+    charge::{Offer, batch::VoucherOffer, extensions::Extensions},
     network::Asset,
     payment::Terms,
     protocol::{
@@ -191,15 +191,6 @@ enum Prebuilt {
     Whole(RenderedOffers),
     /// For any URL.
     Template(OffersTemplate),
-}
-
-/// An offer: its terms, and the facilitator that settles them.
-#[derive(Clone, Debug)]
-pub(super) struct Offer {
-    pub(super) terms: Arc<Terms>,
-    pub(super) facilitator: usize,
-    /// The name of its network in v1, if it is offered in v1.
-    pub(super) v1_network: Option<&'static str>,
 }
 
 /// The offers as a 402 has them: the header for v2, the body for v1 and for people.

@@ -5,7 +5,7 @@ use tracing::{Instrument as _, field::Empty};
 
 use super::{
     answer::{Answer, Receipt, RequestContext, replayed},
-    payment_header::{Message, PaymentHeader, RawHeader},
+    payment_header::RawHeader,
     request_body::LazyBody,
     response::{ResponseBody, misfit},
     work::{self, Content, Handler},
@@ -13,14 +13,15 @@ use super::{
 use crate::{
     channels::Channels,
     charge::{
-        Begun, Held, Limits, Presented, Refusal, Unread, Why,
+        Beginning, Held, Limits, Presented, Refusal, Unread, Why,
         batch::{self, BatchHeld, BatchRequest, PrecheckedVoucher},
         detached,
-        exact::{ExactHeld, ExactRequest, Presentation},
+        exact::{ExactHeld, ExactRequest, Message, Presentation, PresentedPayment},
     },
     ledger::{BodyDigest, Fingerprint, StoredResponse},
     protocol::{PaymentPayload, Version},
     telemetry::RequestOutcome,
+    upload::Arrived,
 };
 
 /// Serves a request that carries a payment header.
@@ -79,7 +80,7 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
 fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<Message>, Refusal> {
     let Some(raw) = RawHeader::of(&parts.headers, context.config.catalogue.speaks_v1())? else { return Ok(None) };
     context.version = raw.version;
-    Message::read(raw).map(Some)
+    raw.read().map(Some)
 }
 
 /// Begins a request that is paid by one authorization: matches the payment to an offer and checks payee, amount, window and signature.
@@ -88,15 +89,15 @@ async fn begin_exact<B: Content>(
     message: Message,
     parts: &Parts,
     request: &mut HttpRequest<'_, B>,
-) -> Result<Begun<ExactHeld>, Refusal> {
+) -> Result<Beginning<ExactHeld>, Refusal> {
     let config = &context.config;
     if !config.settings.takes_exact {
         let detail = "only vouchers of payment channels (batch-settlement) are taken here";
         return Err(Refusal::rejected(crate::protocol::Reason::UnsupportedScheme, detail));
     }
-    let header = PaymentHeader::exact(message);
+    let header = PresentedPayment::new(message);
     let id = header.id(config.settings.rules.payment_identifier)?;
-    let mut matched = header.find_payment(config, &context.offers).await?;
+    let mut matched = header.find_payment(&config.seller, &context.offers, config.catalogue.extensions()).await?;
     if matched.facilitator.uses_extensions() {
         let url = config.catalogue.public_url(&context.target);
         let echo = url.and_then(|url| header.echo(&url, config.catalogue.extensions()));
@@ -120,7 +121,7 @@ async fn begin_batch<B: Content>(
     payment: PaymentPayload,
     parts: &Parts,
     request: &mut HttpRequest<'_, B>,
-) -> Result<Begun<BatchHeld>, Refusal> {
+) -> Result<Beginning<BatchHeld>, Refusal> {
     let config = &context.config;
     let asks_for_ids = config.settings.rules.payment_identifier;
     let (offers, extensions) = (config.catalogue.voucher_offers(&context.offers), config.catalogue.extensions());
@@ -132,14 +133,14 @@ async fn begin_batch<B: Content>(
 /// Works, replays or refuses, whatever the scheme.
 async fn go_on<H: Held, S: Handler<B, R>, B: Content, R: Content>(
     context: RequestContext,
-    begun: Result<Begun<H>, Refusal>,
+    begun: Result<Beginning<H>, Refusal>,
     inner: S,
     parts: Parts,
     body: LazyBody<B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error> {
     let version = context.version;
     match begun {
-        Ok(Begun::Work(held)) => {
+        Ok(Beginning::Work(held)) => {
             let if_panicked = held.if_panicked();
             // Boxed, since it is passed on several times until it is a task.
             match detached(Box::pin(work::run(context, held, inner, parts, body))).await {
@@ -147,14 +148,14 @@ async fn go_on<H: Held, S: Handler<B, R>, B: Content, R: Content>(
                 None => Ok(Answer::of(if_panicked.await, version).into_response(H::COUNT)),
             }
         }
-        Ok(Begun::Replay(stored, receipt)) => Ok(match Receipt::of(&receipt, version) {
+        Ok(Beginning::Replay(stored, receipt)) => Ok(match Receipt::of(&receipt, version) {
             Some(receipt) => {
                 (H::COUNT)(RequestOutcome::Replayed);
                 replayed(&stored, receipt)
             }
             None => Answer::of(Why::NotKept.into(), version).into_response(H::COUNT),
         }),
-        Ok(Begun::Refunded(channel, receipt)) => {
+        Ok(Beginning::Refunded(channel, receipt)) => {
             Ok(Answer::refunded(channel).with_receipt(Receipt::of(&receipt, version)).into_response(H::COUNT))
         }
         Err(refusal) => Ok(context.refuse(refusal).into_response(H::COUNT)),
@@ -169,8 +170,12 @@ struct HttpRequest<'a, B> {
 }
 
 impl<B: Content> Presented for HttpRequest<'_, B> {
-    fn longest(&self) -> u64 {
-        self.body.longest(&self.limits)
+    fn held(&self) -> u64 {
+        self.body.bytes().len() as u64
+    }
+
+    fn arrived(&mut self) -> Arrived {
+        self.body.arrived()
     }
 
     fn is_arriving(&self) -> bool {

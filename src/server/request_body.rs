@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     charge::{Limits, Unread},
     ledger::BodyDigest,
-    upload::Upload,
+    upload::{Arrived, Upload},
 };
 
 pin_project! {
@@ -119,12 +119,12 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
         }
     }
 
-    /// Returns how much is still to be read to keep it, at most, in bytes.
-    pub(super) fn longest(&self, limits: &Limits) -> u64 {
-        let limit = limits.request_body as u64;
+    /// Returns how much of it arrives from now on.
+    pub(super) fn arrived(&mut self) -> Arrived {
         match self {
-            Self::Untouched(body) => body.size_hint().upper().map_or(limit, |longest| longest.min(limit)),
-            Self::Whole(_) | Self::Long(_) => 0,
+            Self::Untouched(body) => body.arrived(),
+            Self::Long(long) => long.body.arrived(),
+            Self::Whole(_) => Arrived::default(),
         }
     }
 

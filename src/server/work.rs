@@ -1,5 +1,6 @@
 //! The work for a payment: runs the handler, charges for its response, and lets the client have it.
 
+use alloy_primitives::U256;
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 use http_body::Body;
@@ -12,13 +13,13 @@ use super::{
     answer::{Receipt, RequestContext, mark_paid},
     config::Settings,
     header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
-    request_body::{LazyBody, RequestBody},
+    request_body::{LazyBody, RequestBody, SoFarRead},
     response::{PaidBody, ResponseBody},
 };
 use crate::{
-    charge::{Held, Refusal, Unfinished, VerifiedPayment},
+    charge::{Held, Refusal, Unfinished, VerifiedPayment, Why},
     ledger::BodyDigest,
-    telemetry::RequestOutcome,
+    telemetry::{self, RequestOutcome},
 };
 
 /// The service that is paid for. A request is worked on in a task of its own.
@@ -55,13 +56,8 @@ pub(super) async fn run<H: Held, S: Handler<B, R>, B: Content, R: Content>(
     let (body, read) = body.into_hashed();
     let paid = Request::from_parts(paid_head(parts, held.payment()), body);
     match run_handler(inner, paid, settings, held.response_limit(), deadline).await {
-        // Whatever the handler made of a part of it, it is not what the payer asked for.
-        Ok(_) if read.is_broken() => {
-            let refusal = not_charged(&mut held, Unfinished::RequestBrokeOff, read.digest()).await;
-            Ok(context.refuse(refusal).into_response(H::COUNT))
-        }
         Ok((parts, body)) => {
-            let charged = Box::pin(charge(&context, held, read.digest(), parts, body, deadline)).await;
+            let charged = Box::pin(charge(&context, held, read, parts, body, deadline)).await;
             Ok(charged.unwrap_or_else(|refusal| context.refuse(refusal).into_response(H::COUNT)))
         }
         Err(NotCharged::Unfinished(why)) => {
@@ -89,7 +85,7 @@ pub(super) async fn run<H: Held, S: Handler<B, R>, B: Content, R: Content>(
 async fn charge<H: Held, R: Content>(
     context: &RequestContext,
     mut held: H,
-    read: BodyDigest,
+    read: SoFarRead,
     mut parts: response::Parts,
     mut body: PaidBody<R>,
     deadline: Instant,
@@ -98,7 +94,7 @@ async fn charge<H: Held, R: Content>(
         Ok(amount) => amount,
         Err(why) => {
             tracing::error!(why, "a handler asked for another price than it may; nothing was charged");
-            return Err(not_charged(&mut held, Unfinished::Mispriced, read).await);
+            return Err(not_charged(&mut held, Unfinished::Mispriced, read.digest()).await);
         }
     };
     let is_whole = body.is_whole();
@@ -106,16 +102,30 @@ async fn charge<H: Held, R: Content>(
         body = body.record(&parts, &context.asked, held.recording());
         // A stream that fails before its first piece is work that came to nothing.
         if let Err(why) = body.begin(deadline).await {
-            return Err(not_charged(&mut held, why, read).await);
+            return Err(not_charged(&mut held, why, read.digest()).await);
         }
     }
+    // A handler may read its request while its response streams, so this is looked at last.
+    if read.is_broken() {
+        // Whatever the handler made of a part of it, it is not what the payer asked for.
+        return Err(not_charged(&mut held, Unfinished::RequestBrokeOff, read.digest()).await);
+    }
     let response = body.to_keep(&parts, &context.asked, context.config.seller.now());
-    held.charge(amount, response, read).await?;
+    if let Err(refusal) = held.charge(amount, response, read.digest()).await {
+        if matches!(refusal.why(), Why::Pending) {
+            // It may have been charged: then what streams is kept for when it is presented again.
+            body.charged();
+        }
+        return Err(refusal);
+    }
     body.charged();
     // The work is done and must not be done again: if this fails, what streams is kept, in case the payment settles yet.
     held.settle(is_whole).await?;
     let (receipt, ended) = held.receipt();
     (H::COUNT)(ended);
+    let payment = held.payment();
+    let units = amount.map_or(payment.amount, U256::from);
+    telemetry::charged(payment.network, payment.asset, &context.config.settings.route, units);
     if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt, context.version)) {
         mark_paid(&mut parts, receipt);
     }

@@ -216,7 +216,7 @@ impl Confirmation {
         };
         let expected = ExpectedTransfer::of_payment(payment);
         let depth = self.depths.required(expected.value);
-        match self.node.find_use(&expected, seen_unused, result.block).await? {
+        match self.node.find_use(payment, seen_unused, result.block).await? {
             // Whoever sent it, it counts once enough blocks are on top of it. Until then it is looked up again.
             AuthorizationUse::Paid { transaction, block }
                 if depth > 0 && result.block < block.saturating_add(depth) =>

@@ -219,7 +219,7 @@ impl FinalityTracker {
         }
         let seen_unused = record.block_seen.unwrap_or(block.saturating_sub(1));
         let last = result.block.min(block.saturating_add(REUSE_BLOCKS));
-        let found = self.node.find_use(&ExpectedTransfer::of_payment(&payment), seen_unused, last).await;
+        let found = self.node.find_use(&payment, seen_unused, last).await;
         // A node that keeps no receipts may refuse the search, too.
         Ok(!matches!(found, Ok(AuthorizationUse::Paid { .. } | AuthorizationUse::Otherwise { .. })))
     }

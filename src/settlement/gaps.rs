@@ -71,15 +71,16 @@ async fn fill<S: FillGaps>(sender: Arc<S>, account: Account) {
     account.end_filling();
 }
 
-#[cfg(all(test, feature = "devnet"))]
+#[cfg(all(test, feature = "local-signer"))]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use alloy_signer_local::PrivateKeySigner;
     use tokio::{sync::Notify, time::Instant};
+    use x402_devnet::Devnet;
 
     use super::*;
-    use crate::{chain::rpc::Rpc, devnet::Devnet, settlement::accounts::Accounts};
+    use crate::{Network, chain::rpc::Rpc, settlement::accounts::Accounts};
 
     /// Fails so many times at first.
     struct Failing(Node, AtomicU32);
@@ -104,7 +105,7 @@ mod tests {
         let devnet = Devnet::start().await.unwrap();
         let node = || {
             let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
-            Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap()
+            Node::new(Network::BASE_SEPOLIA, rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap()
         };
         let key = Arc::new(PrivateKeySigner::random());
         let accounts = Accounts::new(vec![key], &Arc::new(node()), 20, &Arc::new(Notify::new()));

@@ -21,6 +21,8 @@ use crate::{
 
 /// The shortest pause between two reconciliations of one payment, in seconds.
 pub(crate) const SHORTEST_PAUSE: u64 = 2;
+/// How long after its time what was signed for a payment is of no use in any block that can become final, in seconds.
+const LONG_OVER: u64 = 3_600;
 
 /// A facilitator's ledger, with the clock and the number of this process among those that share the ledger.
 #[derive(Clone)]
@@ -58,9 +60,13 @@ impl Journal {
 
     /// Claims an open payment for this process, for a quarter of the payment's age, within two seconds and `longest`. Returns `false`
     /// if another process has it, or if it is not open any more.
+    ///
+    /// What was signed for it can have expired long ago, and its payer can have made its outcome unknowable. It is looked at ever less often.
     pub(crate) async fn claim(&self, record: &Record, longest: u64) -> Result<bool, LedgerError> {
         let now = self.now();
         let age = now.saturating_sub(record.reserved_at);
+        let is_long_over = record.terms.is_over(&record.authorization, now.saturating_sub(LONG_OVER));
+        let longest = if is_long_over { u64::MAX } else { longest };
         let until = now.saturating_add((age / 4).clamp(SHORTEST_PAUSE, longest));
         let claim = SettlementStep::Claim(Settling { by: self.process_id, until });
         match self.ledger.settle(&record.key, &claim).await {

@@ -784,18 +784,19 @@ impl Drop for WatchGuard {
     }
 }
 
-#[cfg(all(test, feature = "devnet"))]
+#[cfg(all(test, feature = "local-signer"))]
 mod tests {
     use alloy_signer_local::PrivateKeySigner;
+    use x402_devnet::Devnet;
 
     use super::*;
-    use crate::{chain::rpc::Rpc, devnet::Devnet};
+    use crate::{Network, chain::rpc::Rpc};
 
     #[allow(clippy::unwrap_used)]
     fn submitter_on(devnet: &Devnet, window: usize) -> Arc<Submitter> {
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
-        let node = Node::new(devnet.network(), rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
-        let costs = Arc::new(Costs::new(devnet.network(), None, false));
+        let node = Node::new(Network::BASE_SEPOLIA, rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
+        let costs = Arc::new(Costs::new(Network::BASE_SEPOLIA, None, false));
         let key = Arc::new(PrivateKeySigner::random());
         Submitter::new(Arc::new(node), None, vec![key], window, costs, Duration::from_secs(10))
     }

@@ -7,7 +7,7 @@
 
 pub(crate) mod names;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 
@@ -59,6 +59,19 @@ pub(crate) fn request(outcome: RequestOutcome) {
 pub(crate) fn voucher_request(outcome: RequestOutcome) {
     request(outcome);
     count_by_outcome!(names::VOUCHER_REQUESTS, outcome);
+}
+
+/// Counts what was charged for a response.
+pub(crate) fn charged(network: Network, asset: Address, route: &Arc<str>, units: U256) {
+    #[cfg(feature = "metrics")]
+    {
+        let labels = vec![
+            ::metrics::Label::new("network", network.to_string()),
+            ::metrics::Label::new("asset", asset.to_string()),
+            ::metrics::Label::new("route", Arc::clone(route)),
+        ];
+        ::metrics::counter!(names::CHARGED, labels).increment(units.saturating_to());
+    }
 }
 
 /// Counts an answer of a facilitator service.

@@ -6,16 +6,16 @@
 
 /// The payer has not let Permit2 move so much of the token.
 pub(crate) const ALLOWANCE_REQUIRED: &str = "permit2_allowance_required";
-/// The permit is for another facilitator.
-pub(crate) const FACILITATOR_MISMATCH: &str = "upto_facilitator_mismatch";
+/// The reason code of a permit that is for another facilitator.
+pub const FACILITATOR_MISMATCH: &str = "upto_facilitator_mismatch";
 /// The permit is for another contract than the scheme's.
 pub(crate) const SPENDER_MISMATCH: &str = "invalid_permit2_spender";
 /// The permit is for another token.
 pub(crate) const TOKEN_MISMATCH: &str = "permit2_token_mismatch";
 /// The chain lacks Permit2 or the scheme's contract.
 pub(crate) const PROXY_NOT_DEPLOYED: &str = "permit2_proxy_not_deployed";
-/// More is to be charged than was signed for.
-pub(crate) const AMOUNT_ABOVE_MAXIMUM: &str = "invalid_upto_evm_payload_settlement_exceeds_amount";
+/// The reason code of a charge of more than was signed for.
+pub const AMOUNT_ABOVE_MAXIMUM: &str = "invalid_upto_evm_payload_settlement_exceeds_amount";
 
 /// The code of `exact`, and that of a permit. Of several that mean the same, the first is written.
 const CODES: [(&str, &str); 16] = [

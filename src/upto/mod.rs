@@ -55,9 +55,9 @@ use alloy_primitives::{Address, Bytes, U256, address};
     allow(unused_imports, reason = "sellers, buyers and facilitators use different codes")
 )]
 pub(crate) use codes::{
-    ALLOWANCE_REQUIRED, AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH, PROXY_NOT_DEPLOYED, SPENDER_MISMATCH,
-    TOKEN_MISMATCH, is_not_executed, of_exact, of_permit,
+    ALLOWANCE_REQUIRED, PROXY_NOT_DEPLOYED, SPENDER_MISMATCH, TOKEN_MISMATCH, is_not_executed, of_exact, of_permit,
 };
+pub use codes::{AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH};
 #[cfg(feature = "onchain")]
 pub(crate) use contracts::{Permit2, SettleCall, UptoProxy, calldata, nonce_place, revert_name};
 #[cfg(feature = "onchain")]

@@ -34,8 +34,8 @@ use tower_x402::{
     facilitator::{OnchainFacilitator, RemoteFacilitator},
     protocol::bazaar::{BodyType, Discovery},
     server::RequirePaymentLayer,
-    service::FacilitatorService,
 };
+use x402_facilitator::FacilitatorService;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

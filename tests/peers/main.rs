@@ -15,6 +15,7 @@
 //! channels.rs       our buyer pays by vouchers
 //! command.rs        their clients pay a service in Python, for which the command x402 charges
 //! comparison.rs     the same payments, presented the same way to their server and to ours
+//! operator_page     the operator looks at the page of the command x402
 //! fidelity.rs       the devnet's token answers as Circle's does
 //! identifiers.rs    the extension payment-identifier
 //! vouchers.rs       their clients pay our seller by vouchers
@@ -38,6 +39,7 @@ mod facilitators;
 mod fidelity;
 mod identifiers;
 mod nginx;
+mod operator_page;
 mod programs;
 mod proxies;
 mod recorder;

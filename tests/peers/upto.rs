@@ -20,8 +20,8 @@ use tower_x402::{
     client::{Payer, PaymentMiddleware, PaymentOutcome, PermitPolicy, ReceiptExt as _},
     facilitator::RemoteFacilitator,
     server::{ActualPrice, RequirePaymentLayer, RequirePaymentLayerBuilder},
-    service::FacilitatorService,
 };
+use x402_facilitator::FacilitatorService;
 
 use super::{
     programs::{PAYEE, PYTHON, SETTLER, script},

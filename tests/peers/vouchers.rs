@@ -22,9 +22,9 @@ use tower_x402::{
         channels::{ChannelFacilitator, OnchainChannels},
     },
     ledger::MemoryLedger,
-    service::FacilitatorService,
     vouchers::AuthorizerKey,
 };
+use x402_facilitator::FacilitatorService;
 
 use super::{
     programs::{PAYEE, PYTHON, SETTLER, script},

@@ -18,13 +18,13 @@ use tokio::{
 use tower_x402::{
     Network, Usdc,
     client::{Budget, ChannelPolicy, Journal, Payer, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt},
-    devnet::{Devnet, DevnetPort},
     facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator, channels::OnchainChannels},
     protocol::payment_status::Status,
     server::RequirePaymentLayer,
-    service::FacilitatorService,
 };
+use x402_devnet::{Devnet, DevnetPort};
 use x402_directory::{DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker};
+use x402_facilitator::FacilitatorService;
 use x402_market::{
     AgentCard, CardFetcher, Confidence, EvaluationClient, EvaluatorService, Score, Student, Submission, Task, Truth,
     Verdict, judge::output_judge,

@@ -5,8 +5,8 @@ use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     Network,
     chain::{Finality, LookupError, PaymentLookup, PaymentState, SoughtCharge, SoughtPayment},
-    devnet::Orphans,
 };
+use x402_devnet::Orphans;
 
 use support::{
     authorization::{authorization, sign},

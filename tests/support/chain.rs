@@ -192,7 +192,8 @@ pub fn deployed_code(contract: &str) -> Bytes {
 }
 
 fn artifact(contract: &str, field: &str) -> Bytes {
-    let path = crate::repository().join(format!("contracts/artifacts/{contract}.json"));
+    let package = if contract.starts_with("Devnet") { "crates/x402-devnet/" } else { "" };
+    let path = crate::repository().join(format!("{package}contracts/artifacts/{contract}.json"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let artifact: serde_json::Value = serde_json::from_str(&text).expect("artifacts are JSON");
     artifact[field].as_str().expect("artifacts have bytecode").parse().expect("bytecode is hex")

@@ -12,10 +12,8 @@ use alloy_primitives::{Address, Bytes, U256};
 use alloy_provider::{DynProvider, Provider, ProviderBuilder};
 use alloy_sol_types::{SolCall, sol};
 use async_trait::async_trait;
-use tower_x402::{
-    Clock, Usdc,
-    devnet::{BlockTime, Devnet, DevnetPort},
-};
+use tower_x402::{Clock, Usdc};
+use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
 use crate::{authorization::unix_now, chain::Chain};
 

@@ -12,7 +12,6 @@ use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall, SolValue, sol};
 use tower_x402::{
     Clock, ManualClock, Usdc,
-    devnet::{BlockTime, Devnet, DevnetBuilder},
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, VerifyError},
     ledger::{
@@ -22,6 +21,7 @@ use tower_x402::{
     payment::{Authenticity, Prechecked, Rejection, SettlementOutcome, Terms, Verified, Window, precheck},
     protocol::{ExactOffer, ExactPayload},
 };
+use x402_devnet::{BlockTime, Devnet, DevnetBuilder};
 
 use crate::eventually::eventually;
 

@@ -7,7 +7,8 @@ use alloy_sol_types::{SolCall as _, SolStruct as _, eip712_domain, sol};
 use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
-use tower_x402::{Network, devnet::Devnet, payment::Prechecked};
+use tower_x402::{Network, payment::Prechecked};
+use x402_devnet::Devnet;
 
 use crate::{
     authorization::unix_now,
@@ -78,6 +79,36 @@ pub fn settle(devnet: &Devnet, payment: &Prechecked, amount: u64) -> B256 {
         signature: payment.signature().as_bytes().to_vec().into(),
     };
     devnet.execute(permit.facilitator, PROXY, call.abi_encode()).expect("the permit is good").transaction_hash
+}
+
+/// Settles a permit, as it was presented, by a contract at the account that it names: no calldata of a transaction says so.
+///
+/// # Panics
+/// If it is no payment by permit.
+pub fn settle_by_contract(devnet: &Devnet, payment: &Value, amount: u64) {
+    let (payload, signed) = (&payment["payload"], &payment["payload"]["permit2Authorization"]);
+    let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{value} in {payment}")).to_owned();
+    let address = |value: &Value| text(value).parse::<Address>().expect("an address");
+    let number = |value: &Value| text(value).parse::<U256>().expect("a number");
+    let witness = &signed["witness"];
+    let facilitator = address(&witness["facilitator"]);
+    let call = settleCall {
+        permit: PermitTransferFrom {
+            permitted: TokenPermissions {
+                token: address(&signed["permitted"]["token"]),
+                amount: number(&signed["permitted"]["amount"]),
+            },
+            nonce: number(&signed["nonce"]),
+            deadline: number(&signed["deadline"]),
+        },
+        amount: U256::from(amount),
+        owner: address(&signed["from"]),
+        witness: Witness { to: address(&witness["to"]), facilitator, validAfter: number(&witness["validAfter"]) },
+        signature: text(&payload["signature"]).parse().expect("a signature"),
+    };
+    devnet.set_code(facilitator, calling(PROXY, &call.abi_encode()));
+    devnet.execute(PrivateKeySigner::random().address(), facilitator, Vec::new()).expect("it calls the proxy");
+    devnet.set_code(facilitator, Bytes::new());
 }
 
 /// Another account uses the nonce that a payment has, for a token of its own that calls another contract when it is moved. Returns the

@@ -13,10 +13,10 @@ use http::StatusCode;
 use r402_facilitator::Facilitator as _;
 use tower_x402::{
     SystemClock, Usdc,
-    devnet::{BlockTime, Devnet},
     facilitator::{Facilitator as _, OnchainFacilitator},
     payment::{Window, precheck},
 };
+use x402_devnet::{BlockTime, Devnet};
 use x402_types::facilitator::Facilitator as _;
 
 use crate::{
@@ -56,7 +56,7 @@ struct Stage {
     proxy: RpcProxy,
     payer: PrivateKeySigner,
     settler: PrivateKeySigner,
-    _port: tower_x402::devnet::DevnetPort,
+    _port: x402_devnet::DevnetPort,
 }
 
 impl Stage {

@@ -29,13 +29,13 @@ use tokio::{
 };
 use tower_x402::{
     Network, Usdc,
-    devnet::Devnet,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, SqliteLedger},
     payment::{Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
     server::DeferredPolicy,
 };
+use x402_devnet::Devnet;
 use x402_types::proto;
 
 use crate::{

@@ -6,7 +6,6 @@ use alloy_primitives::Address;
 use tower_x402::{
     Asset, Network,
     channels::Channels,
-    devnet::Devnet,
     facilitator::{
         Facilitator, OnchainFacilitator, RemoteFacilitator,
         channels::{OnchainChannels, OnchainChannelsBuilder},
@@ -15,6 +14,7 @@ use tower_x402::{
     signers::PrivateKeySigner,
     vouchers::AuthorizerKey,
 };
+use x402_devnet::Devnet;
 
 use crate::{
     devnet::Local,
@@ -25,6 +25,12 @@ use crate::{
 
 /// The bearer token for a facilitator.
 const TOKEN: &str = "FACILITATOR_TOKEN";
+
+/// Returns the bearer token for a facilitator, if there is one.
+pub(crate) fn facilitator_token() -> Option<String> {
+    let token = std::env::var(TOKEN).ok()?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+}
 
 /// The chain and the token.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -138,10 +144,12 @@ impl Settlement {
     pub(crate) async fn by_facilitator(url: &HttpUrl, chain: &ChainFlags, books: Books) -> Result<Self, Error> {
         let asset = chain.asset()?;
         let mut remote = RemoteFacilitator::builder(url.as_str()).ledger(books.payments.clone());
-        if let Ok(token) = std::env::var(TOKEN)
-            && !token.trim().is_empty()
-        {
-            remote = remote.bearer_token(token.trim());
+        if let Some(token) = facilitator_token() {
+            remote = remote.bearer_token(&token);
+        }
+        // Whoever names the network can start before the facilitator does.
+        if let Some(network) = chain.network {
+            remote = remote.network(network);
         }
         if let Some(node) = &chain.rpc_url {
             remote = remote.confirm(chain.network(), node.as_str());

@@ -8,6 +8,7 @@ use std::{
 use alloy_provider::{Provider, ProviderBuilder, network::EthereumWallet};
 use serde_json::json;
 use tower_x402::{
+    Usdc,
     client::{Budget, ChannelEntry, finalize_withdrawal, initiate_withdrawal, reconcile_channels, refund_channels},
     ops::{ChannelFilter, ChannelSummary, Operator},
     vouchers::ChannelId,
@@ -21,7 +22,7 @@ use crate::{
     keys::{self, KeyFlags, Role},
     output,
     purse::PurseFlags,
-    values::LedgerAt,
+    values::{LedgerAt, some_amount},
 };
 
 /// The time that the transaction of a withdrawal has to get into a block.
@@ -36,6 +37,7 @@ EXAMPLES
   For a seller, with CHANNELS_PRIVATE_KEY:
   x402 channels list --ledger sqlite:payments.sqlite at-risk
   x402 channels claim --ledger sqlite:payments.sqlite --network base --rpc-url https://…
+  x402 channels refund --ledger sqlite:payments.sqlite --idle 2592000 --network base --rpc-url https://…
   For a payer, with PAYER_PRIVATE_KEY:
   x402 channels list --journal ~/.x402.jsonl
   x402 channels refund --journal ~/.x402.jsonl
@@ -70,11 +72,17 @@ enum What {
         #[command(flatten)]
         chain: ChainFlags,
     },
-    /// Ask sellers for refunds of what is left in a payer's channels
+    /// Get a payer's money back from its channels by asking their sellers; or, with --ledger, give a seller's payers theirs back
     Refund {
-        /// Only channels that no request used for this many seconds
-        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-        idle: u64,
+        /// Only channels that no request used for this many seconds [default: 0; a seller has to say it]
+        #[arg(long, value_name = "SECONDS")]
+        idle: Option<u64>,
+        /// The seller's ledger. Each refund is a transaction of the key in CHANNELS_PRIVATE_KEY, which claims what was charged, too
+        #[arg(long, requires = "idle")]
+        ledger: Option<LedgerAt>,
+        /// Of a seller: only channels with at least this much left
+        #[arg(long, value_name = "AMOUNT", default_value = "$0.05", value_parser = some_amount)]
+        least: Usdc,
         #[command(flatten)]
         purse: Box<PurseFlags>,
     },
@@ -97,7 +105,13 @@ impl Command {
             What::List { which, ledger: Some(ledger), json, .. } => list_sold(&ledger, which, json).await,
             What::List { .. } => Err(Error::setting("--ledger", "give a seller's ledger, or a payer's --journal")),
             What::Claim { ledger, chain } => claim(&ledger, &chain).await,
-            What::Refund { idle, purse } => refund(Duration::from_secs(idle), &purse).await,
+            What::Refund { idle, ledger, least, purse } => {
+                let idle = Duration::from_secs(idle.unwrap_or_default());
+                match ledger {
+                    Some(ledger) => give_back(&ledger, &purse.chain, idle, least).await,
+                    None => refund(idle, &purse).await,
+                }
+            }
             What::Withdraw { channel, finish, purse } => withdraw(&channel, finish, &purse).await,
         }
     }
@@ -161,8 +175,47 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
         what: format!("nothing was claimed: {}", Sentence(&error)),
         advice: "What was charged stays in the ledger. x402 doctor says what is wrong with the node and the key.",
     })?;
-    output::line(format_args!("Claimed from {} channels", report.claimed));
-    Ok(())
+    let (claimed, settled) = (dollars(report.claimed), dollars(report.settled));
+    for transaction in &report.transactions {
+        output::line(transaction);
+    }
+    output::line(format_args!("Claimed {claimed}, and transferred {settled}"));
+    match report.refused.len() {
+        0 => Ok(()),
+        refused => Err(Error::Failed {
+            what: format!("the contract would refuse the claims of {refused} channels"),
+            advice: "They stay in the ledger: see x402 channels list unclaimed.",
+        }),
+    }
+}
+
+/// Refunds a seller's channels that nobody uses.
+async fn give_back(ledger: &LedgerAt, chain: &ChainFlags, idle: Duration, least: Usdc) -> Result<(), Error> {
+    let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
+    let books = ledger.open().await?;
+    let channels = chain.channels(key, books.channels.clone()).await?;
+    let refunded = channels.refund_idle(idle, least).await;
+    books.close().await;
+    let report = refunded.map_err(|error| Error::Failed {
+        what: format!("the channels were not all refunded: {}", Sentence(&error)),
+        advice: "Run it again for the rest. x402 doctor says what is wrong with the node and the key.",
+    })?;
+    for transaction in &report.transactions {
+        output::line(transaction);
+    }
+    output::line(format_args!("Refunded {} from {} channels", dollars(report.refunded), report.transactions.len()));
+    match report.failed.len() {
+        0 => Ok(()),
+        failed => Err(Error::Failed {
+            what: format!("{failed} channels were not refunded"),
+            advice: "Run it again later; the log says why.",
+        }),
+    }
+}
+
+/// Returns an amount in atomic units as dollars.
+fn dollars(units: u128) -> String {
+    u64::try_from(units).map_or_else(|_| format!("{units} units"), |units| Usdc::from_atomic(units).to_string())
 }
 
 async fn refund(idle: Duration, purse: &PurseFlags) -> Result<(), Error> {

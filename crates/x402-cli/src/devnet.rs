@@ -4,14 +4,8 @@ use std::{fmt, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
-use tower_x402::{
-    Asset, Usdc,
-    client::key,
-    devnet::{BlockTime, Devnet, DevnetPort},
-    facilitator::BatchSettler,
-    signers::PrivateKeySigner,
-    vouchers::Escrow,
-};
+use tower_x402::{Asset, Usdc, client::key, facilitator::BatchSettler, signers::PrivateKeySigner, vouchers::Escrow};
+use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
 use crate::{error::Error, output, signals::Signals};
 

@@ -7,9 +7,11 @@ use std::{
 
 use alloy_primitives::{Address, B256, U64, U256, keccak256, utils::format_ether};
 use http::{StatusCode, header::HeaderName};
+use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
+use tokio::{net::TcpStream, time::timeout};
 use tower_x402::{
-    Asset,
+    Asset, Network,
     facilitator::BatchSettler,
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
     signers::PrivateKeySigner,
@@ -17,25 +19,23 @@ use tower_x402::{
 };
 
 use crate::{
-    chain::ChainFlags,
+    chain::{ChainFlags, facilitator_token},
     charge::File,
     devnet,
     error::{Error, Sentence},
     keys::{self, KeyFlags, Role},
-    node::{Node, NodeError},
+    node::{LOW_TANK, Node, NodeError},
     output,
     values::{HttpUrl, LedgerAt},
 };
 
 /// Beyond this, authorizations are misjudged, in seconds.
 const SKEW: u64 = 30;
-/// A settlement key with less is about to stop: a thousand transfers at a hundredth of a gwei, in wei.
-const LOW_TANK: u64 = 860_000_000_000_000;
 /// A payment header of a channel with its deposit, and some room.
 const LONG_HEADER: usize = 6 * 1024;
 
-/// Looks at everything that a seller needs, and says what is wrong and what to do: clock, node, token, keys, contracts, ledger, and the public
-/// address through the proxy before it.
+/// Looks at everything that a seller needs, and says what is wrong and what to do: clock, node, token, keys, contracts, payee, facilitator,
+/// service, ledger, and the public address through the proxy before it.
 ///
 /// Takes the same flags, variables and file as `x402 charge`. It moves nothing.
 #[derive(Debug, clap::Args)]
@@ -56,6 +56,15 @@ pub(crate) struct Command {
     /// The ledger
     #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
     ledger: Option<LedgerAt>,
+    /// The address that is paid
+    #[arg(long, value_name = "ADDR")]
+    pay_to: Option<Address>,
+    /// The facilitator that settles
+    #[arg(long, value_name = "URL")]
+    facilitator_url: Option<HttpUrl>,
+    /// The service that is charged for
+    #[arg(long, value_name = "URL")]
+    upstream: Option<HttpUrl>,
     /// The address of a route that costs something, as clients ask for it
     #[arg(long, value_name = "URL")]
     public_url: Option<HttpUrl>,
@@ -123,14 +132,33 @@ impl Command {
             asset_name: self.chain.asset_name.clone().or(file.asset_name),
             asset_version: self.chain.asset_version.clone().or(file.asset_version),
         };
-        match &chain.rpc_url {
-            Some(url) => check_chain(&mut report, &Node::new(url)?, &chain).await?,
+        let facilitator = self.facilitator_url.or(file.facilitator_url);
+        let node = chain.rpc_url.as_ref().map(Node::new).transpose()?;
+        match &node {
+            Some(node) => check_chain(&mut report, node, &chain, facilitator.is_some()).await?,
+            None if facilitator.is_some() => report.add(
+                Level::Warning,
+                "node",
+                "none is given, so that the facilitator's answers are not checked on the chain",
+                "Give --rpc-url, or set X402_RPC_URL, unless you trust it.",
+            ),
             None => report.add(
                 Level::Warning,
                 "node",
                 "none is given, so that nothing can be asked of the chain",
                 "Give --rpc-url, or set X402_RPC_URL; without it x402 charge needs --facilitator-url for real money.",
             ),
+        }
+        if let Some(url) = &facilitator {
+            check_facilitator(&mut report, url, chain.network()).await?;
+        }
+        match self.pay_to.or(file.pay_to) {
+            Some(pay_to) => check_payee(&mut report, node.as_ref(), pay_to).await,
+            None if chain.rpc_url.is_none() && facilitator.is_none() => {}
+            None => report.add(Level::Warning, "payee", "is not given", "Give --pay-to, which x402 charge needs."),
+        }
+        if let Some(upstream) = self.upstream.or(file.upstream) {
+            check_upstream(&mut report, &upstream).await;
         }
         match self.ledger.or(file.ledger).unwrap_or(LedgerAt::Memory) {
             LedgerAt::Memory => report.add(
@@ -174,7 +202,7 @@ impl Command {
     }
 }
 
-async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags) -> Result<(), Error> {
+async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags, has_facilitator: bool) -> Result<(), Error> {
     let network = chain.network();
     match node.chain_id().await {
         Ok(id) if id == network.chain_id() => report.ok("node", format_args!("answers, on {network}")),
@@ -214,9 +242,16 @@ async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags) -> Re
             Err(error) => report.silent(name, &error, "Try again, or use another node."),
         }
     }
+    let mut seen = None;
     for (name, role) in [("settlement key", Role::SETTLEMENT), ("channels key", Role::CHANNELS)] {
         match keys::find(role, &KeyFlags::default()).await {
-            Ok(Some(key)) => check_key(report, node, name, &key, network.chain_id()).await,
+            Ok(Some(key)) => {
+                check_key(report, node, name, &key, network.chain_id()).await;
+                if seen.replace(key.address()) == Some(key.address()) {
+                    report.add(Level::Wrong, name, "is the settlement key, too", "Use another key for channels.");
+                }
+            }
+            Ok(None) if role.is_settlement() && has_facilitator => report.ok(name, "is the facilitator's"),
             Ok(None) => {
                 let to_do = match name {
                     "settlement key" => "x402 charge needs SETTLEMENT_PRIVATE_KEY, or --facilitator-url.",
@@ -372,6 +407,94 @@ async fn check_key(report: &mut Report, node: &Node, name: &str, key: &PrivateKe
             format_args!("{waiting} of its transactions are not in a block"),
             "Wait, unless a seller runs with this key.",
         );
+    }
+}
+
+/// Asks a facilitator whether it settles on this network.
+async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network) -> Result<(), Error> {
+    const NAME: &str = "facilitator";
+    /// An answer with many networks, extensions and signers, in bytes.
+    const LONGEST: usize = 256 * 1024;
+    let client = reqwest::Client::builder().timeout(Duration::from_secs(15)).build().map_err(Error::Http)?;
+    let origin = url.origin();
+    let mut asking = client.get(format!("{}/supported", url.as_str().trim_end_matches('/')));
+    if let Some(token) = facilitator_token() {
+        asking = asking.bearer_auth(token);
+    }
+    let answer = match asking.send().await {
+        Ok(answer) => answer,
+        Err(error) => {
+            let found = format!("{origin} does not answer: {}", Sentence(&error.without_url()));
+            report.add(Level::Wrong, NAME, found, "Check --facilitator-url.");
+            return Ok(());
+        }
+    };
+    let status = answer.status();
+    if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        let found = format!("{origin} refuses to answer ({status})");
+        report.add(Level::Wrong, NAME, found, "Set FACILITATOR_TOKEN to the token that it gave you.");
+        return Ok(());
+    }
+    let body = Limited::new(reqwest::Body::from(answer), LONGEST).collect().await.map(|body| body.to_bytes());
+    let supported: Value = body.ok().and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default();
+    let kinds = supported["kinds"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let settles = |kind: &Value| {
+        let named = kind["network"].as_str().and_then(|name| name.parse::<Network>().ok());
+        kind["scheme"] == "exact" && named == Some(network)
+    };
+    match kinds.iter().any(settles) {
+        true => report.ok(NAME, format_args!("{origin} settles on {network}")),
+        false => report.add(
+            Level::Wrong,
+            NAME,
+            format_args!("{origin} does not say that it settles on {network} ({status})"),
+            "Check --facilitator-url and --network, or use another facilitator.",
+        ),
+    }
+    Ok(())
+}
+
+/// Looks whether what is paid can be lost.
+async fn check_payee(report: &mut Report, node: Option<&Node>, pay_to: Address) {
+    const NAME: &str = "payee";
+    if pay_to.is_zero() {
+        report.add(Level::Wrong, NAME, "is the zero address: the token refuses it", "Give an address of yours.");
+    } else if devnet::is_public(pay_to) {
+        let is_risk = match node {
+            Some(node) => !is_for_trying(node).await,
+            None => true,
+        };
+        match is_risk {
+            true => report.add(
+                Level::Wrong,
+                NAME,
+                format_args!("{pay_to} is an address of devnets, whose key everybody knows"),
+                "Give an address of yours: what is paid to this one is lost.",
+            ),
+            false => report.ok(NAME, format_args!("{pay_to}, of a devnet")),
+        }
+    } else {
+        report.ok(NAME, pay_to);
+    }
+}
+
+/// Opens a connection to the service, and sends nothing.
+async fn check_upstream(report: &mut Report, url: &HttpUrl) {
+    const NAME: &str = "service";
+    let origin = url.origin();
+    let place = url.host_and_port();
+    let connected = async {
+        let (host, port) = place?;
+        timeout(Duration::from_secs(5), TcpStream::connect((host.as_str(), port))).await.ok()?.ok()
+    };
+    match connected.await {
+        Some(_) => report.ok(NAME, format_args!("{origin} is there")),
+        None => report.add(
+            Level::Wrong,
+            NAME,
+            format_args!("nothing listens at {origin}"),
+            "Start the service, or correct --upstream.",
+        ),
     }
 }
 

@@ -5,11 +5,11 @@ use std::{error::Error as StdError, fmt, io, path::PathBuf};
 use tower_x402::{
     channels::ChannelsBuildError,
     client::{JournalError, key::KeyError},
-    devnet::DevnetError,
     facilitator::{OnchainBuildError, RemoteBuildError},
     ledger::LedgerError,
     server::BuildError,
 };
+use x402_devnet::DevnetError;
 
 /// An error of a command. Shows what happened; [`advice`](Self::advice) says what to do.
 #[derive(Debug, thiserror::Error)]

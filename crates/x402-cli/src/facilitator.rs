@@ -8,8 +8,9 @@ use http::{Request, Response};
 use serde_json::json;
 use tokio::sync::watch;
 use tower::ServiceExt as _;
-use tower_x402::service::{FacilitatorService, PeerAddress};
+use tower_x402::server::PeerAddress;
 use tracing::{info, warn};
+use x402_facilitator::FacilitatorService;
 
 use crate::{
     chain::{ChainFlags, Settlement},

@@ -1,7 +1,7 @@
 //! The headers that a proxy passes on, removes and adds.
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{
         CONNECTION, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
@@ -40,6 +40,14 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
+}
+
+/// Returns `true` if the client wants to go on in another protocol, such as a WebSocket. An offer to go on in HTTP/2 is one that it can do
+/// without.
+pub(crate) fn wants_upgrade<B>(request: &Request<B>) -> bool {
+    let asked = request.headers().get_all(UPGRADE);
+    asked.iter().any(|name| !name.as_bytes().trim_ascii().eq_ignore_ascii_case(b"h2c"))
+        || request.method() == Method::CONNECT
 }
 
 /// Removes payments, which are bearer data, and everything whose name only a proxy of this command may use.

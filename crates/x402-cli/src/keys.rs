@@ -20,6 +20,11 @@ impl Role {
     pub(crate) const SETTLEMENT: Self = Self { name: "settlement", prefix: "SETTLEMENT" };
     pub(crate) const CHANNELS: Self = Self { name: "the payment channels", prefix: "CHANNELS" };
 
+    /// Returns `true` if the key sends transactions that settle.
+    pub(crate) fn is_settlement(self) -> bool {
+        self.prefix == Self::SETTLEMENT.prefix
+    }
+
     fn variable(self, rest: &str) -> String {
         format!("{}_{rest}", self.prefix)
     }

@@ -7,7 +7,7 @@
 //! | `charge/`, `pay.rs`, `proxy.rs`, `devnet.rs`, … | a subcommand each |
 //! | `chain.rs` | what is settled on: a node, a facilitator, or a chain in the process |
 //! | `purse.rs` | what is paid with |
-//! | `keys.rs` | private keys, from variables and files |
+//! | `keys.rs`, `token.rs` | private keys, from variables and files; secrets that callers give |
 //! | `serve.rs`, `headers.rs`, `paths.rs`, `problem.rs` | HTTP: a port within bounds, what a proxy passes on, answers of our own |
 //! | `error.rs`, `output.rs`, `signals.rs`, `values.rs` | errors that say what to do, what is printed, signals, shared flags |
 
@@ -30,6 +30,7 @@ mod proxy;
 mod purse;
 mod serve;
 mod signals;
+mod token;
 mod values;
 mod wallet;
 

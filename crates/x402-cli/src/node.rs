@@ -11,6 +11,9 @@ use crate::{error::Error, values::HttpUrl};
 /// The timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A settlement key with less is about to stop: a thousand transfers at a hundredth of a gwei, in wei.
+pub(crate) const LOW_TANK: u64 = 860_000_000_000_000;
+
 /// A node.
 pub(crate) struct Node {
     client: reqwest::Client,

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    fmt,
     future::Future,
     net::SocketAddr,
     pin::Pin,
@@ -13,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::hex;
 use axum::body::Body;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version,
@@ -22,7 +20,6 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 use reqwest_middleware::ClientWithMiddleware;
 use serde_json::json;
-use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
 use tower_service::Service;
 use tower_x402::{
@@ -42,6 +39,7 @@ use crate::{
     purse::{self, PurseFlags},
     serve::{self, is_loopback},
     signals::Signals,
+    token::Token,
     values::{HttpUrl, loopback, some_amount},
 };
 
@@ -69,6 +67,7 @@ HOW TO CALL IT
 WHAT IT ADDS TO ANSWERS
   X402-Outcome: settled | accepted | failed | unknown, X402-Amount (atomic units), X402-Transaction, and X402-Left, what is left of the
   budget, in dollars. Its own answers are JSON, {\"error\", \"detail\"}:
+    400 upgrade_not_payable   WebSockets are not passed on
     402 not_paid      a limit forbids it, or none of the offers can be paid; nothing was paid
     502 unreachable   the service does not answer; nothing was paid
     504 unanswered    the payment was sent, and no answer came; the same request presents the same payment again
@@ -174,13 +173,13 @@ impl Command {
                 bound.map_or_else(|| name.clone(), |bound| format!("{name} (at most {bound})"))
             })
             .collect();
-        let prefix = token.as_ref().map(|token| format!("{}/", token.0)).unwrap_or_default();
+        let prefix = token.as_ref().map(|token| format!("{}/", token.secret())).unwrap_or_default();
         let url = format!("http://{listening}/{prefix}");
         if self.json {
             output::line(json!({
                 "listening": listening.to_string(),
                 "url": url,
-                "token": token.as_ref().map(|token| &token.0),
+                "token": token.as_ref().map(Token::secret),
                 "payer": address.to_string(),
                 "to": targets.values().map(Url::as_str).collect::<Vec<_>>(),
             }));
@@ -223,35 +222,7 @@ impl Command {
         if self.no_token {
             return Ok(None);
         }
-        match std::env::var(TOKEN_VARIABLE) {
-            Ok(text) if text.len() >= 16 && text.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
-                Ok(Some(Token(text)))
-            }
-            Ok(_) => Err(Error::setting(TOKEN_VARIABLE, "expected at least 16 letters and digits")),
-            Err(_) => {
-                let mut bytes = [0; 16];
-                let filled = getrandom::fill(&mut bytes);
-                filled.map_err(|error| {
-                    Error::setting(TOKEN_VARIABLE, format!("the system has no randomness for one: {error}"))
-                })?;
-                Ok(Some(Token(hex::encode(bytes))))
-            }
-        }
-    }
-}
-
-/// The secret that callers need to spend the budget.
-struct Token(String);
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token")
-    }
-}
-
-impl Token {
-    fn is(&self, given: &[u8]) -> bool {
-        self.0.as_bytes().ct_eq(given).into()
+        Token::find(TOKEN_VARIABLE)?.map_or_else(|| Token::random(TOKEN_VARIABLE), Ok).map(Some)
     }
 }
 
@@ -297,9 +268,9 @@ impl Inner {
     /// Finds out which service is called, if the caller may.
     fn target(&self, request: &Request<Body>) -> Result<Url, Problem> {
         let forbidden = |detail| Problem::new(StatusCode::FORBIDDEN, "forbidden", detail);
-        let headers = request.headers();
+        let given = request.headers();
         // A web page can have a name of its own point to this machine.
-        if !is_loopback(headers.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default()) {
+        if !is_loopback(given.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default()) {
             return Err(forbidden("call this proxy as 127.0.0.1 or localhost"));
         }
         let uri = request.uri();
@@ -308,13 +279,17 @@ impl Inner {
             let first = path.strip_prefix('/').unwrap_or_default().split('/').next().unwrap_or_default();
             if token.is(first.as_bytes()) {
                 path = &path[1 + first.len()..];
-            } else if !headers.get(TOKEN).is_some_and(|given| token.is(given.as_bytes())) {
+            } else if !given.get(TOKEN).is_some_and(|given| token.is(given.as_bytes())) {
                 return Err(forbidden(
                     "the token that the proxy printed must be the first part of the path, or in X402-Proxy-Token",
                 ));
             }
-        } else if headers.contains_key(ORIGIN) {
+        } else if given.contains_key(ORIGIN) {
             return Err(forbidden("web pages may not call a proxy without a token"));
+        }
+        if headers::wants_upgrade(request) {
+            let detail = "WebSockets and other upgrades are not passed on, since one payment is for one answer";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail));
         }
         let path = if path.is_empty() { "/" } else { path };
         if paths::plain(path).is_none() {
@@ -419,7 +394,7 @@ mod tests {
             client: reqwest_middleware::ClientBuilder::new(reqwest::Client::new()).build(),
             budget: tower_x402::client::Budget::default(),
             targets: targets.into_iter().map(|target| (target.name(), target.base)).collect(),
-            token: token.map(|token| Token(token.to_owned())),
+            token: token.map(Token::from),
             has_journal: false,
         }
     }
@@ -457,6 +432,13 @@ mod tests {
         let proxy = proxy(&["https://judge.example"], None);
         assert!(ask(&proxy, "/a", &[HERE]).is_some());
         assert_eq!(ask(&proxy, "/a", &[HERE, ("origin", "https://evil.example")]), None);
+    }
+
+    #[test]
+    fn upgrades_are_not_passed_on() {
+        let proxy = proxy(&["https://judge.example"], Some("secret"));
+        assert_eq!(ask(&proxy, "/secret/a", &[HERE, ("connection", "upgrade"), ("upgrade", "websocket")]), None);
+        assert!(ask(&proxy, "/secret/a", &[HERE, ("upgrade", "h2c")]).is_some(), "it can do without");
     }
 
     #[test]

@@ -20,6 +20,13 @@ impl HttpUrl {
         &self.0
     }
 
+    /// Returns the host, without brackets, and the port.
+    pub(crate) fn host_and_port(&self) -> Option<(String, u16)> {
+        let url: Url = self.0.parse().ok()?;
+        let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+        Some((host, url.port_or_known_default()?))
+    }
+
     /// Returns the scheme, host and port.
     pub(crate) fn origin(&self) -> String {
         self.0.parse::<Url>().map_or_else(|_| String::new(), |url| url.origin().ascii_serialization())

@@ -2,9 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod charging;
+mod deploy;
 mod end_to_end;
 mod messages;
 mod operating;
+mod operator;
 mod paying;
 mod restart;
+mod rules;
 mod stage;
+mod what_can_go_wrong;

@@ -203,6 +203,8 @@ impl Upstream {
         let app = Router::new()
             .route("/echo", any(echo))
             .route("/fail", any(async || (StatusCode::INTERNAL_SERVER_ERROR, "no luck")))
+            .route("/created", post(async || (StatusCode::CREATED, [("location", "/report/7")], "made")))
+            .route("/moved", any(async || (StatusCode::FOUND, [("location", "/elsewhere")])))
             .route("/cheap", post(async || [("x402-actual-price", "$0.0004")]))
             .route("/dear", post(async || [("x402-actual-price", "$1000")]))
             .route("/odd", post(async || [("x402-actual-price", "a lot")]))

@@ -209,7 +209,7 @@ impl Shared {
             .map_err(|error| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", error))?;
         let key = report.verify().map_err(|error| unprocessable("bad_report", &error.to_string()))?;
         // After the signature, so that nobody can use up somebody else's allowance.
-        if let Err(refused) = self.payers.admit_account(key.payer) {
+        if let Err(refused) = self.payers.admit(key.payer) {
             return Err(Answer::too_many(refused.retry_after));
         }
         if let Some(stored) = self.store.stored(&key, &report).await? {

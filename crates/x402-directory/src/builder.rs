@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
-use tower_x402::{Clock, SystemClock, service::RateLimit};
+use tower_x402::{Clock, SystemClock, server::RateLimit};
 
 use super::{
     page::Pages,
@@ -122,7 +122,7 @@ impl DirectoryBuilder {
 
     /// Sets how many requests a caller may make per second, and at once after a pause. Default: 10 and 100.
     ///
-    /// A caller is an address, if the server in front puts a [`PeerAddress`](tower_x402::service::PeerAddress) into the
+    /// A caller is an address, if the server in front puts a [`PeerAddress`](tower_x402::server::PeerAddress) into the
     /// request's extensions. All requests without one share one allowance.
     pub fn rate(mut self, per_second: f64, burst: f64) -> Self {
         self.rate = (per_second, burst);

@@ -87,7 +87,7 @@
 //! use std::net::SocketAddr;
 //! use axum::{Router, body::Body, extract::{ConnectInfo, Request}};
 //! use tower::ServiceExt as _;
-//! use tower_x402::{Network, service::PeerAddress};
+//! use tower_x402::{Network, server::PeerAddress};
 //! use x402_directory::{DirectoryService, DirectoryStore, PaymentChecker};
 //!
 //! let checker = PaymentChecker::new(Network::BASE).rpc_url("https://your-node.example")?;

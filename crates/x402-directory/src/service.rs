@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
-use tower_x402::{Clock, service::RateLimit};
+use tower_x402::{Clock, server::RateLimit};
 
 use super::{
     page::{self, Pages, Shown},

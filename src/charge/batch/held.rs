@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     charge::{
-        Begun, Held, Presented, Refusal, Unfinished, VerifiedPayment, detached,
+        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why, detached,
         lease::pauses_after_work,
         recording::{Recording, RecordingLedger},
     },
@@ -18,7 +18,7 @@ use crate::{
         BodyDigest, LedgerError, StoredResponse,
         channels::{ChannelLedgerError, ChannelRecord, ChannelStep},
     },
-    protocol::{PaymentFlow, SettlementResponse},
+    protocol::{PaymentFlow, Reason, SettlementResponse},
     telemetry::{self, RequestOutcome},
 };
 
@@ -35,9 +35,9 @@ impl BatchHeld {
     pub(crate) async fn begin(
         mut request: BatchRequest,
         presented: &mut impl Presented,
-    ) -> Result<Begun<Self>, Refusal> {
+    ) -> Result<Beginning<Self>, Refusal> {
         let channel = match request.begin(presented).await? {
-            Next::Replay(response, receipt) => return Ok(Begun::Replay(response, receipt)),
+            Next::Replay(response, receipt) => return Ok(Beginning::Replay(response, receipt)),
             Next::Hold(channel) => channel,
         };
         let is_refund = request.payment.refund.is_some();
@@ -45,25 +45,25 @@ impl BatchHeld {
         match is_refund {
             // Like work, it goes on if its payer goes away.
             true => detached(Box::pin(held.refund())).await.unwrap_or_else(|| Err(Unfinished::Panicked.into())),
-            false => Ok(Begun::Work(held)),
+            false => Ok(Beginning::Work(held)),
         }
     }
 
     /// Refunds what is left, or as much of it as was asked for.
-    async fn refund(mut self) -> Result<Begun<Self>, Refusal> {
+    async fn refund(mut self) -> Result<Beginning<Self>, Refusal> {
         let BatchRequest { channels, request_key, payment, .. } = &*self.request;
         let asked = payment.refund.flatten();
         let refunded = channels.refund(&self.channel.lease.record, *request_key, &payment.voucher, asked).await;
         self.channel.lease.release().await;
         let (executed, record) = refunded.map_err(|error| self.request.not_moved(&error))?;
-        Ok(Begun::Refunded(record.id, receipt(None, &record, record.charged(), Some(&executed))))
+        Ok(Beginning::Refunded(record.id, receipt(None, &record, record.charged(), Some(&executed))))
     }
 
     /// Charges for work that is done. If the ledger fails it is asked again for a while.
     async fn take(&self, held: &ChannelRecord, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError> {
         let mut pauses = pauses_after_work();
         loop {
-            let error = match self.request.channels.advance(&held.id, step).await {
+            let mut error = match self.request.channels.advance(&held.id, step).await {
                 Ok(record) => return Ok(record),
                 Err(error) => error,
             };
@@ -73,7 +73,7 @@ impl BatchHeld {
                 ChannelLedgerError::LeaseLost => match self.request.channels.record(&held.id).await {
                     Ok(Some(record)) if record.answer_to(self.request.request_key).is_some() => return Ok(record),
                     Ok(_) => return Err(error),
-                    Err(_) => {}
+                    Err(unknown) => error = unknown.into(),
                 },
                 _ => return Err(error),
             }
@@ -83,9 +83,16 @@ impl BatchHeld {
         }
     }
 
-    /// The work is done, and the books did not take the charge for it.
+    /// The work is done, and the books did not take the charge for it, or did not say.
     fn not_charged(&self, error: ChannelLedgerError) -> Refusal {
         match error {
+            ChannelLedgerError::Ledger(error @ LedgerError::Backend(_)) => {
+                let record = &self.channel.lease.record;
+                tracing::error!(%error, channel = %record.id, "it is not known whether work was charged for");
+                let failed = SettlementResponse::failed(Reason::SettlementPending, record.network.to_string());
+                let payer = Some(record.config.payer.to_string());
+                Refusal::new(Why::Pending).with_receipt(Some(SettlementResponse { payer, ..failed }))
+            }
             ChannelLedgerError::Ledger(error) => error.into(),
             error => {
                 tracing::error!(%error, channel = %self.channel.lease.record.id, "work could not be charged for");

@@ -3,10 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, keccak256};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tracing::{Span, field::display};
 
 use super::{
@@ -15,12 +12,7 @@ use super::{
 };
 use crate::{
     channels::Channels,
-    charge::{
-        Presented, Refusal, Seller, Why,
-        in_progress::{TooManyCopies, WaitingCopy},
-        lease::FinishOnDrop,
-        queue::AdmissionQueue,
-    },
+    charge::{Presented, Refusal, Seller, Why, lease::FinishOnDrop, queue::AdmissionQueue},
     clock::age,
     facilitator::channels::{ChannelError, Executed},
     ledger::{
@@ -95,24 +87,33 @@ impl BatchRequest {
         let deadline = Instant::now() + limits.wait;
         let (standing, mut deposit) = Box::pin(self.admit()).await?;
         match standing {
-            Standing::Payer(payer) => seller.arriving.wait(payer, presented.read_whole()).await??,
+            Standing::Payer(payer) => {
+                seller.arriving.wait(payer, 0, presented.read_whole()).await.ok_or(Why::Busy)??;
+            }
             Standing::Public | Standing::Charged => {
-                seller.known.read(presented.longest(), presented.read_whole()).await??;
+                let arrived = presented.arrived();
+                let read = seller.known.read(self.channel(), arrived, presented.read_whole()).await;
+                read.ok_or(Why::Busy)??;
             }
             Standing::Refund => {}
         }
+        let held = presented.held();
         let is_charged = standing == Standing::Charged;
         self.identify(presented.digest());
         let id = self.payment.voucher.channel_id;
         let key = PaymentKey { nonce: id.digest(), ..self.key() };
+        let (room, owner) = match standing {
+            Standing::Payer(payer) => (&seller.in_line, payer),
+            _ => (&seller.copies, self.channel()),
+        };
         let mut line = None;
         // What was charged gets its answer and no work, and takes no place in the line from the payer's next request.
         while !is_charged && line.is_none() {
             line = seller.in_progress.enter(key);
             if line.is_none()
-                && let Some(waiting) = self.join(&key)?
+                && let Some(waiting) = seller.in_progress.join(&key)
             {
-                self.wait(deadline, &seller.in_line, waiting).await?;
+                self.until(deadline, room.wait(owner, held, waiting.ended())).await?;
             }
         }
         // Who waits holds no permit meanwhile (invariant I12).
@@ -125,8 +126,9 @@ impl BatchRequest {
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
                 drop((line, permit.take()));
-                if let Some(streaming) = self.join(&PaymentKey { nonce: charged.request, ..self.key() })? {
-                    self.wait(deadline, &seller.copies, streaming).await?;
+                let streamed = PaymentKey { nonce: charged.request, ..self.key() };
+                if let Some(streaming) = seller.in_progress.join(&streamed) {
+                    self.until(deadline, seller.copies.wait(self.channel(), held, streaming.ended())).await?;
                 }
                 let _permit = self.permit(true).await?;
                 return Box::pin(self.replay(presented, record, charged)).await;
@@ -182,7 +184,7 @@ impl BatchRequest {
                 // Another process holds it.
                 Err(ChannelLedgerError::Busy { .. }) => {
                     drop(permit.take());
-                    self.until(deadline, tokio::time::sleep(POLL)).await?;
+                    self.until(deadline, room.wait(owner, held, tokio::time::sleep(POLL))).await?;
                     permit = Some(self.permit(is_charged).await?);
                 }
                 Err(error) => return Err(self.refused(error)),
@@ -316,20 +318,14 @@ impl BatchRequest {
         permit.ok_or_else(|| Why::Busy.into())
     }
 
-    /// Joins the requests that wait for this one.
-    fn join(&self, key: &PaymentKey) -> Result<Option<WaitingCopy>, Refusal> {
-        let waiting = self.seller.in_progress.join(key, self.seller.rules.limits.copies());
-        waiting.map_err(|TooManyCopies| self.busy())
+    /// Waits for an event, as long as it has a place, until the deadline at most.
+    async fn until(&self, deadline: Instant, event: impl Future<Output = Option<()>>) -> Result<(), Refusal> {
+        tokio::time::timeout_at(deadline, event).await.ok().flatten().ok_or_else(|| self.busy())
     }
 
-    /// Waits for another request, until the deadline at most, if there is room.
-    async fn wait(&self, deadline: Instant, room: &Semaphore, other: WaitingCopy) -> Result<(), Refusal> {
-        let _place = room.try_acquire().map_err(|_| self.busy())?;
-        self.until(deadline, other.ended()).await
-    }
-
-    async fn until(&self, deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Refusal> {
-        tokio::time::timeout_at(deadline, event).await.map_err(|_| self.busy())
+    /// Returns what names the channel as the owner of a place.
+    fn channel(&self) -> B256 {
+        self.payment.voucher.channel_id.digest()
     }
 
     /// Looks at the channel on the chain. Returns `None` if nothing is in it. Strangers can name channels that do not exist, so only so many
@@ -411,6 +407,12 @@ impl BatchRequest {
         charged: Charged,
     ) -> Result<Next, Refusal> {
         let stored = self.channels.response(record, charged.request).await?;
+        let (now, limits) = (self.seller.now(), &self.seller.rules.limits);
+        let streamed = PaymentKey { nonce: charged.request, ..self.key() };
+        if stored.is_none() && limits.lease_until(charged.at) >= now && !self.seller.in_progress.has_ended(&streamed) {
+            // It may stream in another process, for as long as the lease of a payment by `exact`.
+            return Err(Why::InProgress.into());
+        }
         let receipt = receipt(Some(charged.charged), record, charged.total, None);
         if let Some(names) = stored.as_ref().and_then(|stored| presented.misfit(stored)) {
             return Err(Refusal::new(Why::OtherHeaders(names)).with_receipt(Some(receipt)));
@@ -423,8 +425,7 @@ impl BatchRequest {
                 counted.answer_to(charged.request).map_or(u32::MAX, |answer| answer.replays)
             }
         };
-        let age = age(self.seller.now(), charged.at);
-        match stored.filter(|_| self.seller.rules.limits.may_replay(self.has_secret, replays, age)) {
+        match stored.filter(|_| limits.may_replay(self.has_secret, replays, age(now, charged.at))) {
             Some(stored) => Ok(Next::Replay(stored, receipt)),
             None => Err(Refusal::new(Why::Used).with_receipt(Some(receipt))),
         }

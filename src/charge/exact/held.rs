@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     charge::{
-        Begun, Held, Presented, Refusal, Unfinished, VerifiedPayment,
+        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why,
         lease::HeldLease,
         recording::{Recording, RecordingLedger, record_delivery},
         rooms::PayerRoom,
@@ -57,7 +57,7 @@ pub(crate) async fn admit(
         }
         Err(Refusal::not_covered())
     };
-    Box::pin(room.wait(payment.key().payer.into_word(), waiting)).await?
+    Box::pin(room.wait(payment.key().payer.into_word(), 0, waiting)).await.ok_or(Why::Busy)?
 }
 
 /// Returns `false` if it depends on the payer's other payments.
@@ -88,12 +88,17 @@ impl ExactHeld {
     pub(crate) async fn begin(
         request: Box<ExactRequest>,
         presented: &mut impl Presented,
-    ) -> Result<Begun<Self>, Refusal> {
+    ) -> Result<Beginning<Self>, Refusal> {
         let is_permit = request.is_permit();
         Ok(match request.begin(presented).await.map_err(|refusal| refusal.of_permit(is_permit))? {
-            (request, Next::Work(lease)) => Begun::Work(Self { request, lease }),
-            (_, Next::Replay(response, receipt)) => Begun::Replay(response, receipt),
+            (request, Next::Work(lease)) => Beginning::Work(Self { request, lease }),
+            (_, Next::Replay(response, receipt)) => Beginning::Replay(response, receipt),
         })
+    }
+
+    /// Returns the time of the seller's clock, in Unix seconds.
+    pub(crate) fn now(&self) -> u64 {
+        self.request.seller.now()
     }
 
     /// Verifies and admits the payment and, where the flow wants it, settles it.

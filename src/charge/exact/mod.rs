@@ -6,16 +6,25 @@
 //!
 //! | file | question it answers |
 //! |---|---|
+//! | `matching` | which offer does it pay? |
 //! | `request` | is a payment new, to be worked on, or answered before? |
 //! | `held` | what is done before and after the work for it? |
 //! | `settle` | is it settled, and what becomes of it if that is not known? |
 //! | `receipt` | what is its payer told? |
+//! | `settler` | how is it settled for others? |
 
 mod held;
+mod matching;
 mod receipt;
 mod request;
 mod settle;
+mod settler;
 
-pub(crate) use held::{ExactHeld, admit};
-pub(crate) use request::{ExactRequest, Matched, Presentation, is_same_payment};
-pub(crate) use settle::{Outcome, reconcile, settle};
+pub(crate) use held::ExactHeld;
+pub(crate) use matching::{Message, PresentedPayment};
+pub(crate) use request::{ExactRequest, Matched, Presentation};
+pub use settler::{SettleAnswer, Settler, Sponsor};
+
+use held::admit;
+use request::is_same_payment;
+use settle::{Outcome, reconcile, settle};

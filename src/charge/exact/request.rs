@@ -8,8 +8,9 @@ use tracing::{Span, field::display};
 
 use crate::charge::{
     Presented, Refusal, Seller, Unread, Why,
-    in_progress::{InProgress, TooManyCopies},
+    in_progress::InProgress,
     lease::{FinishOnDrop, HeldLease, Reserved},
+    rooms::owner_of,
 };
 use crate::{
     clock::age,
@@ -214,11 +215,12 @@ impl ExactRequest {
         // Paid before the work, the body must be known before the money moves. That of a known payment is compared below.
         if self.is_upfront() && self.verified.is_some() {
             self.place = None;
-            Box::pin(seller.arriving.wait(self.key.payer.into_word(), request.read_whole())).await??;
+            let read = Box::pin(seller.arriving.wait(self.key.payer.into_word(), 0, request.read_whole())).await;
+            read.ok_or(Why::Busy)??;
         }
         loop {
             let Some(in_progress) = seller.in_progress.enter(self.key) else {
-                Box::pin(self.wait_for_copy(deadline)).await?;
+                Box::pin(self.wait_for_copy(deadline, request.held())).await?;
                 continue;
             };
             if self.refusal.is_none() {
@@ -254,11 +256,10 @@ impl ExactRequest {
         }
     }
 
-    /// Waits while another request in this process works on the payment.
-    async fn wait_for_copy(&mut self, deadline: Instant) -> Result<(), Refusal> {
+    /// Waits, with so much of the body, while another request in this process works on the payment.
+    async fn wait_for_copy(&mut self, deadline: Instant, held: u64) -> Result<(), Refusal> {
         let seller = self.seller.clone();
-        let waiting = seller.in_progress.join(&self.key, seller.rules.limits.copies());
-        let Some(waiting) = waiting.map_err(|TooManyCopies| Why::InProgress)? else { return Ok(()) };
+        let Some(waiting) = seller.in_progress.join(&self.key) else { return Ok(()) };
         let mut has_place = self.place.is_some();
         if let Some(record) = self.facilitator.ledger().get(&self.key).await? {
             self.check_same_request(&record)?;
@@ -266,9 +267,7 @@ impl ExactRequest {
         }
         // While it waits, its place is another payment's: anybody can sign, and send copies of what is on the chain. Its body waits, too.
         (self.place, self.permit) = (None, None);
-        let copy = seller.copies.try_acquire().map_err(|_| Why::InProgress)?;
-        wait_until(deadline, waiting.ended()).await?;
-        drop(copy);
+        self.wait_until(deadline, held, waiting.ended()).await?;
         if has_place {
             self.place = Some(seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
         }
@@ -277,15 +276,29 @@ impl ExactRequest {
 
     /// Waits until a payment that another process works on, or whose response streams there, is to be looked at again. Copies in this process
     /// wait for this one, which holds nothing meanwhile.
-    async fn wait_for_another(&mut self, deadline: Instant, in_progress: Option<InProgress>) -> Result<(), Refusal> {
+    async fn wait_for_another(
+        &mut self,
+        deadline: Instant,
+        held: u64,
+        in_progress: Option<InProgress>,
+    ) -> Result<(), Refusal> {
         self.permit = None;
         let had_place = self.place.take().is_some();
-        wait_until(deadline, tokio::time::sleep(POLL)).await?;
+        self.wait_until(deadline, held, tokio::time::sleep(POLL)).await?;
         drop(in_progress);
         if had_place {
             self.place = Some(self.seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
         }
         Ok(())
+    }
+
+    /// Waits for an event with so much of the body, in the payer's share of the room, until the deadline at most.
+    async fn wait_until(&self, deadline: Instant, held: u64, event: impl Future<Output = ()>) -> Result<(), Refusal> {
+        let event = tokio::time::timeout_at(deadline, event);
+        match self.seller.copies.wait(self.key.payer.into_word(), held, event).await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err(Why::InProgress.into()),
+        }
     }
 
     /// Reserves the payment. A client that goes away meanwhile leaves nothing behind: the lease is then given back.
@@ -335,8 +348,9 @@ impl ExactRequest {
                 // Its client may never send it, and be another one than the payer. Nobody waits for it, and then the payment is looked at again.
                 drop(in_progress);
                 (self.place, self.permit, self.compared) = (None, None, Some(record.body));
-                let longest = request.longest();
-                self.seller.known.read(longest, compare(request, &record)).await??;
+                let arrived = request.arrived();
+                let read = self.seller.known.read(owner_of(&self.key), arrived, compare(request, &record)).await;
+                read.ok_or(Why::Busy)??;
                 return Ok(None);
             }
             self.take_permit_for(&record).await?;
@@ -344,12 +358,12 @@ impl ExactRequest {
         }
         let now = self.seller.now();
         match self.state_of(&record, now) {
-            KnownPayment::Wait => self.wait_for_another(deadline, in_progress).await?,
+            KnownPayment::Wait => self.wait_for_another(deadline, request.held(), in_progress).await?,
             KnownPayment::Replay => {
                 if let Some(replay) = self.replay(request, &record, now).await? {
                     return Ok(Some(replay));
                 }
-                self.wait_for_another(deadline, in_progress).await?;
+                self.wait_for_another(deadline, request.held(), in_progress).await?;
             }
             KnownPayment::Resume => {
                 if has_shown_money {
@@ -374,7 +388,7 @@ impl ExactRequest {
                         return Ok(Some(Next::Replay(response, receipt)));
                     }
                 }
-                Kept::NotYet => self.wait_for_another(deadline, in_progress).await?,
+                Kept::NotYet => self.wait_for_another(deadline, request.held(), in_progress).await?,
                 // It is owed for, and will be settled: its response left before.
                 Kept::Gone if record.deferred => return Err(self.used(&record)),
                 Kept::Gone => return Err(Why::NotKept.into()),
@@ -524,11 +538,4 @@ fn is_untouched(record: &Record) -> bool {
 /// Returns `true` if nobody has the response: until it is settled for the first time, it is given to nobody without credit.
 fn is_unseen(record: &Record) -> bool {
     record.fulfilment == Fulfilment::Produced && !record.deferred && record.settled_at.is_none()
-}
-
-async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Refusal> {
-    if Instant::now() >= deadline {
-        return Err(Why::InProgress.into());
-    }
-    tokio::time::timeout_at(deadline, event).await.map_err(|_| Why::InProgress.into())
 }

@@ -188,12 +188,12 @@ async fn is_resolved(facilitator: &dyn Facilitator, record: &mut Record, now: u6
 
 /// Asks for an unknown outcome until it is known. Holds the permit of the request it came from, so that an outage shows as
 /// "busy" before work is done instead of as a growing number of open payments. The payer of an `upto` payment can leave its outcome unknown,
-/// by a use of the nonce that nobody sees, so its request holds the permit only until what was signed has expired.
+/// by a use of the nonce that nobody sees, so that it is left to reconciliation once what was signed has expired.
 async fn watch(
     facilitator: Arc<dyn Facilitator>,
     key: PaymentKey,
     clock: Arc<dyn Clock>,
-    mut permit: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 ) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -211,7 +211,7 @@ async fn watch(
             break;
         }
         if record.terms.permit().is_some() && record.terms.is_over(&record.authorization, clock.now()) {
-            permit = None;
+            break;
         }
         let expiry = u64::try_from(record.authorization.valid_before).unwrap_or(u64::MAX);
         if is_resolved(facilitator.as_ref(), &mut record, clock.now()).await

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use alloy_primitives::U64;
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 
 use super::{Budget, JournalEntry, Proof, Reconciliation};
 use crate::chain::{
     authorization_use::{self, AuthorizationUse, FOR_THE_OLDEST},
+    block_search::around,
     permit::{self, PermitUse, Searched},
     receipt_check::ExpectedTransfer,
     rpc::{Block, Rpc, RpcFailure},
@@ -21,8 +21,6 @@ pub(in crate::client) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOCK_SKEW: u64 = 900;
 /// After this many timeouts in a row, the other payments are not looked up.
 const MAX_TIMEOUTS: usize = 3;
-/// How exactly a block is searched by its time, in blocks: one request for logs covers this many.
-const BLOCK_PRECISION: u64 = 500;
 
 /// An error that prevented every lookup. No payment was resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -146,12 +144,13 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
     let (_, to) = around(rpc, entry.valid_before, last).await?;
     if expected.is_by_permit() {
         let blocks = [from.saturating_add(1), to];
-        if let Searched::Found(PermitUse { transaction, amount, .. }) =
-            permit::find_use(rpc, &expected, blocks, FOR_THE_OLDEST).await?
-        {
-            return Ok(Some(Proof::Paid { transaction, charged: Usdc::try_from(amount).ok() }));
-        }
-        let invalidated = permit::find_invalidation(rpc, &expected, blocks, FOR_THE_OLDEST).await?;
+        let is_unused = match permit::find_use(rpc, &expected, blocks, FOR_THE_OLDEST).await? {
+            Searched::Found(PermitUse { transaction, amount, .. }) => {
+                return Ok(Some(Proof::Paid { transaction, charged: Usdc::try_from(amount).ok() }));
+            }
+            Searched::NotFound { is_complete } => is_complete,
+        };
+        let invalidated = permit::find_invalidation(rpc, &expected, blocks, FOR_THE_OLDEST, is_unused).await?;
         return Ok(matches!(invalidated, Searched::Found(_)).then_some(Proof::Void));
     }
     Ok(match authorization_use::find(rpc, &expected, from, to).await? {
@@ -163,31 +162,4 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         }
         AuthorizationUse::NotFound { .. } => None,
     })
-}
-
-/// Returns two blocks at most [`BLOCK_PRECISION`] apart: the first from before `time`, the second not, if there is one yet.
-async fn around(rpc: &Rpc, time: u64, last: Block) -> Result<(u64, u64), RpcFailure> {
-    let (mut high, mut step) = (last.number.saturating_to::<u64>(), BLOCK_PRECISION);
-    if last.timestamp.saturating_to::<u64>() < time {
-        return Ok((high, high));
-    }
-    let mut low = high.saturating_sub(step);
-    while low > 0 && timestamp(rpc, low).await? >= time {
-        high = low;
-        step = step.saturating_mul(4);
-        low = low.saturating_sub(step);
-    }
-    while high - low > BLOCK_PRECISION {
-        let middle = low + (high - low) / 2;
-        match timestamp(rpc, middle).await? < time {
-            true => low = middle,
-            false => high = middle,
-        }
-    }
-    Ok((low, high))
-}
-
-async fn timestamp(rpc: &Rpc, number: u64) -> Result<u64, RpcFailure> {
-    let block: Option<Block> = rpc.call("eth_getBlockByNumber", (U64::from(number), false)).await?;
-    Ok(block.ok_or(RpcFailure::Silent)?.timestamp.saturating_to())
 }

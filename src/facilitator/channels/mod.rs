@@ -1,18 +1,18 @@
 //! The chain's side of payment channels: deposits, claims, transfers and refunds.
 //!
 //! ```
-//! # #[cfg(all(feature = "client", feature = "devnet"))]
+//! # #[cfg(all(feature = "client", feature = "onchain", feature = "local-signer"))]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> anyhow::Result<()> {
 //! use tower_x402::{
 //!     Clock, Network, Nonces, OsNonces, SystemClock, Usdc,
-//!     devnet::Devnet,
 //!     eip3009::TokenDomain,
 //!     facilitator::channels::{ChannelFacilitator, OnchainChannels, RefundOrder},
 //!     primitives::{Address, B256, U256},
 //!     signers::PrivateKeySigner,
 //!     vouchers::{AuthorizerKey, ChannelConfig, Claim, ClaimedVoucher, Deposit, Escrow, Voucher},
 //! };
+//! use x402_devnet::Devnet;
 //!
 //! let (devnet, network) = (Devnet::start().await?, Network::BASE_SEPOLIA);
 //! let [gas_key, payer, authorizer] = std::array::from_fn(|_| PrivateKeySigner::random());
@@ -56,7 +56,7 @@
 //! assert_eq!(devnet.balance_of(payer.address())?, Usdc::from_atomic(950_000));
 //! # Ok(())
 //! # }
-//! # #[cfg(not(all(feature = "client", feature = "devnet")))]
+//! # #[cfg(not(all(feature = "client", feature = "onchain", feature = "local-signer")))]
 //! # fn main() {}
 //! ```
 
@@ -100,7 +100,7 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the gas that transactions of this process have used since it was built. Default: 0, for one that somebody else sends
-    /// transactions for. A [`FacilitatorService`](crate::service::FacilitatorService) bounds it by the hour.
+    /// transactions for. The service of the crate `x402-facilitator` bounds it by the hour.
     fn gas_used(&self) -> u64 {
         0
     }
@@ -184,26 +184,31 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The most gas that the transactions of one action may use, whatever becomes of them. An action that needs more is refused.
-#[cfg(any(feature = "onchain", feature = "server"))]
-pub(crate) mod gas {
-    /// Plainly 120,000 to 160,000. The rest is for the check of a contract wallet's signature.
-    pub(crate) const DEPOSIT: u64 = 400_000;
-    pub(crate) const SETTLE: u64 = 200_000;
-    /// With the claim that goes before it.
-    pub(crate) const REFUND: u64 = 300_000;
+pub mod gas {
+    /// Of a deposit. Plainly it uses 120,000 to 160,000; the rest is for the check of a contract wallet's signature.
+    pub const DEPOSIT: u64 = 400_000;
+    /// Of a transfer to the receiver.
+    pub const SETTLE: u64 = 200_000;
+    /// Of a refund, with the claim that goes before it.
+    pub const REFUND: u64 = 300_000;
 
     /// For a claim, and for each of its rows, of which each plainly takes 25,000.
     const CLAIM: u64 = 150_000;
     const ROW: u64 = 60_000;
 
     /// Returns the bound for a claim of so many rows.
-    pub(crate) const fn claim(rows: usize) -> u64 {
+    pub const fn claim(rows: usize) -> u64 {
         (rows as u64).saturating_mul(ROW).saturating_add(CLAIM)
     }
 
-    /// Returns how many rows a claim may have that may use so much gas.
-    #[cfg(feature = "server")]
-    pub(crate) const fn claims_within(gas: u64) -> usize {
+    /// Returns how many rows a claim may have that may use so much gas, at most 1,000.
+    ///
+    /// ```
+    /// use tower_x402::facilitator::channels::gas;
+    ///
+    /// assert_eq!(gas::claims_within(gas::claim(4)), 4);
+    /// ```
+    pub const fn claims_within(gas: u64) -> usize {
         let rows = gas.saturating_sub(CLAIM) / ROW;
         // What has no room in a body has none here.
         if rows < 1_000 { rows as usize } else { 1_000 }
@@ -326,7 +331,7 @@ pub enum ChannelError {
     },
 }
 
-#[cfg(any(feature = "onchain", feature = "server"))]
+#[cfg(feature = "onchain")]
 impl ChannelError {
     /// A refusal.
     pub(crate) fn rejected(reason: &'static str, detail: impl Into<String>) -> Self {

@@ -230,7 +230,7 @@ mod confirming {
             };
             // It may have been used before it was seen unused, for something else.
             let Some(seen_unused) = seen_unused else { return Ok(Fate::Unclear) };
-            Ok(match self.node.find_use(&expected, seen_unused, used.block).await? {
+            Ok(match self.node.find_use(payment, seen_unused, used.block).await? {
                 AuthorizationUse::Paid { transaction, block } => paid(transaction, block),
                 AuthorizationUse::Otherwise { transaction, block } => {
                     Fate::Known(SettlementOutcome::used_otherwise(Some(transaction), self.node.is_final(block).await))

@@ -284,7 +284,8 @@ impl Reconcile for Remote {
         let outcome =
             if is_due { self.settle(record.payment(), Repeat::Never).await? } else { self.reconcile(&record).await? };
         if matches!(outcome, SettlementOutcome::Unknown { .. }) {
-            // The ledger has it as unknown already, and a claim that lasts.
+            // The ledger has it as unknown already. Settling it took a claim of its own, shorter than this one.
+            self.journal.claim(&record, LONGEST_PAUSE).await?;
             return Ok(());
         }
         let step = SettlementStep::of(&outcome, self.journal.process_id(), &record.transactions);

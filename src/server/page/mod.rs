@@ -18,7 +18,8 @@ use sha2::{Digest as _, Sha256};
 
 use self::render::{Shown, render};
 pub use self::{negotiate::is_navigation, settings::BrowserPage};
-use super::{answer::Answer, config::Config, offer::Offer};
+use super::{answer::Answer, config::Config};
+use crate::charge::Offer;
 
 /// Returns the 402 for a request without a payment: as a page for a person's browser, as JSON otherwise.
 pub(super) fn payment_required(

@@ -8,9 +8,10 @@ use serde_json::Value;
 
 use super::{SCRIPT, STYLE, settings::BrowserPage};
 use crate::{
+    charge::Offer,
     network::Network,
     protocol::{ExactOffer, PaymentFlow, ResourceInfo},
-    server::offer::{Offer, RenderedOffers},
+    server::offer::RenderedOffers,
     usdc::Usdc,
 };
 

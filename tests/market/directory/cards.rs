@@ -15,7 +15,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
-use tower_x402::{ManualClock, Network, Usdc, service::PeerAddress};
+use tower_x402::{ManualClock, Network, Usdc, server::PeerAddress};
 use url::Url;
 use x402_directory::{
     CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,

@@ -11,12 +11,12 @@ use tower_x402::{
     Network, Usdc,
     channels::Channels,
     client::{Budget, ChannelPolicy, Payer},
-    devnet::Orphans,
     facilitator::{OnchainFacilitator, channels::OnchainChannels},
     ledger::MemoryLedger,
     vouchers::AuthorizerKey,
 };
 use url::Url;
+use x402_devnet::Orphans;
 use x402_directory::{PaymentCheckError, ReportQuery, SignedEvidence, reputation::Reputation};
 use x402_judges::ArithmeticJudge;
 use x402_market::{

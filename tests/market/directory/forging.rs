@@ -489,12 +489,12 @@ async fn network_and_token_belong_to_the_identity_of_a_payment() {
 /// A chain with Base's number.
 struct DevnetOnBase {
     url: String,
-    _port: tower_x402::devnet::DevnetPort,
+    _port: x402_devnet::DevnetPort,
 }
 
 impl DevnetOnBase {
     async fn start() -> Self {
-        let devnet = tower_x402::devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
+        let devnet = x402_devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
         devnet.mine();
         let port = devnet.serve("127.0.0.1:0").await.unwrap();
         Self { url: port.url().to_string(), _port: port }

@@ -12,7 +12,8 @@ use alloy_primitives::B256;
 use axum::{Router, body::Bytes, routing::post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_x402::{Network, devnet::Orphans};
+use tower_x402::Network;
+use x402_devnet::Orphans;
 use x402_directory::{PaymentCheckError, PaymentChecker, Publication};
 
 use super::stage::{PRICE, Paid, Stage, checker, moved, sign_report, used};
@@ -89,7 +90,7 @@ async fn hanging_node_blocks_nobody_and_gets_few_requests() {
 #[tokio::test]
 async fn node_of_another_chain_is_refused() {
     let chain = DevnetChain::start(None).await;
-    let other = tower_x402::devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
+    let other = x402_devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
     let port = other.serve("127.0.0.1:0").await.unwrap();
     let wrong = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(port.url()).unwrap().depth(0);
     let stage = Stage::set_with(&chain, |directory| directory.payment_checker(wrong)).await;

@@ -1,6 +1,6 @@
 //! Payments that are reorged.
 
-use tower_x402::devnet::Orphans;
+use x402_devnet::Orphans;
 
 use super::stage::{PRICE, Stage};
 use support::{authorization::sign, chain::Chain, devnet::DevnetChain, token::transfer_vrs};

@@ -9,7 +9,8 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower::ServiceExt as _;
-use tower_x402::{ManualClock, devnet::Orphans, service::PeerAddress};
+use tower_x402::{ManualClock, server::PeerAddress};
+use x402_devnet::Orphans;
 use x402_directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
 
 use super::stage::{PRICE, Stage, checker};

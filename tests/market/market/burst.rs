@@ -20,11 +20,11 @@ use tokio::{
 };
 use tower_x402::{
     Network, Usdc,
-    devnet::Devnet,
     facilitator::{Facilitator, OnchainFacilitator},
     protocol::PaymentFlow,
     server::{DeferredPolicy, RequirePaymentLayerBuilder},
 };
+use x402_devnet::Devnet;
 use x402_market::{
     AgentCard, Confidence, EvaluatorBuilder, EvaluatorService, Score, Submission, Verdict,
     judge::{Judge, JudgeError},

@@ -23,9 +23,9 @@ use tower_x402::{
     Network,
     client::{DiscoveryClient, PaymentMiddleware},
     facilitator::RemoteFacilitator,
-    service::FacilitatorService,
 };
 use url::Url;
+use x402_facilitator::FacilitatorService;
 use x402_market::{
     AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, EvaluatorService,
     RefusedReason, SourceError, Student,

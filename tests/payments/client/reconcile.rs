@@ -11,9 +11,9 @@ use tower_x402::{
         Budget, Journal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, ReceiptExt, ReconcileError,
         Reconciliation, RetryPolicy, reconcile,
     },
-    devnet::Devnet,
     protocol::ExactPayload,
 };
+use x402_devnet::Devnet;
 
 use super::middleware;
 use support::script::{NOW, Reply, Server, TempPath, budget as purse, cut, decode, offer, required, with_settlement};

@@ -9,7 +9,7 @@ use serde_json::json;
 use support::{
     chain::Chain as _,
     devnet::DevnetChain,
-    permit::{approve, invalidate},
+    permit::{approve, invalidate, settle_by_contract},
     script::TempPath,
     shop::{App, PRICE, Shop, evaluate, send},
 };
@@ -172,6 +172,28 @@ async fn permit_is_released_when_its_nonce_is_invalidated() {
     invalidate(&stage.chain.devnet, stage.buyer.address(), entry.nonce.into());
     let found = reconcile(payer.budget(), stage.chain.provider()).await.unwrap();
     assert_eq!((found.void, payer.budget().reserved()), (1, Usdc::ZERO));
+}
+
+/// Permit2 logs an invalidation of a nonce that was used, too, and what a contract settled cannot be told.
+#[tokio::test]
+async fn permit_that_was_charged_is_not_released_when_its_nonce_is_invalidated_afterwards() {
+    let stage = Stage::open(U256::MAX >> 1).await;
+    let payer = stage.payer(budget());
+    let mut signed = Vec::new();
+    for _ in 0..2 {
+        let payment = stage.sign(&payer).await;
+        signed.push(serde_json::from_slice(&BASE64_STANDARD.decode(payment.header()).unwrap()).unwrap());
+    }
+    let [charged, unused] = [&signed[0], &signed[1]];
+    settle_by_contract(&stage.chain.devnet, charged, 250);
+    assert_eq!(stage.chain.balance(stage.buyer.address()).await, 100 * PRICE - 250);
+    for payment in [charged, unused] {
+        let nonce: &serde_json::Value = &payment["payload"]["permit2Authorization"]["nonce"];
+        invalidate(&stage.chain.devnet, stage.buyer.address(), nonce.as_str().unwrap().parse().unwrap());
+    }
+    let found = reconcile(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((found.paid, found.void, found.open), (0, 1, 1));
+    assert_eq!((payer.budget().spent(), payer.budget().reserved()), (Usdc::ZERO, usdc(PRICE)));
 }
 
 #[tokio::test]

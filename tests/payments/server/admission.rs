@@ -41,7 +41,6 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Network,
     channels::Channels,
-    devnet::Fault,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
@@ -50,6 +49,7 @@ use tower_x402::{
     server::RequirePaymentLayerBuilder,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
+use x402_devnet::Fault;
 
 use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refused, voucher};
 
@@ -341,12 +341,12 @@ async fn vouchers_that_were_charged_take_no_permit_of_payers() {
         })
         .collect();
     eventually("those that are there longest make room", async || {
-        copies.iter().filter(|copy| copy.is_finished()).count() == 64 - 4
+        copies.iter().filter(|copy| copy.is_finished()).count() == 64 - 1
     })
     .await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "mine").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
-    assert!(held.now.load(Ordering::SeqCst) <= 4, "4 MiB for all of them");
+    assert!(held.now.load(Ordering::SeqCst) <= 1, "1 MiB for all that present one payment");
     copies.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
@@ -510,8 +510,8 @@ async fn payer_gets_its_answer_again_while_strangers_present_its_payment() {
     }
     for payment in &payments {
         let stalled = Stalled::open(address, &vec![payment.clone(); STALLED]).await;
-        // 4 MiB have room for four bodies of any length up to 1 MiB.
-        stalled.answered(STALLED - 4).await;
+        // Of 4 MiB, all that present one payment have a quarter, in pieces of 64 KiB.
+        stalled.answered(STALLED - 16).await;
         let asked = send(&app, paid(evaluate("mine"), payment));
         let answer = tokio::time::timeout(Duration::from_secs(4), asked).await.expect("it waits for no stranger");
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
@@ -606,6 +606,182 @@ async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
         let answer = tokio::time::timeout(Duration::from_secs(3), asked).await.expect("it waits for no stream");
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "first"), "{answer:?}");
     }
+}
+
+/// A seller whose handler holds requests for "held" until it is told to go on, and whose other answers stream without an end if asked so.
+fn holding(stage: &Stage) -> (App, Arc<Semaphore>) {
+    let go_on = Arc::new(Semaphore::new(0));
+    let waits = go_on.clone();
+    let layer = stage.shop.layer().max_concurrent(PLACES).vouchers(stage.channels.clone());
+    let app = stage.shop.app_with(layer, move |_, body| {
+        let waits = waits.clone();
+        async move {
+            let pieces = stream::iter([Ok::<_, Infallible>(body.clone())]);
+            Ok(http::Response::new(match &body[..] {
+                b"stream" => Body::from_stream(pieces.chain(stream::pending())),
+                b"held" => {
+                    drop(waits.acquire().await);
+                    Body::from(body)
+                }
+                _ => Body::from("well done"),
+            }))
+        }
+    });
+    (app, go_on)
+}
+
+fn ask(app: &App, request: Request<Body>) -> tokio::task::JoinHandle<Answer> {
+    let app = app.clone();
+    tokio::spawn(async move { send(&app, request).await })
+}
+
+/// How many of these requests are answered.
+fn finished(requests: &[tokio::task::JoinHandle<Answer>]) -> usize {
+    requests.iter().filter(|request| request.is_finished()).count()
+}
+
+/// How many small requests one payer or channel has places for where they wait for others: an eighth of 128.
+const WAITING_OF_ONE: usize = 16;
+
+#[tokio::test]
+async fn copies_of_one_payers_payments_keep_no_other_payers_copy_out() {
+    let stage = Stage::open().await;
+    let (app, go_on) = holding(&stage);
+    let [payer, attacker] =
+        [Customer::with_funds(&stage.chain, PRICE).await, Customer::with_funds(&stage.chain, 100 * PRICE).await];
+    let held = payer.pay(&app, evaluate("held")).await;
+    let mut held = [0; 2].map(|_| held.on(evaluate("held"))).map(|request| ask(&app, request));
+    let mut copies = Vec::new();
+    for _ in 0..2 * ROOM_OF_ONE {
+        let purchase = attacker.pay(&app, evaluate("held")).await;
+        copies.extend((0..=ROOM_OF_ONE).map(|_| ask(&app, purchase.on(evaluate("held")))));
+    }
+    // One of each is worked on.
+    let waiting = copies.len() - 2 * ROOM_OF_ONE;
+    eventually("the oldest make room", async || finished(&copies) == waiting - WAITING_OF_ONE).await;
+    assert_eq!(finished(&held), 0);
+    go_on.close();
+    for answer in &mut held {
+        let answer = in_time("it is served", answer).await.unwrap();
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    }
+}
+
+/// Copies of streams of any number of payers, and refunds of its channel, which anybody can ask for.
+#[tokio::test]
+async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() {
+    let stage = Stage::open().await;
+    let (app, go_on) = holding(&stage);
+    let channel = stage.filled(&app).await;
+    let first = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
+    eventually("it is worked on", async || stage.shop.handled() == 2).await;
+    let second = ask(&app, pay(&app, &channel, 3 * COST, None, "second").await);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut streaming = Vec::new();
+    let mut strangers = Vec::new();
+    let mut refund = by_voucher(&app, &channel, COST).await;
+    refund["payload"]["type"] = "refund".into();
+    refund["payload"]["amount"] = "1".into();
+    strangers.extend((0..2 * WAITING_OF_ONE).map(|_| ask(&app, paid(evaluate("a"), &refund))));
+    eventually("the oldest make room", async || finished(&strangers) == WAITING_OF_ONE).await;
+    for _ in 0..9 {
+        let customer = Customer::with_funds(&stage.chain, PRICE).await;
+        let purchase = customer.pay(&app, evaluate("stream")).await;
+        streaming.push(try_send(&app, purchase.on(evaluate("stream"))).await.unwrap());
+        strangers.extend((0..WAITING_OF_ONE).map(|_| ask(&app, purchase.on(evaluate("stream")))));
+    }
+    eventually("no more wait than have places", async || finished(&strangers) == strangers.len() - 8 * WAITING_OF_ONE)
+        .await;
+    assert!(!first.is_finished() && !second.is_finished());
+    go_on.close();
+    let first = in_time("it is served", first).await.unwrap();
+    assert_eq!(first.status, StatusCode::OK, "{first:?}");
+    // Two vouchers were signed beforehand: the second is the right one now.
+    let second = in_time("it is served", second).await.unwrap();
+    assert_eq!((second.status, second.text()), (StatusCode::OK, "well done"), "{second:?}");
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// A mebibyte that has arrived, and is counted for as long as somebody holds it.
+fn arrived(held: &Arc<Held>) -> Request<Body> {
+    let now = held.now.fetch_add(1, Ordering::SeqCst) + 1;
+    held.most.fetch_max(now, Ordering::SeqCst);
+    let piece = Bytes::from_owner(Piece(vec![7; 1 << 20], held.clone()));
+    Request::post("/evaluate?k=1").body(Body::from(piece)).expect("a request")
+}
+
+#[tokio::test]
+async fn requests_that_wait_with_their_bodies_take_little_memory() {
+    let stage = Stage::open().await;
+    let (app, go_on) = holding(&stage);
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, 2 * PRICE).await;
+    let first = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
+    let purchase = customer.pay(&app, evaluate("held")).await;
+    let work = ask(&app, purchase.on(evaluate("held")));
+    eventually("they are worked on", async || stage.shop.handled() == 3).await;
+    let payment = by_voucher(&app, &channel, 2 * COST).await;
+    let held = Arc::<Held>::default();
+    let waiting: Vec<_> = (0..32).map(|_| ask(&app, paid(arrived(&held), &payment))).collect();
+    eventually("all but one make room", async || finished(&waiting) == 31).await;
+    assert!(held.now.load(Ordering::SeqCst) <= 1, "they hold nothing");
+    assert!(!first.is_finished() && !work.is_finished());
+    go_on.close();
+    for answer in [first, work] {
+        assert_eq!(in_time("it is served", answer).await.unwrap().status, StatusCode::OK);
+    }
+}
+
+/// A body that is announced, and of which nothing comes.
+struct Announced;
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(1 << 20)
+    }
+}
+
+#[tokio::test]
+async fn payer_is_given_its_answer_while_others_announce_bodies_for_their_payments() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()));
+    let channel = stage.filled(&app).await;
+    let attackers = [stage.filled(&app).await, stage.filled(&app).await];
+    let purchase = Customer::with_funds(&stage.chain, PRICE).await.pay(&app, evaluate("first")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("first"))).await.status, StatusCode::OK);
+    let payments = [by_voucher(&app, &channel, COST).await, purchase.payload()];
+    let (come, arrive) = (Arc::new(Semaphore::new(0)), |payment: &serde_json::Value, come: &Arc<Semaphore>| {
+        let come = come.clone();
+        let body = Body::from_stream(stream::once(async move {
+            drop(come.acquire().await);
+            Ok::<_, Infallible>("first")
+        }));
+        ask(&app, paid(Request::post("/evaluate?k=1").body(body).unwrap(), payment))
+    });
+    let waiting = payments.each_ref().map(|payment| arrive(payment, &come));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut strangers = Vec::new();
+    for attacker in &attackers {
+        let payment = by_voucher(&app, attacker, COST).await;
+        for _ in 0..STALLED {
+            let request = Request::post("/evaluate?k=1").body(Body::new(Announced)).unwrap();
+            strangers.push(ask(&app, paid(request, &payment)));
+        }
+    }
+    eventually("the oldest of each make room", async || finished(&strangers) == 2 * (STALLED - 16)).await;
+    come.close();
+    for answer in waiting {
+        let answer = in_time("it is answered", answer).await.unwrap();
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "first"), "{answer:?}");
+    }
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]

@@ -275,6 +275,35 @@ async fn an_answer_in_another_language_is_not_given_instead() {
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
 }
 
+/// The head of its response comes first, and so does the question of what to charge it for.
+#[tokio::test]
+async fn handler_that_reads_its_request_while_it_streams_is_charged_for_what_it_read() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
+        let mut body = request.into_body();
+        Response::new(Body::from_stream(stream::once(async move {
+            let mut read = Vec::new();
+            while let Some(Ok(frame)) = body.frame().await {
+                read.extend(frame.into_data().unwrap_or_default());
+            }
+            Ok::<_, Infallible>(read)
+        })))
+    });
+    let purchase = scripted::customer().pay(&app, evaluate("a")).await;
+    let half = stream::iter([Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("reset"))]);
+    let broken = Request::post("/evaluate?k=1").body(Body::from_stream(half)).unwrap();
+    let answer = send(&app, purchase.on(broken)).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::BAD_REQUEST, "body_broken"), "{answer:?}");
+    assert_eq!((facilitator.settlements(), answer.settlement()), (0, None));
+    let answer = send(&app, purchase.on(evaluate("half of it"))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "half of it"), "{answer:?}");
+    let answer = send(&app, purchase.on(evaluate("half of another"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{answer:?}");
+    let answer = send(&app, purchase.on(evaluate("half of it"))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "half of it"), "{answer:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 1));
+}
+
 /// A handler that does not care whether it got all of the body.
 #[tokio::test]
 async fn work_on_a_body_that_broke_off_is_not_charged() {

@@ -23,12 +23,12 @@ use support::{
 use tokio::time::{Instant, sleep};
 use tower_x402::{
     ManualClock, Usdc,
-    devnet::Fault,
     facilitator::{Facilitator as _, OnchainFacilitatorBuilder},
     ledger::{Fulfilment, Record, Settlement},
     protocol::{PaymentFlow, Reason},
     server::DeferredPolicy,
 };
+use x402_devnet::Fault;
 
 const SYNC: &str = "eth_sendRawTransactionSync";
 const SEND: &str = "eth_sendRawTransaction";

@@ -31,11 +31,11 @@ use support::{
 };
 use tower_x402::{
     Usdc,
-    devnet::Fault,
     facilitator::Facilitator as _,
     protocol::PaymentFlow,
     server::{DeferredPolicy, RequirePaymentLayerBuilder},
 };
+use x402_devnet::Fault;
 
 sol! {
     function setAccepting(bool accepting);

@@ -91,17 +91,26 @@ async fn only_preflights_pass_unpaid() {
     assert_eq!(shop.handled(), 0);
 }
 
+/// And nothing is charged: the payment is good for a request that can be answered.
 #[tokio::test]
-async fn an_upgrade_is_refused_unless_configured() {
+async fn an_upgrade_is_refused_paid_or_not() {
     let (_chain, shop, customer) = open().await;
-    let upgrade =
-        || bare("GET").header("connection", "upgrade").header("upgrade", "websocket").body(Body::empty()).unwrap();
+    let upgrade = |method| {
+        let request = bare(method).header("connection", "upgrade").header("upgrade", "websocket");
+        request.header("sec-websocket-version", "13").header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+    };
     let app = shop.app(shop.layer());
-    assert_eq!(send(&app, upgrade()).await.status, StatusCode::BAD_REQUEST);
-    let app = shop.app(shop.layer().allow_upgrades(true).success(|response| response.status == 101));
-    let purchase = customer.pay(&app, upgrade()).await;
-    assert_eq!(send(&app, purchase.on(upgrade())).await.status, StatusCode::OK, "reaches the handler");
-    assert_eq!(shop.handled(), 1);
+    let purchase = customer.pay(&app, bare("GET").body(Body::empty()).unwrap()).await;
+    for request in
+        [upgrade("GET").body(Body::empty()).unwrap(), purchase.on(upgrade("GET").body(Body::empty()).unwrap())]
+    {
+        let answer = send(&app, request).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer.json()["error"], "upgrade_not_payable", "{answer:?}");
+    }
+    assert_eq!(shop.handled(), 0);
+    let answered = send(&app, purchase.on(bare("GET").body(Body::empty()).unwrap())).await;
+    assert_eq!((answered.status, shop.handled()), (StatusCode::OK, 1));
 }
 
 #[tokio::test]

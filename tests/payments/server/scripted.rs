@@ -449,25 +449,6 @@ async fn copy_that_waited_too_long_to_settle_is_refused() {
 }
 
 #[tokio::test]
-async fn an_upgrade_that_may_be_paid_for_is_charged() {
-    let facilitator = Arc::new(Scripted::new());
-    let (app, _) = serve(layer(&facilitator).allow_upgrades(true), |_, _| async {
-        let switching = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
-        switching.header(header::UPGRADE, "websocket").body(Body::empty()).unwrap()
-    });
-    let upgrade = || {
-        let request = Request::get("/evaluate?k=1").header("connection", "upgrade").header("upgrade", "websocket");
-        request.body(Body::empty()).unwrap()
-    };
-    let purchase = customer().pay(&app, upgrade()).await;
-    let switched = send(&app, purchase.on(upgrade())).await;
-    assert_eq!(switched.status, StatusCode::SWITCHING_PROTOCOLS);
-    assert_eq!(facilitator.settlements(), 1, "served and paid");
-    // A connection cannot be replayed.
-    assert_eq!(send(&app, purchase.on(upgrade())).await.status, StatusCode::CONFLICT);
-}
-
-#[tokio::test]
 async fn h2c_upgrade_is_ignored() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator), |_, request| async move {

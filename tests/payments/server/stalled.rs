@@ -20,8 +20,8 @@ use tower_x402::{
     Usdc,
     protocol::PaymentFlow,
     server::{DeferredPolicy, RequirePaymentLayerBuilder},
-    service::FacilitatorService,
 };
+use x402_facilitator::FacilitatorService;
 
 use super::{
     admission::worthless,

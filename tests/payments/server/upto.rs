@@ -15,21 +15,21 @@ use support::{
     devnet::DevnetChain,
     eventually::eventually,
     faulty_ledger::{Fault as LedgerFault, How, faulty},
-    permit::{PROXY, Permit, approve, burn},
+    permit::{PROXY, Permit, approve, burn, settle_by_contract},
     shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    Network, Usdc,
-    devnet::Fault,
+    ManualClock, Network, Usdc,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, RemoteFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, Settlement},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
     server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
-    service::FacilitatorService,
     upto::PERMIT2,
 };
+use x402_devnet::Fault;
+use x402_facilitator::FacilitatorService;
 
 sol! {
     function transfer(address to, uint256 value);
@@ -379,6 +379,53 @@ async fn nonce_that_is_used_for_something_else_ends_the_payment_of_a_confirmed_f
     })
     .await;
     assert_eq!(stage.received().await, 0);
+}
+
+/// Permit2 logs an invalidation of a nonce that was used, too.
+#[tokio::test]
+async fn permit_that_is_invalidated_after_its_settlement_is_not_dead() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let (network, url, ledger) = (chain.asset().network, served(&shop).await, Arc::new(MemoryLedger::new()));
+    let remote = RemoteFacilitator::builder(url).ledger(ledger.clone()).confirm(network, chain.rpc_url());
+    let remote = remote.build().await.unwrap();
+    let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(network, shop.pay_to).facilitator(remote).upto();
+    let stage = Stage::with(chain, shop, layer, 10 * PRICE);
+    let permit = stage.permit("held, costs 250").await;
+    let (answer, ()) = tokio::join!(send(&stage.app, permit.on(evaluate("held, costs 250"))), async {
+        stage.begun.notified().await;
+        settle_by_contract(&stage.chain.devnet, &permit.payload(), 250);
+        permit.invalidate(&stage.chain.devnet);
+        stage.go_on.notify_one();
+    });
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
+    let key = PaymentKey { network, asset: PERMIT2, payer: permit.from, nonce: permit.message.nonce.into() };
+    assert_eq!(ledger.get(&key).await.unwrap().unwrap().settlement, Settlement::Unknown);
+    assert_eq!(stage.received().await, 250);
+}
+
+/// An outage is to show as "busy", and a payer that leaves the outcome unknown is not.
+#[tokio::test]
+async fn permit_whose_outcome_stays_unknown_holds_its_place_until_its_deadline() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let (network, key) = (chain.asset().network, PrivateKeySigner::random());
+    chain.devnet.fund(key.address(), U256::from(10).pow(U256::from(18)));
+    let facilitator = OnchainFacilitator::builder().network(network).client(chain.devnet.rpc_client()).signer(key);
+    let facilitator = facilitator.confirm_timeout(Duration::from_millis(300)).build().await.unwrap();
+    let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(network, shop.pay_to).facilitator(facilitator);
+    let layer = layer.upto().max_concurrent(1).clock(clock.clone());
+    let stage = Stage::with(chain, shop, layer, 10 * PRICE);
+    let permit = stage.permit("costs 250").await;
+    let later = stage.permit("a").await;
+    stage.chain.devnet.stall(true);
+    let answer = send(&stage.app, permit.on(evaluate("costs 250"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
+    let answer = send(&stage.app, later.on(evaluate("a"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "busy"));
+    clock.advance(1_000);
+    eventually("its place is free", async || send(&stage.app, later.on(evaluate("a"))).await.reason() != "busy").await;
 }
 
 /// A facilitator that settles through another one, which is ours.

@@ -30,12 +30,12 @@ use tokio::sync::Notify;
 use tower_x402::{
     Clock as _, Network, Usdc,
     channels::{Channels, ChannelsBuildError, ChannelsBuilder, ClaimPolicy},
-    devnet::Orphans,
     facilitator::channels::{OnchainChannels, OnchainChannelsBuilder},
     ledger::channels::ChannelLedger,
     server::{ActualPrice, BuildError},
     vouchers::{AuthorizerKey, abi::BatchSettlement},
 };
+use x402_devnet::Orphans;
 
 use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refund, refused, told, voucher};
 

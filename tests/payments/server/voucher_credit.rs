@@ -16,11 +16,11 @@ use support::{
 use tower_x402::{
     Network, Usdc,
     channels::{Channels, ClaimPolicy},
-    devnet::{self, Devnet},
     facilitator::channels::OnchainChannels,
     ledger::channels::ChannelLedger as _,
     vouchers::{AuthorizerKey, abi::BatchSettlement, reason},
 };
+use x402_devnet::Devnet;
 
 use super::vouchers::{COST, DEPOSIT, Stage, pay};
 
@@ -39,8 +39,8 @@ impl Trouble {
     fn begin(self, devnet: &Devnet) {
         match self {
             Self::NodeHangs => devnet.faults().set(|call| match call.method {
-                "eth_estimateGas" => devnet::Fault::Delay(Duration::from_secs(3_600)),
-                _ => devnet::Fault::None,
+                "eth_estimateGas" => x402_devnet::Fault::Delay(Duration::from_secs(3_600)),
+                _ => x402_devnet::Fault::None,
             }),
             Self::GasAboveCeiling => devnet.set_base_fee(5_000_000_000),
             Self::NoGas => {}

@@ -39,7 +39,6 @@ use tower_x402::{
     Clock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer, RetryPolicy},
-    devnet::Devnet,
     facilitator::{
         FacilitatorError, OnchainFacilitator,
         channels::{ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund},
@@ -48,6 +47,7 @@ use tower_x402::{
     server::ActualPrice,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
+use x402_devnet::Devnet;
 
 const MINTED: u64 = 100 * PRICE;
 const OUTAGE: Duration = Duration::from_secs(20);

@@ -23,7 +23,6 @@ use support::{
 use tower_x402::{
     Network, Usdc,
     channels::{Channels, ClaimPolicy},
-    devnet,
     facilitator::channels::OnchainChannels,
     ledger::channels::{ChannelLedger, ChannelStep},
     vouchers::AuthorizerKey,
@@ -173,8 +172,10 @@ async fn a_refund_of_a_killed_process_is_waited_for_and_then_answered() {
     is_pending(&refund(&next, &channel, COST, Some("7000")).await);
     stage.clock.advance(181);
     stage.chain.devnet.faults().set(|call| match call.method {
-        "eth_estimateGas" => devnet::Fault::Error { code: 3, message: "execution reverted: InvalidRefundNonce".into() },
-        _ => devnet::Fault::None,
+        "eth_estimateGas" => {
+            x402_devnet::Fault::Error { code: 3, message: "execution reverted: InvalidRefundNonce".into() }
+        }
+        _ => x402_devnet::Fault::None,
     });
     is_pending(&refund(&next, &channel, COST, None).await);
     stage.chain.devnet.faults().clear();
@@ -261,8 +262,8 @@ async fn a_refund_that_was_not_sent_is_still_in_the_channel() {
     let app = stage.app();
     let channel = stage.filled(&app).await;
     stage.chain.devnet.faults().set(|call| match call.method {
-        "eth_estimateGas" => devnet::Fault::Error { code: -32005, message: "too many requests".into() },
-        _ => devnet::Fault::None,
+        "eth_estimateGas" => x402_devnet::Fault::Error { code: -32005, message: "too many requests".into() },
+        _ => x402_devnet::Fault::None,
     });
     let answer = refund(&app, &channel, COST, None).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");

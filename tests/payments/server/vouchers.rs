@@ -28,7 +28,6 @@ use tokio::sync::Notify;
 use tower_x402::{
     Clock as _, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy, ClaimReport},
-    devnet,
     facilitator::{
         NotReady,
         channels::{ChannelError, OnchainChannels},
@@ -245,8 +244,8 @@ async fn a_claim_without_its_transfer_is_reported_and_one_that_fails_is_an_error
     let dropping = |after: u64| {
         faults.reset();
         faults.set(move |call| match call.method {
-            "eth_call" if call.index >= after => devnet::Fault::DropBefore,
-            _ => devnet::Fault::None,
+            "eth_call" if call.index >= after => x402_devnet::Fault::DropBefore,
+            _ => x402_devnet::Fault::None,
         });
     };
     dropping(0);
@@ -625,8 +624,8 @@ async fn a_withdrawal_makes_a_seller_unready_only_while_its_claim_fails() {
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     withdraw(&second).await;
     stage.chain.devnet.faults().set(|call| match call.method {
-        "eth_estimateGas" => devnet::Fault::Error { code: -32000, message: "away".into() },
-        _ => devnet::Fault::None,
+        "eth_estimateGas" => x402_devnet::Fault::Error { code: -32000, message: "away".into() },
+        _ => x402_devnet::Fault::None,
     });
     stage.channels.claim_all().await.expect_err("the claim cannot be simulated");
     until_it_says(&[NotReady::ClaimsFail { units: COST }]).await;
@@ -856,6 +855,104 @@ async fn a_ledger_that_fails_once_loses_no_charge_and_makes_none_twice() {
     let answer = send(&app, request).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
     assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, charged));
+}
+
+/// What was charged is known when they answer again, and so is the response, also one that streams.
+#[tokio::test]
+async fn a_charge_that_the_books_do_not_confirm_is_pending_and_its_answer_given_later() {
+    let stage = Stage::open().await;
+    let books = faulty_channels(stage.ledger.clone());
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
+    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), clock).await;
+    let app = stage.shop.app_with(stage.shop.layer().vouchers(channels), |_, body| async move {
+        let whole = Body::from(body.clone());
+        let streamed = Body::from_stream(futures_util::stream::iter([Ok::<_, std::convert::Infallible>(body.clone())]));
+        Ok(http::Response::new(if body == "streams" { streamed } else { whole }))
+    });
+    let channel = stage.filled(&app).await;
+    for (body, charged) in [("whole", 2 * COST), ("streams", 3 * COST)] {
+        let [first, again] =
+            [pay(&app, &channel, charged, None, body).await, pay(&app, &channel, charged, None, body).await];
+        // Longer than a step is repeated for.
+        let how = How::GoneAfter(Duration::from_millis(2_500));
+        books.around.arm(Some(Fault { call: "advance Charge", nth: 0, how }));
+        let answer = send(&app, first).await;
+        assert_eq!(
+            (answer.status, answer.reason().as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"),
+            "{answer:?}"
+        );
+        assert!(!answer.text().contains("nothing was charged"), "{answer:?}");
+        assert_eq!(answer.settlement().unwrap()["errorReason"], "settlement_pending", "{answer:?}");
+        assert_eq!(stage.charged(&channel).await, charged);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let answer = send(&app, again).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, body), "{answer:?}");
+        assert_eq!(told(&answer), ("1000".into(), charged.to_string()));
+        assert_eq!(stage.charged(&channel).await, charged);
+    }
+    assert_eq!(stage.shop.handled(), 3);
+}
+
+/// Two replicas share their books, and only one of them knows of the stream.
+#[tokio::test]
+async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone() {
+    let stage = Stage::open().await;
+    let go_on = Arc::new(tokio::sync::Notify::new());
+    let replica = || {
+        let go_on = go_on.clone();
+        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+            let go_on = go_on.clone();
+            async move {
+                use futures_util::{StreamExt as _, stream};
+                let rest = match &body[..] {
+                    b"streams" => stream::once(async move {
+                        go_on.notified().await;
+                        Ok(bytes::Bytes::from_static(b" on"))
+                    })
+                    .left_stream(),
+                    _ => stream::iter([Err(std::io::Error::other("it broke off"))]).right_stream(),
+                };
+                Ok(http::Response::new(Body::from_stream(stream::iter([Ok(body)]).chain(rest))))
+            }
+        })
+    };
+    let (here, there) = (replica(), replica());
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let first = pay(&here, &channel, COST, Some(&deposit), "streams").await;
+    let streaming = support::shop::try_send(&here, first).await.unwrap();
+    assert_eq!(streaming.status(), StatusCode::OK);
+    // Its client goes away.
+    drop(streaming);
+    let answer = send(&there, pay(&there, &channel, COST, Some(&deposit), "streams").await).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_in_progress"), "{answer:?}");
+    assert!(answer.headers.contains_key("retry-after") && answer.settlement().is_none(), "{answer:?}");
+    go_on.notify_one();
+    let answer = eventually_ok(&there, async || pay(&there, &channel, COST, Some(&deposit), "streams").await).await;
+    assert_eq!(answer.text(), "streams on");
+    // Where it streamed, nobody waits for what has ended and is not kept.
+    let broken = support::shop::try_send(&here, pay(&here, &channel, 2 * COST, None, "breaks").await).await.unwrap();
+    assert_eq!(broken.status(), StatusCode::OK);
+    drop(broken);
+    let answer = send(&here, pay(&here, &channel, 2 * COST, None, "breaks").await).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{answer:?}");
+}
+
+/// Repeats a request until it is served.
+async fn eventually_ok(app: &App, request: impl AsyncFn() -> Request<Body>) -> Answer {
+    support::eventually::in_time("it is served", async {
+        loop {
+            let answer = send(app, request().await).await;
+            if answer.status == StatusCode::OK {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
 }
 
 #[tokio::test]

@@ -45,8 +45,17 @@ fn every_row_of_the_page_names_a_test() {
 fn every_file_that_a_document_links_to_exists() {
     let root = support::repository();
     let mut links = 0;
-    for directory in [".", "docs", "docs/guide", "tests", "fuzz", "crates/x402-market", "crates/x402-market/docs/guide"]
-    {
+    for directory in [
+        ".",
+        "docs",
+        "docs/guide",
+        "tests",
+        "fuzz",
+        "crates/x402-cli",
+        "crates/x402-cli/docs/guide",
+        "crates/x402-market",
+        "crates/x402-market/docs/guide",
+    ] {
         for entry in fs::read_dir(root.join(directory)).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "md") {

@@ -26,6 +26,16 @@ fn every_test_that_the_page_names_exists_and_every_test_is_on_the_page() {
 }
 
 #[test]
+fn every_test_that_a_rule_of_others_names_exists() {
+    let page = read("docs/peers.md");
+    let named: Vec<_> = in_backticks(&page).filter_map(|word| word.split_once("::")).collect();
+    for (file, test) in &named {
+        assert!(read(file).contains(&format!("fn {test}(")), "{file} has no {test}");
+    }
+    assert!(named.len() > 20, "{named:?}");
+}
+
+#[test]
 fn every_rule_of_the_escrow_contract_is_on_the_page_and_is_a_test() {
     let page = read("docs/peers.md");
     let rules = page.split("### The rules of the escrow contract").nth(1).unwrap().split("\n## ").next().unwrap();
@@ -58,7 +68,7 @@ fn the_versions_on_the_page_are_the_pinned_ones() {
     for package in npm["dependencies"].as_object().unwrap().keys().filter(|package| package.contains("x402")) {
         assert!(seen.contains(&("tests/peers/package.json", package)), "{package} is not on the page");
     }
-    for package in ["x402", "fastapi", "httpx", "requests"] {
+    for package in ["x402", "fastapi", "flask", "hostile-facilitator", "httpx", "requests"] {
         assert!(seen.contains(&("tests/peers/requirements.txt", package)), "{package} is not on the page");
     }
     for package in ["r402-http", "x402-axum", "x402-reqwest", "x402-facilitator-local"] {

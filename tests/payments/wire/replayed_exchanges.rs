@@ -28,8 +28,8 @@ use tower_x402::{
     facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
     protocol::PaymentFlow,
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
-    service::FacilitatorService,
 };
+use x402_facilitator::FacilitatorService;
 
 /// Who bought and who was paid in every exchange: accounts of anvil's, whose keys everybody knows.
 const BUYER: B256 = b256!("59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f4603b6b78690d");

@@ -24,12 +24,12 @@ use tokio::{net::TcpListener, sync::watch, task::AbortHandle};
 use tower::ServiceExt as _;
 use tower_x402::{
     Network,
-    devnet::Devnet,
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Ledger, MemoryLedger, ResponseLimits, SettlementState},
     payment::PaymentKey,
-    service::FacilitatorService,
 };
+use x402_devnet::Devnet;
+use x402_facilitator::FacilitatorService;
 
 use super::server::{Ahead, UPKEEP};
 

@@ -18,10 +18,10 @@ use tokio::{
 };
 use tower_x402::{
     Usdc,
-    devnet::{BlockTime, Devnet, DevnetPort},
     facilitator::{FacilitatorError, OnchainFacilitator},
     protocol::payment_status::{State, Status},
 };
+use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
 use super::{
     buyers::{Buyer, Said, client},
@@ -103,7 +103,7 @@ impl Scene {
         let (ask, asked) = watch::channel(0);
         devnet.faults().set(move |_| {
             ask.send_modify(|count| *count += 1);
-            tower_x402::devnet::Fault::None
+            x402_devnet::Fault::None
         });
         let port = devnet.serve("127.0.0.1:0").await.expect("a free port");
         let facilitator = match via {

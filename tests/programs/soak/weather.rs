@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tower_x402::devnet::{Devnet, Orphans};
+use x402_devnet::{Devnet, Orphans};
 
 use super::{dice::Dice, plan::Plan};
 use support::rpc_proxy::{Fate, RpcProxy};

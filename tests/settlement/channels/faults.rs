@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -27,10 +27,10 @@ use support::{
 use tower_service::Service;
 use tower_x402::{
     Network,
-    devnet::{DevnetTransport, Fault, Orphans},
     facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, OnchainChannelsBuilder},
     vouchers::{Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
+use x402_devnet::{DevnetTransport, Fault, Orphans};
 
 use super::{authorizer, builder, gas_key, order, reason as code};
 
@@ -382,6 +382,28 @@ async fn a_nonce_that_somebody_else_took_is_no_failure() {
     });
     let done = done.await.unwrap();
     assert_eq!((done.observed.state.balance, stage.sent().await), (3_000, 3));
+}
+
+/// A node has seen its transaction, and whoever else has can make the call.
+#[tokio::test]
+async fn a_call_that_lost_its_nonce_and_cannot_be_sent_again_is_pending() {
+    let stage = Stage::start(None).await;
+    let config = &stage.channel.config;
+    stage.channels.deposit(config, &stage.channel.voucher(1), &stage.sign(1_000).await).await.unwrap();
+    let other = Relayer::of(&stage.chain.rpc_url(), stage.key.clone());
+    send(&stage.chain, &other, &escrow::settleCall { receiver: config.receiver, token: config.token }).await;
+    let deposit = stage.sign(2_000).await;
+    let is_sent = AtomicBool::new(false);
+    stage.fault(move |method, _| match method {
+        SEND | SEND_SYNC => {
+            is_sent.store(true, Ordering::SeqCst);
+            Fault::None
+        }
+        "eth_estimateGas" if is_sent.load(Ordering::SeqCst) => Fault::Error { code: -32000, message: "later".into() },
+        _ => Fault::None,
+    });
+    let result = stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await;
+    assert!(matches!(result, Err(ChannelError::Pending { .. })), "{result:?}");
 }
 
 /// The token is paused between the simulation and the transaction, and again before each further one.

@@ -29,13 +29,13 @@ use tokio::time::sleep;
 use tower_service::Service;
 use tower_x402::{
     Network,
-    devnet::{DevnetTransport, Fault},
     facilitator::{
         FacilitatorError,
         channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, OnchainChannelsBuilder},
     },
     vouchers::{Deposit, DepositAuthorization, Escrow, abi::BatchSettlement as escrow, reason},
 };
+use x402_devnet::{DevnetTransport, Fault};
 
 use super::{
     authorizer, builder,

@@ -20,7 +20,6 @@ use tokio::time::{Instant, sleep};
 use tower_x402::{
     Clock as _, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
-    devnet::Fault,
     facilitator::channels::{ChannelFacilitator as _, OnchainChannels, OnchainChannelsBuilder},
     ledger::{
         MemoryLedger,
@@ -28,6 +27,7 @@ use tower_x402::{
     },
     vouchers::{AuthorizerKey, Claim, Escrow},
 };
+use x402_devnet::Fault;
 
 use super::{
     faults::{SEND, SEND_SYNC, pauseCall, unpauseCall},

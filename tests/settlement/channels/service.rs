@@ -20,14 +20,14 @@ use support::{
 use tower::ServiceExt as _;
 use tower_x402::{
     ManualClock, Network,
-    devnet::Fault,
     facilitator::{
         OnchainFacilitator,
         channels::{ChannelFacilitator as _, OnchainChannels, SignedRefund},
     },
-    service::{FacilitatorService, FacilitatorServiceBuilder},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
 };
+use x402_devnet::Fault;
+use x402_facilitator::{FacilitatorService, FacilitatorServiceBuilder};
 
 use super::{
     builder,

@@ -45,12 +45,12 @@ use tower::Layer as _;
 use tower_x402::{
     Clock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
-    devnet::Fault,
     facilitator::channels::OnchainChannels,
     ledger::{MemoryLedger, channels::ChannelLedger as _},
     server::RequestBody,
     vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement},
 };
+use x402_devnet::Fault;
 
 use super::gas_key;
 

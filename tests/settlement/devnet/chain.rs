@@ -10,10 +10,8 @@ use alloy_rpc_client::RpcClient;
 use alloy_rpc_types_eth::{Filter, TransactionRequest};
 use alloy_signer::SignerSync as _;
 use alloy_sol_types::{SolCall as _, SolEvent as _};
-use tower_x402::{
-    ManualClock, Network,
-    devnet::{BlockTime, Devnet, Orphans},
-};
+use tower_x402::{ManualClock, Network};
+use x402_devnet::{BlockTime, Devnet, Orphans};
 
 use super::fixture::*;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use alloy_provider::{Provider as _, RootProvider};
-use tower_x402::devnet::{Devnet, Fault};
+use x402_devnet::{Devnet, Fault};
 
 use super::fixture::*;
 

@@ -8,7 +8,8 @@ use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256, uint};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, SolStruct, SolValue as _, eip712_domain, sol};
-use tower_x402::{Asset, ManualClock, devnet::Devnet};
+use tower_x402::{Asset, ManualClock};
+use x402_devnet::Devnet;
 
 sol! {
     #[derive(Debug)]

@@ -5,7 +5,8 @@ use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_provider::Provider as _;
 use alloy_rpc_types_eth::{TransactionInput, TransactionRequest};
 use alloy_sol_types::{SolCall as _, SolValue as _, decode_revert_reason};
-use tower_x402::{Network, devnet::Devnet};
+use tower_x402::Network;
+use x402_devnet::Devnet;
 
 use super::fixture::*;
 

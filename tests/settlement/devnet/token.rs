@@ -3,7 +3,7 @@
 use alloy_primitives::{Bytes, U256, b256};
 use alloy_signer::SignerSync as _;
 use alloy_sol_types::{SolCall as _, SolEvent as _};
-use tower_x402::devnet::Devnet;
+use x402_devnet::Devnet;
 
 use super::fixture::*;
 

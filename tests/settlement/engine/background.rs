@@ -8,11 +8,11 @@ use alloy_network::TxSignerSync as _;
 use alloy_primitives::{Address, B256, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
-    devnet::{Devnet, Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::{FulfilmentStep, JournaledTransaction, Lease, Sender, Settlement, SettlementStep},
     payment::{Prechecked, SettlementOutcome, Verified},
 };
+use x402_devnet::{Devnet, Fault, Orphans};
 
 use support::engine_stage::*;
 use support::rpc_proxy::{Fate, RpcProxy};
@@ -550,8 +550,8 @@ async fn nothing_is_signed_before_earlier_transactions_are_known() {
     journalled(&stage, &past, 1_000_000_000).await;
     let devnet: &Devnet = &stage.devnet;
     devnet.faults().set(|call| match call.method {
-        "eth_sendRawTransaction" => tower_x402::devnet::Fault::DropBefore,
-        _ => tower_x402::devnet::Fault::None,
+        "eth_sendRawTransaction" => x402_devnet::Fault::DropBefore,
+        _ => x402_devnet::Fault::None,
     });
     let restarted = diligent(
         tower_x402::facilitator::OnchainFacilitator::builder()

@@ -102,7 +102,7 @@ async fn wallet_payment_is_signed_for_once_and_alone() {
 /// Puts a second token on the devnet, and returns the terms of payments in it.
 fn second_token(stage: &Stage) -> Arc<Terms> {
     let artifact: serde_json::Value =
-        serde_json::from_str(include_str!("../../../contracts/artifacts/DevnetUsdc.json")).unwrap();
+        serde_json::from_str(include_str!("../../../crates/x402-devnet/contracts/artifacts/DevnetUsdc.json")).unwrap();
     let (address, owner) = (Address::repeat_byte(0x70), new_key().address());
     let code: Bytes = artifact["deployedBytecode"].as_str().unwrap().parse().unwrap();
     stage.devnet.set_code(address, code);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::SettlementOutcome};
+use tower_x402::{facilitator::FacilitatorError, ledger::Settlement, payment::SettlementOutcome};
+use x402_devnet::Fault;
 
 use support::engine_stage::*;
 

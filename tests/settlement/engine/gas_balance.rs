@@ -11,10 +11,10 @@ use alloy_provider::Provider as _;
 use support::{engine_stage::*, numbers::Recording};
 use tokio::time::sleep;
 use tower_x402::{
-    devnet::Fault,
     facilitator::{FacilitatorError, VerifyError},
     ledger::Settlement,
 };
+use x402_devnet::Fault;
 
 const BALANCE: &str = "eth_getBalance";
 

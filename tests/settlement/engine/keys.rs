@@ -7,10 +7,10 @@ use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use futures_util::future::join_all;
 use tower_x402::{
-    devnet::Devnet,
     facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator},
     payment::SettlementOutcome,
 };
+use x402_devnet::Devnet;
 
 use support::engine_stage::*;
 

@@ -26,7 +26,6 @@ use support::{
 use tokio::time::{Instant, sleep};
 use tower_x402::{
     Clock as _, ManualClock,
-    devnet::{Fault, Orphans},
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::{
         JournaledTransaction, LedgerError, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementStep, Settling,
@@ -34,6 +33,7 @@ use tower_x402::{
     payment::{Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
 };
+use x402_devnet::{Fault, Orphans};
 
 const SYNC: &str = "eth_sendRawTransactionSync";
 const SEND: &str = "eth_sendRawTransaction";
@@ -829,7 +829,7 @@ async fn search_for_a_use_ends_after_ninety_six_requests() {
         stage.devnet.mine();
     }
     let wide = |limit: u64| {
-        move |call: &tower_x402::devnet::RpcCall<'_>| {
+        move |call: &x402_devnet::RpcCall<'_>| {
             let number = |name: &str| {
                 u64::from_str_radix(call.params[0][name].as_str().unwrap().trim_start_matches("0x"), 16).unwrap()
             };

@@ -24,7 +24,6 @@ use tokio::sync::Mutex;
 use tower_service::Service;
 use tower_x402::{
     ManualClock,
-    devnet::{BlockTime, Devnet, DevnetBuilder, Fault},
     facilitator::{
         Facilitator as _, NotReady, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, RemoteBuildError,
         RemoteFacilitator, VerifyError,
@@ -33,6 +32,7 @@ use tower_x402::{
     payment::{SettlementOutcome, Terms},
     protocol::ExactOffer,
 };
+use x402_devnet::{BlockTime, Devnet, DevnetBuilder, Fault};
 
 use support::engine_stage::*;
 
@@ -127,7 +127,7 @@ async fn stage_behind(
 const RECEIPT: &str = "eth_getTransactionReceipt";
 const REFUSED: &str = "archive requests require a paid plan";
 
-fn refuses_receipts(call: &tower_x402::devnet::RpcCall<'_>) -> Fault {
+fn refuses_receipts(call: &x402_devnet::RpcCall<'_>) -> Fault {
     match call.method {
         RECEIPT => Fault::Error { code: -32000, message: REFUSED.into() },
         "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "Method not found".into() },

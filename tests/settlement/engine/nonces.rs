@@ -15,10 +15,10 @@ use alloy_network::{TxSigner, TxSignerSync as _};
 use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
-    devnet::{Fault, Orphans},
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::Settlement,
 };
+use x402_devnet::{Fault, Orphans};
 
 use support::{
     engine_stage::*,

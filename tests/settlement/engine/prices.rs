@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use support::engine_stage::*;
 use tokio::time::{Instant, sleep_until};
-use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::SettlementOutcome};
+use tower_x402::{facilitator::FacilitatorError, ledger::Settlement, payment::SettlementOutcome};
+use x402_devnet::Fault;
 
 const FEES: &str = "eth_feeHistory";
 const NONCE: &str = "eth_getTransactionCount";

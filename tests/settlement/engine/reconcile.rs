@@ -5,12 +5,12 @@ use std::time::Duration;
 use alloy_primitives::B256;
 use tower_x402::{
     Clock as _,
-    devnet::{Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitator},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation},
     payment::SettlementOutcome,
     protocol::Reason,
 };
+use x402_devnet::{Fault, Orphans};
 
 use support::engine_stage::*;
 

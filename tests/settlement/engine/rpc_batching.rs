@@ -12,11 +12,11 @@ use std::{
 
 use futures_util::{future::join_all, poll};
 use tower_x402::{
-    devnet::DevnetPort,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
     payment::{Prechecked, Verified},
     protocol::Reason,
 };
+use x402_devnet::DevnetPort;
 
 use support::{
     engine_stage::*,

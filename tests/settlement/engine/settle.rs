@@ -11,12 +11,12 @@ use alloy_sol_types::SolCall;
 use futures_util::future::join_all;
 use tower_x402::{
     Usdc,
-    devnet::{BlockTime, Fault, Orphans},
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Sender, Settlement, SettlementStep},
     payment::SettlementOutcome,
     protocol::Reason,
 };
+use x402_devnet::{BlockTime, Fault, Orphans};
 
 use super::nonces::foreign;
 use support::{

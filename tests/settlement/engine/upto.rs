@@ -7,13 +7,13 @@ use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
 use tower_x402::{
     Clock as _, Usdc,
-    devnet::{DevnetBuilder, Orphans},
     facilitator::{Facilitator as _, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
     upto::approval,
 };
+use x402_devnet::{DevnetBuilder, Orphans};
 
 use support::{
     engine_stage::*,
@@ -182,6 +182,45 @@ async fn transfers_of_nothing_and_of_other_payments_do_not_hide_a_settlement() {
     assert!(matches!(outcome, SettlementOutcome::Settled { transaction, .. } if transaction == by), "{outcome:?}");
     // Only one of them settled something.
     assert_eq!(stage.calls("eth_getTransactionByHash"), 1);
+}
+
+/// Its calldata does not change, and a payer could have as many transactions looked at for each of its payments.
+#[tokio::test(start_paused = true)]
+async fn transaction_is_looked_at_once_for_all_payments_of_its_payer() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payments = [0; 4].map(|_| stage.payment(&key).charging(U256::from(250)));
+    for payment in &payments {
+        stage.admit(payment).await;
+    }
+    for payment in &payments {
+        settle(&stage.devnet, payment, 1);
+    }
+    stage.devnet.faults().reset();
+    for payment in &payments {
+        let outcome = stage.reconcile(payment).await.unwrap();
+        assert!(matches!(outcome, SettlementOutcome::Failed { .. }), "{outcome:?}");
+    }
+    assert_eq!(stage.calls("eth_getTransactionByHash"), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocks_after_the_deadline_of_a_permit_are_not_searched() {
+    let stage = permit_stage().await;
+    let key = payer(&stage);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    stage.admit(&payment).await;
+    burn(&stage.devnet, &key, payment.authorization().nonce.into());
+    stage.clock.advance(VALID + 1);
+    for _ in 0..5_000 {
+        stage.devnet.mine();
+    }
+    stage.devnet.faults().reset();
+    let outcome = stage.reconcile(&payment).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
+    // One for transfers, and one for invalidations: each has room for 2,000 blocks.
+    assert_eq!(stage.calls("eth_getLogs"), 2);
 }
 
 /// Permit2 has no event for a use, so there is nothing to find.

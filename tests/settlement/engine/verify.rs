@@ -5,12 +5,12 @@ use alloy_sol_types::SolCall;
 use futures_util::future::join_all;
 use tower_x402::{
     Clock as _, Usdc,
-    devnet::Fault,
     eip3009::PaymentSignature,
     facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator, VerifyError},
     payment::Terms,
     protocol::{ExactOffer, Reason},
 };
+use x402_devnet::Fault;
 
 use super::faults::empty;
 use support::{authorization, engine_stage::*};
@@ -259,7 +259,7 @@ async fn supported_kinds_are_returned() {
 
 #[tokio::test]
 async fn builder_errors_name_the_setting_and_never_show_the_url() {
-    let devnet = tower_x402::devnet::Devnet::start().await.unwrap();
+    let devnet = x402_devnet::Devnet::start().await.unwrap();
     let builder = || OnchainFacilitator::builder().signer(settlement_key()).network(devnet.network());
     assert_eq!(OnchainFacilitator::builder().build().await.unwrap_err(), OnchainBuildError::Missing("network"));
     assert!(matches!(builder().build().await, Err(OnchainBuildError::Missing(_))));

@@ -20,12 +20,12 @@ use http_body_util::BodyExt as _;
 use tower::{BoxError, Layer as _};
 use tower_x402::{
     Network, Usdc,
-    devnet::Devnet,
     facilitator::OnchainFacilitator,
     ledger::{Ledger, LedgerError, SqliteLedger},
     protocol::PaymentFlow,
     server::{RequestBody, RequirePaymentLayer},
 };
+use x402_devnet::Devnet;
 
 use support::{
     shop::{Answer, App, Customer, PRICE, Purchase, app, evaluate, send},

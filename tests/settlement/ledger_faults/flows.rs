@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join};
 use tokio::time::sleep;
-use tower_x402::devnet::{Fault as NodeFault, Orphans};
+use x402_devnet::{Fault as NodeFault, Orphans};
 
 use super::scene::{Mover, Scene, Setting, Work};
 

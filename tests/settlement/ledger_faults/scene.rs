@@ -27,14 +27,14 @@ use tokio::{
 use tower::{BoxError, Layer as _, ServiceExt as _};
 use tower_x402::{
     Clock, Network, Usdc,
-    devnet::{Devnet, DevnetPort, Fault as NodeFault},
     facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator},
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
     payment::PaymentKey,
     protocol::PaymentFlow,
     server::{DeferredPolicy, PaymentStatus, RequestBody, RequirePaymentLayer, VerifiedPayment},
-    service::FacilitatorService,
 };
+use x402_devnet::{Devnet, DevnetPort, Fault as NodeFault};
+use x402_facilitator::FacilitatorService;
 
 use support::{
     authorization::unix_now,

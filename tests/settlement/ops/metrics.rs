@@ -21,15 +21,15 @@ use tower_x402::{
     Clock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer},
-    devnet::{BlockTime, Fault, Orphans},
     facilitator::{Facilitator, channels::OnchainChannels},
     ledger::{FulfilmentStep, Lease, MemoryLedger, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
     payment::{Prechecked, SettlementOutcome},
     server::{DeferredPolicy, Quote},
-    service::FacilitatorService,
     vouchers::AuthorizerKey,
 };
+use x402_devnet::{BlockTime, Fault, Orphans};
+use x402_facilitator::FacilitatorService;
 
 use support::chain::Chain as _;
 use support::devnet::DevnetChain;

@@ -123,6 +123,25 @@ async fn every_payment_is_listed_once() {
     assert_eq!(lines, 601);
 }
 
+/// On the runtime's clock, which does not wait for anything.
+#[tokio::test]
+async fn a_report_rests_before_each_further_page() {
+    let stage = stage().await;
+    for _ in 0..600 {
+        reserve(&stage, &stage.payment(&new_key()), 0).await;
+    }
+    let operator = operator(&stage);
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    let whole = operator.report().await.unwrap();
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    let minute = Duration::from_secs(60);
+    assert_eq!(operator.pause(minute).report().await.unwrap(), whole);
+    // Three pages, and the look for a fourth.
+    let rested = began.elapsed();
+    assert!((3 * minute..3 * minute + Duration::from_secs(1)).contains(&rested), "{rested:?}");
+}
+
 #[tokio::test]
 async fn payments_are_found_by_prefix_and_transaction() {
     let stage = stage().await;

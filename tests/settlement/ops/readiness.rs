@@ -8,11 +8,11 @@ use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     ManualClock, Network,
     channels::Channels,
-    devnet::{Devnet, Fault},
     facilitator::{Facilitator, NotReady, OnchainFacilitator, Readiness, channels::OnchainChannels},
     ledger::{MemoryLedger, SqliteLedger},
     vouchers::AuthorizerKey,
 };
+use x402_devnet::{Devnet, Fault};
 
 use support::authorization::unix_now;
 

@@ -6,11 +6,11 @@ use alloy_primitives::{Address, B256, U256};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tower_x402::{
-    Network,
+    Clock as _, ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
     ledger::{
-        CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, SettlementStep,
-        StoredResponse,
+        CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, ResponseLimits,
+        SettlementStep, StoredResponse,
     },
     payment::{Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, Reason},
@@ -75,6 +75,28 @@ fn asked_for(stage: &Stage) -> BTreeSet<u8> {
         payer.parse::<Address>().unwrap()[0]
     };
     stage.settles().iter().map(payer).collect()
+}
+
+/// Its payer can have made it unknowable. What was signed for it is of no use any more.
+#[tokio::test]
+async fn payment_whose_outcome_stays_unknown_after_its_time_is_asked_for_ever_less_often() {
+    let stage = Stage::open().await;
+    stage.script([], Turn::Without(Reply::Status(500, "")));
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
+    let payment = produced(&*ledger, 1, true).await.key;
+    let remote = stage.remote().reconcile_interval(Duration::from_millis(10)).clock(clock.clone());
+    let _facilitator = remote.ledger(ledger.clone()).build().await.unwrap();
+    // For a quarter of its age, in seconds, it is left alone.
+    for (times, (later, pause)) in [(0, 2), (200_000, 50_000), (60_000, 65_000)].into_iter().enumerate() {
+        clock.advance(later);
+        eventually("it is asked for", async || stage.settles().len() == times + 1).await;
+        eventually("it is left alone", async || {
+            let record = ledger.get(&payment).await.unwrap().unwrap();
+            record.settling.is_some_and(|settling| settling.until >= clock.now() + pause)
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

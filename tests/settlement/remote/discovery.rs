@@ -9,8 +9,8 @@ use tower_x402::{
     client::{DiscoveryClient, DiscoveryFilter, ListedResource},
     protocol::bazaar::{BodyType, Discovery},
     server::RequirePaymentLayerBuilder,
-    service::FacilitatorServiceBuilder,
 };
+use x402_facilitator::FacilitatorServiceBuilder;
 
 use super::{
     service::{get, post, purchase, request},

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use alloy_primitives::B256;
 use serde_json::json;
-use tower_x402::{devnet::Fault, ledger::Settlement, protocol::PaymentFlow};
+use tower_x402::{ledger::Settlement, protocol::PaymentFlow};
+use x402_devnet::Fault;
 
 use super::{
     honest::chain_url,

@@ -12,7 +12,6 @@ use alloy_primitives::{Address, B256, U256};
 use serde_json::json;
 use tower_x402::{
     Network,
-    devnet::{Devnet, Orphans},
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Facilitator as _, NotReady, RemoteFacilitator},
     ledger::{Fingerprint, Fulfilment, Ledger, MemoryLedger, Record, Settlement, SettlementStep},
@@ -20,6 +19,7 @@ use tower_x402::{
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
     server::DeferredPolicy,
 };
+use x402_devnet::{Devnet, Orphans};
 
 use super::{
     honest::chain_url,

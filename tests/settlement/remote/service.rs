@@ -20,8 +20,9 @@ use tower_x402::{
     ledger::{FulfilmentStep, Ledger, LedgerError, Listing, MemoryLedger, SettlementStep, Settling},
     payment::{Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified, Window},
     protocol::Reason,
-    service::{FacilitatorService, PeerAddress},
+    server::PeerAddress,
 };
+use x402_facilitator::FacilitatorService;
 
 use super::stage::Stage;
 use support::{

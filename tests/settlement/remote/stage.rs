@@ -27,8 +27,8 @@ use tower_x402::{
     ledger::{Ledger, MemoryLedger, Record},
     protocol::PaymentFlow,
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
-    service::{FacilitatorService, FacilitatorServiceBuilder},
 };
+use x402_facilitator::{FacilitatorService, FacilitatorServiceBuilder};
 
 use support::{
     authorization,

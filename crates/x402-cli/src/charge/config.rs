@@ -47,7 +47,7 @@ pay_to = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
 # timeout_seconds = 60                    # for the head of an answer, and each pause in its body
 # flow = "authorization"                  # a transfer is settled after the work; upfront: before it
 # max_body = 1048576                      # bytes
-# admin = "127.0.0.1:4022"                # /healthz, /readyz, /metrics, /payments, /channels, /report: this machine only
+# admin = "127.0.0.1:4022"                # the operator's page, /readyz, /metrics; beyond this machine with X402_ADMIN_TOKEN
 
 # What costs what. The first route that fits counts. Whatever fits none costs `price`; without it, it is answered 404.
 # price = "$0.001"

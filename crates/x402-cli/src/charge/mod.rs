@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 pub(crate) use self::config::File;
 use self::{
+    admin::{Guard, TOKEN_VARIABLE},
     config::EXAMPLE,
     forward::Forwarder,
     routes::{Common, Pattern, Price, Route, Routes},
@@ -29,7 +30,8 @@ use crate::{
     error::{Error, Sentence},
     output, serve,
     signals::{Signals, hangups},
-    values::{HttpUrl, LedgerAt, loopback, some_amount},
+    token::Token,
+    values::{HttpUrl, LedgerAt, some_amount},
 };
 
 /// The time that a stopping seller gives settlements whose clients are gone: enough to replace a stuck transaction twice.
@@ -69,6 +71,8 @@ ENVIRONMENT
                           For both there are …_PRIVATE_KEY_FILE (a file that not everybody may read), and …_KEYSTORE with
                           …_KEYSTORE_PASSWORD or …_KEYSTORE_PASSWORD_FILE
   FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …
+  X402_ADMIN_TOKEN        what callers of --admin must give, as a bearer token or as the password of any name: 16 letters and digits or
+                          more [default: none is needed on an address of this machine]
   PGPASSWORD              the password for --ledger postgres://…, if the URL has none
   RUST_LOG                the log filter [default: warn,x402=info]; tower_x402=info logs every transaction
 
@@ -124,8 +128,9 @@ pub(crate) struct Command {
     /// The largest request body, in bytes [default: 1048576]
     #[arg(long, value_name = "BYTES")]
     max_body: Option<usize>,
-    /// Serve /healthz, /readyz, /metrics, /payments, /channels and /report on this address of this machine
-    #[arg(long, value_name = "ADDR", value_parser = loopback)]
+    /// Serve the operator's page on this address, and for programs /healthz, /readyz, /metrics, /summary, /payments, /channels and
+    /// /report. An address that other machines reach needs X402_ADMIN_TOKEN
+    #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
     /// Print one JSON line when ready, and nothing else on standard output
     #[arg(long)]
@@ -153,7 +158,7 @@ struct Settings {
     timeout: Duration,
     flow: PaymentFlow,
     max_body: usize,
-    admin: Option<SocketAddr>,
+    admin: Option<(SocketAddr, Guard)>,
     routes: Vec<Route>,
 }
 
@@ -171,9 +176,8 @@ impl Command {
         if !(1..=240).contains(&seconds) {
             return Err(Error::setting("timeout_seconds", "must be from 1 to 240"));
         }
-        if let Some(admin) = file.admin.filter(|admin| !admin.ip().is_loopback()) {
-            return Err(Error::setting("admin", format!("{admin} is reachable from other machines: use 127.0.0.1")));
-        }
+        let admin = self.admin.or(file.admin);
+        let guard = |address| Guard::new(address, Token::find(TOKEN_VARIABLE)?).map(|guard| (address, guard));
         Ok(Settings {
             upstream: self.upstream.clone().or(file.upstream).ok_or_else(|| {
                 Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
@@ -197,7 +201,7 @@ impl Command {
                 Some(Flow::Authorization) | None => PaymentFlow::Authorization,
             },
             max_body: self.max_body.or(file.max_body).unwrap_or(DEFAULT_MAX_BODY),
-            admin: self.admin.or(file.admin),
+            admin: admin.map(guard).transpose()?,
             routes,
         })
     }
@@ -227,7 +231,7 @@ impl Command {
         let settings = self.settings()?;
         let (mut signals, mut hangups) = (Signals::catch()?, hangups()?);
         // The recorder must be installed before anything is built that reports to it.
-        let metrics = settings.admin.map(|_| admin::metrics()).transpose()?;
+        let metrics = settings.admin.as_ref().map(|_| admin::metrics()).transpose()?;
         let listener = serve::listen(&settings.listen).await?;
         let settlement = settings.settlement().await?;
         let pay_to = match (settings.pay_to, &settlement.local) {
@@ -246,14 +250,24 @@ impl Command {
         let forwarder = Forwarder::new(&settings.upstream, settings.timeout, settings.behind_proxy)?;
         let routes = Routes::new(&settings.routes, &common, &settlement, &forwarder)?;
         let (stop, stopped) = watch::channel(false);
-        if let (Some(address), Some(metrics)) = (settings.admin, metrics) {
-            let listener = serve::listen(&address.to_string()).await?;
-            let router = admin::router(&settlement, metrics);
-            tokio::spawn(serve::serve(listener, router, stopped.clone(), Duration::ZERO));
-        }
         let listening =
             listener.local_addr().map_err(|source| Error::Listen { address: settings.listen.clone(), source })?;
-        self.announce(&settings, &settlement, pay_to, listening);
+        let mut admin = None;
+        if let (Some((address, guard)), Some(metrics)) = (&settings.admin, metrics) {
+            let listener = serve::listen(&address.to_string()).await?;
+            admin = listener.local_addr().ok();
+            let about = json!({
+                "listening": listening.to_string(),
+                "upstream": settings.upstream.origin(),
+                "pay_to": pay_to.to_string(),
+                "network": settlement.asset.network.to_string(),
+                "is_real": settlement.local.is_none(),
+                "ledger": settings.ledger.to_string(),
+            });
+            let router = admin::router(&settlement, metrics, routes.clone(), about, guard.clone());
+            tokio::spawn(serve::serve(listener, router, stopped.clone(), Duration::ZERO));
+        }
+        self.announce(&settings, &settlement, pay_to, (listening, admin));
 
         let patience = settings.timeout + LAST_ANSWERS;
         let serving = tokio::spawn(serve::serve(listener, routes.clone(), stopped, patience));
@@ -285,7 +299,14 @@ impl Command {
         }
     }
 
-    fn announce(&self, settings: &Settings, settlement: &Settlement, pay_to: Address, listening: SocketAddr) {
+    fn announce(
+        &self,
+        settings: &Settings,
+        settlement: &Settlement,
+        pay_to: Address,
+        at: (SocketAddr, Option<SocketAddr>),
+    ) {
+        let (listening, admin) = at;
         let rpc_url = settlement.local.as_ref().map(Local::rpc_url);
         if let Some(rpc_url) = &rpc_url {
             let (name, key) = Local::export_payer();
@@ -302,6 +323,7 @@ impl Command {
         if self.json {
             output::line(json!({
                 "listening": listening.to_string(),
+                "admin": admin.map(|admin| admin.to_string()),
                 "rpc_url": rpc_url,
                 "asset": settlement.asset.address.to_string(),
                 "pay_to": pay_to.to_string(),
@@ -319,6 +341,9 @@ impl Command {
             let methods: Vec<_> = route.methods.iter().map(http::Method::as_str).collect();
             let methods = if methods.is_empty() { "any method".to_owned() } else { methods.join(", ") };
             output::line(format_args!("  {:<24} {:<12} {}", route.path.to_string(), methods, route.price));
+        }
+        if let Some(admin) = admin {
+            output::line(format_args!("For the operator: http://{admin}/"));
         }
         if !settings.ledger.is_durable() && settlement.local.is_none() {
             output::warn(

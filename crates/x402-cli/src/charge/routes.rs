@@ -12,10 +12,7 @@ use std::{
 
 use alloy_primitives::Address;
 use axum::body::Body;
-use http::{
-    Method, Request, Response, StatusCode,
-    header::{CONTENT_LENGTH, UPGRADE},
-};
+use http::{Method, Request, Response, StatusCode, header::CONTENT_LENGTH};
 use tower::{Layer as _, ServiceExt as _};
 use tower_service::Service;
 use tower_x402::{
@@ -25,7 +22,7 @@ use tower_x402::{
 };
 
 use super::{bounded::Bounded, forward::Forwarder};
-use crate::{chain::Settlement, error::Error, paths, problem::Problem, values::HttpUrl};
+use crate::{chain::Settlement, error::Error, headers, paths, problem::Problem, values::HttpUrl};
 
 /// The time for a settlement, which an authorization must be valid for besides the work.
 const TIME_TO_SETTLE: Duration = Duration::from_secs(60);
@@ -65,6 +62,17 @@ pub(crate) enum Price {
     },
     /// The price that the upstream gives, up to this.
     UpTo(Usdc),
+}
+
+impl Route {
+    /// Returns the methods and the path, by which income is counted.
+    fn label(&self) -> String {
+        let methods: Vec<_> = self.methods.iter().map(Method::as_str).collect();
+        match methods.is_empty() {
+            true => self.path.to_string(),
+            false => format!("{} {}", methods.join(","), self.path),
+        }
+    }
 }
 
 impl Pattern {
@@ -164,6 +172,12 @@ impl Routes {
         Ok(Self { table, max_body: common.max_body })
     }
 
+    /// Returns the label and the price of each route, in order.
+    pub(crate) fn prices(&self) -> Vec<(String, String)> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner).clone();
+        table.iter().map(|entry| (entry.route.label(), entry.route.price.to_string())).collect()
+    }
+
     /// Takes other routes from the next request on. Requests in progress end as they began.
     pub(crate) fn replace(
         &self,
@@ -194,7 +208,7 @@ impl Routes {
             let detail = "there is nothing at this path, or not with this method";
             return Err(Problem::new(StatusCode::NOT_FOUND, "no_route", detail));
         };
-        if wants_upgrade(&request) {
+        if headers::wants_upgrade(&request) {
             drain(request);
             let detail = "WebSockets and other upgrades are not served here, since one payment is for one answer";
             return Err(Problem::new(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail));
@@ -230,13 +244,6 @@ impl Service<Request<Body>> for Routes {
     }
 }
 
-/// An offer to go on in HTTP/2 is one that a client can do without.
-fn wants_upgrade(request: &Request<Body>) -> bool {
-    let asked = request.headers().get_all(UPGRADE);
-    asked.iter().any(|name| !name.as_bytes().trim_ascii().eq_ignore_ascii_case(b"h2c"))
-        || request.method() == Method::CONNECT
-}
-
 fn length_of(request: &Request<Body>) -> Option<u64> {
     request.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
@@ -260,6 +267,7 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
         .handler_deadline(common.timeout)
         .max_timeout(SHORTEST_VALIDITY.max(common.timeout + TIME_TO_SETTLE))
         .max_request_body(common.max_body)
+        .route_label(route.label())
         .trust_forwarded_proto(common.behind_proxy);
     if let Some(url) = &common.public_url {
         builder = builder.public_origin(url.as_str());

@@ -69,12 +69,12 @@ const READS_AFTER: usize = 8;
 /// # async fn main() -> anyhow::Result<()> {
 /// use tower_x402::{
 ///     Network,
-///     devnet::Devnet,
 ///     facilitator::channels::{ChannelFacilitator, OnchainChannels},
 ///     primitives::{Address, B256, U256},
 ///     signers::PrivateKeySigner,
 ///     vouchers::{ChannelConfig, Escrow},
 /// };
+/// use x402_devnet::Devnet;
 ///
 /// let devnet = Devnet::start().await?;
 /// let gas_key = PrivateKeySigner::random();

@@ -28,9 +28,9 @@ use tokio::{
 };
 use tower_x402::{
     Usdc,
-    devnet::{BlockTime, Devnet, DevnetPort},
     vouchers::{Escrow, abi::BatchSettlement},
 };
+use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
 use super::{
     case::{Report, Wrong},

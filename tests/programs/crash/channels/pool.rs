@@ -15,10 +15,8 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
-use tower_x402::{
-    devnet::{Devnet, Fault, RpcCall},
-    vouchers::{Escrow, abi::BatchSettlement},
-};
+use tower_x402::vouchers::{Escrow, abi::BatchSettlement};
+use x402_devnet::{Devnet, Fault, RpcCall};
 
 use super::super::points::Point;
 

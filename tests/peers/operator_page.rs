@@ -1,0 +1,150 @@
+//! The operator of `x402 charge` looks at its page in Chromium.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use support::programs::x402;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+use super::{browser_wallet::chromium, programs::script, stage::PATIENCE};
+
+/// A path that would be markup, if the page took it for that.
+const HOSTILE: &str = "/<img src=x onerror=alert(1)><script>alert(2)<";
+
+/// A program that answers with lines of JSON. It ends with the test.
+struct Program {
+    process: Child,
+    output: Lines<BufReader<ChildStdout>>,
+    ready: Value,
+}
+
+impl Program {
+    async fn start(command: &mut Command) -> Self {
+        let mut process = command.kill_on_drop(true).spawn().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut program = Self { process, output, ready: Value::Null };
+        program.ready = program.next().await;
+        program
+    }
+
+    async fn next(&mut self) -> Value {
+        let line = timeout(PATIENCE, self.output.next_line()).await.expect("it answers").unwrap();
+        serde_json::from_str(&line.expect("it goes on")).unwrap()
+    }
+}
+
+/// The page in a browser.
+struct Page {
+    browser: Program,
+    input: ChildStdin,
+    _profile: TempDir,
+}
+
+impl Page {
+    async fn open(url: &str, password: Option<&str>) -> Self {
+        let profile = TempDir::new().unwrap();
+        let mut command = script(["node", "operator_page.mjs"]);
+        command.arg(url).args(password).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        command.env("BROWSER", chromium()).env("PROFILE", profile.path());
+        let mut browser = Program::start(&mut command).await;
+        let input = browser.process.stdin.take().unwrap();
+        Self { browser, input, _profile: profile }
+    }
+
+    async fn act(&mut self, command: Value) -> Value {
+        self.input.write_all(format!("{command}\n").as_bytes()).await.unwrap();
+        let seen = self.browser.next().await;
+        assert_eq!(seen["wrong"], json!([]), "{seen}");
+        assert_eq!((&seen["images"], &seen["scripts"]), (&json!(0), &json!(1)), "nothing became markup: {seen}");
+        seen
+    }
+
+    async fn shows(&mut self, id: &str, text: &str) -> String {
+        self.act(json!({ "id": id, "text": text })).await["text"].as_str().unwrap().to_owned()
+    }
+
+    /// Checks the page in this width and theme, and takes a picture, which stays in the directory `TOWER_X402_PICTURES`, if that is set.
+    async fn picture(&mut self, name: &str, width: u32, dark: bool) -> Value {
+        let spare = TempDir::new().unwrap();
+        let directory = std::env::var_os("TOWER_X402_PICTURES").map_or_else(|| spare.path().to_owned(), PathBuf::from);
+        let seen = self.act(json!({ "picture": directory.join(name), "width": width, "dark": dark })).await;
+        assert_eq!(seen["overflows"], false, "{name}: {seen}");
+        seen
+    }
+}
+
+#[tokio::test]
+async fn the_operator_sees_a_payment_come_in_and_the_seller_go_away() {
+    let directory = TempDir::new().unwrap();
+    let upstream = TempDir::new().unwrap();
+    std::fs::write(upstream.path().join("answer"), "well done").unwrap();
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut python = Command::new("python3");
+    let port = address.port().to_string();
+    python.args(["-m", "http.server", &port, "--bind", "127.0.0.1", "--directory"]).arg(upstream.path());
+    let _service = python.kill_on_drop(true).stderr(std::process::Stdio::null()).spawn().unwrap();
+    support::eventually::eventually("the service listens", async || {
+        tokio::net::TcpStream::connect(address).await.is_ok()
+    })
+    .await;
+    let config = directory.path().join("x402.toml");
+    let routes = format!(
+        "[[route]]\npath = '{HOSTILE}'\nprice = \"$0.002\"\n[[route]]\npath = \"/*\"\nmethods = [\"GET\"]\nprice = \"$0.001\""
+    );
+    std::fs::write(&config, format!("upstream = \"http://{address}\"\nadmin = \"127.0.0.1:0\"\n{routes}")).unwrap();
+    let mut charge = x402();
+    charge.args(["charge", "--json", "--listen", "127.0.0.1:0", "--config"]).arg(&config);
+    let mut charge = Program::start(charge.stderr(std::process::Stdio::null())).await;
+    let admin = format!("http://{}", charge.ready["admin"].as_str().unwrap());
+
+    let mut page = Page::open(&admin, None).await;
+    let text = page.shows("state", "Ready").await;
+    assert!(text.contains("a chain in the process: no real money") && text.contains(HOSTILE), "{text}");
+    page.shows("routes", "GET /*").await;
+    page.shows("books-at", "The ledger as it was").await;
+    let mut pay = x402();
+    let url = format!("http://{}/answer", charge.ready["listening"].as_str().unwrap());
+    // The key of the chain's payer, which everybody knows.
+    pay.args(["pay", &url, "--budget", "$0.05", "--journal"]).arg(directory.path().join("journal"));
+    pay.env("PAYER_PRIVATE_KEY", "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80");
+    for times in 1..=6 {
+        let paid = timeout(PATIENCE, pay.output()).await.unwrap().unwrap();
+        assert_eq!(String::from_utf8_lossy(&paid.stdout), "well done", "{}", String::from_utf8_lossy(&paid.stderr));
+        page.shows("routes", &format!("$0.00{times}")).await;
+    }
+    // After some transfers, its payer pays by voucher; the ledger is gone through every few seconds.
+    page.shows("money", "Settled\n$0.003").await;
+    let text = page.shows("money", "Unclaimed\n$0.003").await;
+    assert!(text.contains("At risk\n$0.00") && text.contains("Owed to payers\n$0.00 (0)"), "{text}");
+    for (name, width, dark) in [("operator-page.png", 1100, false), ("operator-page-dark.png", 375, true)] {
+        let seen = page.picture(name, width, dark).await;
+        assert_eq!(seen["asked"], json!([admin]), "it asks nobody else");
+    }
+    charge.process.start_kill().unwrap();
+    page.shows("state", "No answer since").await;
+}
+
+#[tokio::test]
+async fn a_person_gives_the_token_as_a_password() {
+    let mut charge = x402();
+    charge.args([
+        "charge",
+        "--json",
+        "--upstream",
+        "http://127.0.0.1:9",
+        "--price",
+        "$0.001",
+        "--listen",
+        "127.0.0.1:0",
+    ]);
+    charge.args(["--admin", "0.0.0.0:0"]).env("X402_ADMIN_TOKEN", "0123456789abcdefghij");
+    let charge = Program::start(charge.stderr(std::process::Stdio::null())).await;
+    let port = charge.ready["admin"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
+    let mut page = Page::open(&format!("http://127.0.0.1:{port}"), Some("0123456789abcdefghij")).await;
+    page.shows("state", "Ready").await;
+}

@@ -28,10 +28,10 @@ use tower_x402::{
     server::DeferredPolicy,
 };
 use url::Url;
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     AgentCard, CardFetcher, Evaluation, EvaluationClient, EvaluatorId, EvaluatorService, Score, Submission, Task,
-    VerifiedCard,
-    judge::{ArithmeticJudge, Judge as _},
+    VerifiedCard, judge::Judge as _,
 };
 
 const RTT: Duration = Duration::from_millis(50);

@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 25] = [
+const BLOCKS: [Block; 27] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -37,6 +37,7 @@ const BLOCKS: [Block; 25] = [
         ],
     },
     Block { guide: "hire-evaluators", name: "audits", replaced: &[] },
+    Block { guide: "hire-evaluators", name: "lessons", replaced: &[] },
     Block { guide: "hire-evaluators", name: "reports", replaced: &[] },
     Block { guide: "pay", name: "pay", replaced: &[("\"http://127.0.0.1:4021/evaluate\"", "var(\"SELLER_URL\")?")] },
     Block {
@@ -89,6 +90,7 @@ const BLOCKS: [Block; 25] = [
         name: "verdicts_by_voucher",
         replaced: &[("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?")],
     },
+    Block { guide: "sell-verdicts", name: "learning", replaced: &[] },
     Block {
         guide: "train-with-atropos",
         name: "environment",

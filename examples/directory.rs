@@ -24,7 +24,7 @@ use tower_x402::{Asset, Network, server::PeerAddress};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use x402_devnet::{Devnet, DevnetPort};
-use x402_market::directory::{DirectoryService, DirectoryStore, PaymentChecker};
+use x402_directory::{DirectoryService, DirectoryStore, PaymentChecker};
 
 /// How long a stopping directory waits for requests.
 const LAST_REQUESTS: Duration = Duration::from_secs(30);

@@ -27,7 +27,8 @@ use tower_x402::{
     vouchers::AuthorizerKey,
 };
 use x402_devnet::{BlockTime, Devnet};
-use x402_market::{AgentCard, Score, judge::ArithmeticJudge};
+use x402_judges::ArithmeticJudge;
+use x402_market::{AgentCard, Score};
 
 use crate::service::Evaluator;
 

@@ -108,7 +108,7 @@
 //! - [DESIGN.md](https://github.com/tower-x402/tower-x402/blob/main/DESIGN.md) gives the reasons,
 //!   [SECURITY.md](https://github.com/tower-x402/tower-x402/blob/main/SECURITY.md) the threats and what holds against them.
 //! - Crates that build on this one: `x402-facilitator` settles for others over HTTP, `x402-devnet` is a chain for tests and first runs, and
-//!   `x402-market` has evaluators that sell verdicts, students that hire them, and a directory.
+//!   `x402-market` has evaluators that sell verdicts and students that hire them; `x402-judges` and `x402-directory` build on that.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -16,9 +16,10 @@ use tower_x402::{
 };
 use url::Url;
 use x402_devnet::{Devnet, DevnetPort};
+use x402_judges::{ArithmeticJudge, ProseJudge};
 use x402_market::{
     AgentCard, Confidence, EvaluatorService, Score, Submission, Verdict,
-    judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
+    judge::{Judge, JudgeError},
 };
 
 /// What each key that pays for gas gets: one ether, in wei.

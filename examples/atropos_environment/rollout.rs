@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use tokio::{task::JoinSet, time::timeout};
-use x402_market::{ChatClient, ChatMessage};
+use x402_judges::{ChatClient, ChatMessage};
 
 use crate::{
     flags::Flags,

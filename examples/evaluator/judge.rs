@@ -9,10 +9,8 @@ use clap::ValueEnum;
 use tower_x402::{Asset, Usdc};
 use tracing::warn;
 use url::Url;
-use x402_market::{
-    AgentCard, ChatClient, MAX_OUTPUTS, Score,
-    judge::{ArithmeticJudge, Judge, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge},
-};
+use x402_judges::{ArithmeticJudge, ChatClient, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge};
+use x402_market::{AgentCard, MAX_OUTPUTS, Score, judge::Judge};
 
 use crate::flags::Flags;
 

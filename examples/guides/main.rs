@@ -18,9 +18,11 @@ use tower_x402::{
     vouchers::AuthorizerKey,
 };
 use url::Url;
+use x402_directory::{DirectoryClient, reputation::Reputation};
 use x402_market::{
     AgentCard, Confidence, EvaluatorService, Score, Student, StudentBuilder, Submission, Task, Verdict,
-    directory::DirectoryClient, evidence::EvidenceLog, judge::output_judge, reputation::Reputation,
+    evidence::EvidenceLog,
+    judge::{Judge as _, output_judge},
 };
 
 macro_rules! blocks {
@@ -43,6 +45,8 @@ blocks!(
     environment,
     facilitator,
     hire_evaluators,
+    learning,
+    lessons,
     named,
     on_base,
     pay,
@@ -127,7 +131,7 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
             serve(Router::new().fallback_service(evaluator)).await?;
         }
         "audits" => {
-            let student = student()?.build()?;
+            let student = lessons::with_lessons(student()?, key::from_env("STUDENT_PRIVATE_KEY")?).build()?;
             student.discover().await;
             let task = Task::new("arithmetic", "What is 17 * 23?")?;
             let answers = Submission::group(task, ["391", "381"])?;
@@ -138,6 +142,7 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
                 spending.audits, spending.accounts[0].right, spending.accounts[0].pairs
             );
         }
+        "learning" => println!("version {:?}", learning::judge()?.version()),
         "reports" => {
             let student = student()?.reports(EvidenceLog::in_memory(100)).build()?;
             let mut reputation = Reputation::new(100, []);

@@ -1,9 +1,10 @@
 //! How the evaluators judge. Nothing here is random: the same output of the same task always gets the same verdict.
 
 use async_trait::async_trait;
+use x402_judges::{ArithmeticJudge, ProseJudge};
 use x402_market::{
     Confidence, Score, Submission, Task, Verdict,
-    judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
+    judge::{Judge, JudgeError},
 };
 
 use super::world::{ASPECTS, Answer, Errors, Seller};

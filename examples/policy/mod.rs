@@ -43,10 +43,8 @@ pub(crate) fn actions() -> impl Iterator<Item = Action> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use x402_market::{
-        Submission, Task,
-        judge::{ArithmeticJudge, Judge, ProseJudge},
-    };
+    use x402_judges::{ArithmeticJudge, ProseJudge};
+    use x402_market::{Submission, Task, judge::Judge};
 
     use super::*;
 

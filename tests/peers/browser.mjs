@@ -62,6 +62,7 @@ const browser = await puppeteer.launch({
 const page = await browser.newPage();
 await page.setViewport({ width: 1100, height: 800 });
 
+let whole = null;
 let wrong = [];
 page.on('pageerror', (error) => wrong.push(String(error)));
 page.on('console', (message) => {
@@ -111,6 +112,7 @@ const commands = {
     await page.keyboard.press('Enter');
     await page.waitForFunction(() => !document.getElementById('pay').disabled && document.getElementById('status').className !== 'busy');
   },
+  read: async () => (whole = await page.evaluate(() => document.body.innerText)),
   picture: async ({ file, width, height, dark, whole }) => {
     await page.setViewport({ width, height });
     await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: dark ? 'dark' : 'light' }]);
@@ -160,7 +162,7 @@ for await (const line of createInterface({ input: process.stdin })) {
     await inner.waitForSelector('body');
     seen.frame.html = await inner.content();
   }
-  console.log(JSON.stringify({ ...seen, wrong, asked }));
-  [wrong, asked] = [[], []];
+  console.log(JSON.stringify({ ...seen, text: whole, wrong, asked }));
+  [whole, wrong, asked] = [null, [], []];
 }
 await browser.close();

@@ -10,6 +10,7 @@
 //! facilitators.rs   their facilitators settle for us, ours for them
 //! atropos           the API server of Atropos takes what our environment buys
 //! bazaar.rs         catalogues: their client reads ours, ours is listed by theirs
+//! browser_directory a person reads a directory in Chromium
 //! browser_wallet    a person pays in Chromium
 //! channels.rs       our buyer pays by vouchers
 //! command.rs        their clients pay a service in Python, for which the command x402 charges
@@ -27,6 +28,7 @@
 
 mod atropos;
 mod bazaar;
+mod browser_directory;
 mod browser_wallet;
 mod channels;
 mod clients;

@@ -23,12 +23,11 @@ use tower_x402::{
     server::RequirePaymentLayer,
 };
 use x402_devnet::{Devnet, DevnetPort};
+use x402_directory::{DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker};
 use x402_facilitator::FacilitatorService;
 use x402_market::{
     AgentCard, CardFetcher, Confidence, EvaluationClient, EvaluatorService, Score, Student, Submission, Task, Truth,
-    Verdict,
-    directory::{DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker},
-    judge::output_judge,
+    Verdict, judge::output_judge,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -331,6 +330,13 @@ async fn parts_of_hire_evaluators_audit_and_read_reports() {
     let published = directory.publish_log(student.evidence(), &chain.devnet.asset(), &other, |_| None).await.unwrap();
     assert_eq!(published.accepted, 1, "{published:?}");
     assert_eq!(output("reports", &variables, Some(&chain.buyer("$1"))).await, "1 reports\n");
+}
+
+#[tokio::test]
+async fn part_of_sell_verdicts_opens_a_judge_that_learns() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(output_in(directory.path(), "learning", &[], None).await, "version Some(\"0\")\n");
+    assert!(directory.path().join("learned.jsonl").exists());
 }
 
 /// Starts an evaluator of reasons and sums with this price. Returns its origin.

@@ -28,7 +28,7 @@ use tower_x402::{
 };
 
 use super::{
-    Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard,
+    Evaluation, Lesson, MAX_EVALUATION, MessageError, Submission, VerifiedCard,
     net::{self, BodyError, read_body},
 };
 
@@ -61,6 +61,8 @@ use super::{
 #[must_use]
 pub struct EvaluationClient {
     http: ClientWithMiddleware,
+    /// For what costs nothing: it pays no 402.
+    unpaid: Client,
     public_only: bool,
     ask_timeout: Duration,
     answer_timeout: Duration,
@@ -210,9 +212,9 @@ impl EvaluationClient {
     ) -> Result<Self, EvaluateError> {
         let client = client.redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let client = client.build().map_err(|error| unreachable(None, error))?;
-        let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(CheckOffers).build();
+        let http = reqwest_middleware::ClientBuilder::new(client.clone()).with(payments).with(CheckOffers).build();
         let (ask_timeout, answer_timeout) = (Duration::from_secs(30), Duration::from_secs(60));
-        Ok(Self { http, public_only, ask_timeout, answer_timeout })
+        Ok(Self { http, unpaid: client, public_only, ask_timeout, answer_timeout })
     }
 
     /// Sets how long an evaluator may take to demand its payment. Default: 30 seconds. Once it is paid,
@@ -226,6 +228,30 @@ impl EvaluationClient {
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;
         self
+    }
+
+    /// Tells an evaluator the truth about a submission that it judged. This costs nothing; a demand for a payment is not met.
+    ///
+    /// # Errors
+    /// [`EvaluateError`] if the evaluator did not take the lesson.
+    pub async fn teach(&self, card: &VerifiedCard, lesson: &Lesson) -> Result<(), EvaluateError> {
+        let url = card.endpoint().join("lessons").map_err(|error| unreachable(None, error))?;
+        if self.public_only && !net::may_be_public(&url) {
+            return Err(EvaluateError::NotPublic);
+        }
+        let body = serde_json::to_vec(lesson).map_err(|error| unreachable(None, error))?;
+        let request =
+            self.unpaid.post(url).header(CONTENT_TYPE, "application/json").timeout(self.ask_timeout).body(body);
+        let response = request.send().await.map_err(|error| send_error(error.into()))?;
+        if response.status() == StatusCode::OK {
+            return Ok(());
+        }
+        let (status, detail) = (response.status().as_u16(), read_body(response, MAX_EVALUATION).await);
+        Err(EvaluateError::Answered {
+            status,
+            detail: detail.map_or_else(|_| String::new(), |json| detail_of(&json)),
+            receipt: None,
+        })
     }
 
     /// Has a submission evaluated by the evaluator of this card.
@@ -301,7 +327,11 @@ impl EvaluationClient {
         };
         let signed = || receipt.clone().map(Box::new);
         if status != StatusCode::OK {
-            return Err(EvaluateError::Answered { status: status.as_u16(), detail: detail(&json), receipt: signed() });
+            return Err(EvaluateError::Answered {
+                status: status.as_u16(),
+                detail: detail_of(&json),
+                receipt: signed(),
+            });
         }
         let evaluation = Evaluation::from_json(&json).and_then(|evaluation| {
             evaluation.check(submission)?;
@@ -350,7 +380,7 @@ fn send_error(error: reqwest_middleware::Error) -> EvaluateError {
 }
 
 /// Returns the explanation in the body of an error.
-fn detail(json: &[u8]) -> String {
+fn detail_of(json: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Problem {
         error: Option<String>,

@@ -38,10 +38,7 @@ use tower_x402::{
     vouchers::{ChannelConfig, ChannelId, Escrow},
 };
 
-use super::{
-    selection::{Observation, Skill},
-    submission::MAX_OUTPUTS,
-};
+use super::{skills::Skill, submission::MAX_OUTPUTS};
 
 /// How far ahead the clocks of others may be, in seconds.
 const MAX_CLOCK_SKEW: u64 = 300;
@@ -169,7 +166,7 @@ impl Pairs {
     /// Pairs of one group share outputs, so *n*·*m* of them say less than as many comparisons of different outputs. The variance of the
     /// share ordered rightly by a coin is (*n*+*m*+1) / 12*nm*, that of 3*nm* / (*n*+*m*+1) independent comparisons. Only the product is
     /// known; the sum is taken as if *n* = *m*.
-    pub(super) fn counts(self) -> [f32; 2] {
+    pub fn comparisons(self) -> [f32; 2] {
         let all = f64::from(self.all);
         let comparisons = 3.0 * all / (2.0 * all.sqrt() + 1.0);
         [0.5, -0.5].map(|half| (comparisons * (0.5 + half * self.worth())) as f32)
@@ -280,7 +277,7 @@ impl Evidence {
     }
 
     /// Returns the charge, and where the part of the channel begins that it ends.
-    pub(crate) fn charged_part(&self) -> Option<(&ChannelCharge, Usdc)> {
+    pub fn charged_part(&self) -> Option<(&ChannelCharge, Usdc)> {
         let charge = self.charge.as_ref()?;
         Some((charge, charge.charged.checked_sub(self.paid).unwrap_or(Usdc::ZERO)))
     }
@@ -288,6 +285,27 @@ impl Evidence {
     /// Returns the observation for a selector, in which the skill has this number.
     pub const fn observation(&self, skill: Skill) -> Observation {
         Observation { evaluator: self.evaluator, skill, paid: self.paid, outcome: self.outcome }
+    }
+}
+
+/// The result of one request to one evaluator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Observation {
+    /// The address that is paid.
+    pub evaluator: Address,
+    /// The skill of the task.
+    pub skill: Skill,
+    /// The amount paid, zero for some failures.
+    pub paid: Usdc,
+    /// The result.
+    pub outcome: CallOutcome,
+}
+
+impl Observation {
+    /// Creates an observation. `evaluator` is the address that is paid.
+    pub const fn new(evaluator: Address, skill: Skill, paid: Usdc, outcome: CallOutcome) -> Self {
+        Self { evaluator, skill, paid, outcome }
     }
 }
 
@@ -528,7 +546,7 @@ impl EvidenceLog {
     }
 
     /// Returns how many records are kept at most.
-    pub(super) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
 
@@ -886,11 +904,11 @@ mod tests {
         let near = |[right, wrong]: [f32; 2], expected: [f32; 2]| {
             assert!((right - expected[0]).abs() < 1e-5 && (wrong - expected[1]).abs() < 1e-5, "{right} {wrong}");
         };
-        near(Pairs::new(1, 0, 1).unwrap().counts(), [1.0, 0.0]);
-        near(Pairs::new(0, 1, 1).unwrap().counts(), [0.0, 1.0]);
-        near(Pairs::new(0, 0, 1).unwrap().counts(), [0.5, 0.5]);
+        near(Pairs::new(1, 0, 1).unwrap().comparisons(), [1.0, 0.0]);
+        near(Pairs::new(0, 1, 1).unwrap().comparisons(), [0.0, 1.0]);
+        near(Pairs::new(0, 0, 1).unwrap().comparisons(), [0.5, 0.5]);
         // Four good and four bad outputs: 3 · 16 / 9 comparisons.
-        near(Pairs::new(12, 4, 16).unwrap().counts(), [4.0, 4.0 / 3.0]);
+        near(Pairs::new(12, 4, 16).unwrap().comparisons(), [4.0, 4.0 / 3.0]);
     }
 
     #[test]

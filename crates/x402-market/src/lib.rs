@@ -29,8 +29,8 @@
 //! ```
 //!
 //! `Evaluator` needs the feature `serve`. [`EvaluatorService`] is the service below it, for servers of your own: it lists what is served and
-//! when nothing is charged. [`judge`] has judges for arithmetic, prose and anything that a
-//! language model can judge.
+//! when nothing is charged. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, prose, anything that a
+//! language model can judge, and one that learns from lessons.
 //!
 //! # Hire evaluators
 //!
@@ -56,19 +56,15 @@
 //!
 //! # Be found
 //!
-//! Students find evaluators by their cards. Have yours listed by a [`directory`]:
+//! Students find evaluators by their cards. Have yours listed by a directory (package
+//! [`x402-directory`](https://docs.rs/x402-directory)), which also collects what payers report about evaluators. Facilitators list it,
+//! too, because its 402 describes what it sells.
 //!
-//! ```no_run
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use x402_market::directory::DirectoryClient;
+//! # Teach and learn
 //!
-//! let directory = DirectoryClient::new("https://directory.example")?;
-//! directory.list(&"https://reasons.example".parse()?).await?;
-//! # Ok(()) }
-//! ```
-//!
-//! Facilitators list it, too, because its 402 describes what it sells. A directory also collects what payers report about evaluators.
-//! [`reputation`] tells a student how far to trust these reports: as far as they agree with its own audits.
+//! A student can tell an evaluator the truth about outputs that it judged: a [`Lesson`], signed by the key that paid
+//! ([`StudentBuilder::teach`]). Evaluators that learn name the version of what they learned in each evaluation
+//! ([`Judge::learn`](judge::Judge::learn)).
 //!
 //! # Train
 //!
@@ -97,6 +93,7 @@
 //! | `pricePerOutput` | atomic units of USDC, as a decimal string |
 //! | `payTo` | the payee on every network; its key signs the card |
 //! | `accepts` | tokens: `{network, asset, name, version}`, the last two of their EIP-712 domain |
+//! | `lessons` | `true` if the evaluator takes [lessons](Lesson), at `lessons` beside its endpoint |
 //! | `maxOutputs` | how many outputs a submission may have, up to 64 |
 //! | `expertise` | `{skill, claim}`: the worth that the evaluator claims, from 0 to 1 ([`Pairs::worth`](evidence::Pairs::worth)) |
 //! | `schemas` | the URLs of the schemas of `submission` and `evaluation` |
@@ -105,8 +102,6 @@
 //!
 //! | feature | what it adds | default |
 //! |---|---|---|
-//! | `onchain` | [`directory::PaymentChecker`](directory), which checks on a chain that reported payments took place | yes |
-//! | `directory` | [`directory::DirectoryService`](directory), to run a directory | no |
 //! | `serve` | [`Evaluator`], to sell verdicts in ten lines | no |
 //!
 //! The [guides](guide) start with complete programs.
@@ -121,23 +116,23 @@ mod debug;
 
 mod bounded;
 mod card;
-mod chat;
 mod client;
-pub mod directory;
 mod evaluation;
 mod evaluator;
 pub mod evidence;
-#[cfg(feature = "onchain")]
 pub mod guide;
 pub mod judge;
+mod lesson;
 mod measure;
 mod message;
 mod net;
 mod pricing;
-pub mod reputation;
 mod respond;
 pub mod schema;
 pub mod selection;
+#[doc(hidden)]
+pub mod shared;
+mod skills;
 mod student;
 mod submission;
 
@@ -149,7 +144,6 @@ pub use card::{
     AgentCard, AgentCardBuilder, AgentExtension, AgentInterface, AgentSkill, CARD_PATH, Capabilities, CardError,
     CardFetcher, CardSignature, EVALUATION_BINDING, VerifiedCard,
 };
-pub use chat::{ChatClient, ChatError, ChatMessage};
 pub use client::{EvaluateError, EvaluationClient, PaidEvaluation};
 pub use evaluation::{
     Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Preference, Severity, Span, Verdict,
@@ -157,6 +151,7 @@ pub use evaluation::{
 pub use evaluator::{Earnings, EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
 #[cfg(feature = "serve")]
 pub use evaluator::{Evaluator, ServeError};
+pub use lesson::{Lesson, LessonError};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};

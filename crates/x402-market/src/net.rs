@@ -16,7 +16,7 @@ use reqwest::{
 use url::{Host, Url};
 
 /// Returns the URL of `path` below `base`, or `None` if `base` is not an http or https URL.
-pub(crate) fn below(base: &Url, path: &str) -> Option<Url> {
+pub fn below(base: &Url, path: &str) -> Option<Url> {
     let mut base = base.clone();
     if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
         return None;
@@ -31,7 +31,7 @@ pub(crate) fn below(base: &Url, path: &str) -> Option<Url> {
 
 /// Why the body of a response was not read.
 #[derive(Debug)]
-pub(crate) enum BodyError {
+pub enum BodyError {
     /// The connection failed. The error does not show the URL.
     Broken(reqwest::Error),
     /// The body is longer than the limit.
@@ -39,7 +39,7 @@ pub(crate) enum BodyError {
 }
 
 /// Reads the body of a response, at most `limit` bytes.
-pub(crate) async fn read_body(mut response: Response, limit: usize) -> Result<Vec<u8>, BodyError> {
+pub async fn read_body(mut response: Response, limit: usize) -> Result<Vec<u8>, BodyError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| BodyError::Broken(error.without_url()))? {
         if body.len() + chunk.len() > limit {

@@ -2,12 +2,11 @@
 
 use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tower_x402::{Asset, Network, Usdc};
 
 use super::{
     bounded::{LengthError, List, Text},
-    card::{AgentExtension, CardError},
     measure::Score,
     message::Version,
     submission::{MAX_OUTPUTS, SkillId},
@@ -34,6 +33,9 @@ pub struct Pricing {
     /// The number of outputs that a submission may hold.
     #[serde(deserialize_with = "outputs")]
     pub max_outputs: usize,
+    /// Whether the evaluator takes [lessons](super::Lesson) at `lessons`, beside its endpoint.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lessons: bool,
     /// The evaluator's claims, by skill.
     #[serde(default)]
     pub expertise: List<Expertise, 0, 64>,
@@ -98,13 +100,6 @@ impl Pricing {
     /// Returns the evaluator's claim about a skill.
     pub fn claim(&self, skill: &str) -> Option<Score> {
         self.expertise.iter().find(|expertise| &*expertise.skill == skill).map(|expertise| expertise.claim)
-    }
-
-    pub(super) fn into_extension(self) -> Result<AgentExtension, CardError> {
-        let params = serde_json::to_value(&self).map_err(|error| CardError::invalid("pricing", &error))?;
-        let description = json!("What an evaluation costs, paid over x402");
-        let rest = Map::from_iter([("description".to_owned(), description), ("required".to_owned(), json!(true))]);
-        Ok(AgentExtension { uri: EXTENSION_URI.to_owned(), params, rest })
     }
 }
 

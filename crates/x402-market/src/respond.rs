@@ -22,13 +22,13 @@ pub(crate) fn json_response(status: StatusCode, body: &impl Serialize) -> Respon
 }
 
 /// Returns the ETag of a document: a hash of its bytes.
-pub(crate) fn etag(body: &[u8]) -> HeaderValue {
+pub fn etag(body: &[u8]) -> HeaderValue {
     let digest = alloy_primitives::hex::encode(&Sha256::digest(body)[..16]);
     HeaderValue::try_from(format!("\"{digest}\"")).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
 /// Returns `true` if the client has the document with this tag: any of its tags matches, compared weakly (RFC 9110, section 13.1.2).
-pub(crate) fn is_known(headers: &HeaderMap, tag: &HeaderValue) -> bool {
+pub fn is_known(headers: &HeaderMap, tag: &HeaderValue) -> bool {
     let tags = headers.get_all(IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     tags.flat_map(|tags| tags.split(','))
         .map(str::trim)

@@ -150,7 +150,6 @@ pub struct Task {
 
 /// The question or conversation of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Input {
     /// One question (`prompt`).
     Prompt(LongText),

@@ -17,12 +17,10 @@ use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 use tower_x402::{ManualClock, Network, Usdc, server::PeerAddress};
 use url::Url;
-use x402_market::{
-    AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, Score, VerifiedCard,
-    directory::{
-        CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,
-    },
+use x402_directory::{
+    CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,
 };
+use x402_market::{AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, Score, VerifiedCard};
 
 use super::{
     evidence::evaluator,

@@ -17,12 +17,11 @@ use tower_x402::{
 };
 use url::Url;
 use x402_devnet::Orphans;
+use x402_directory::{PaymentCheckError, ReportQuery, SignedEvidence, reputation::Reputation};
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     AgentCard, EvaluatorService, Score, Student, Submission, Task, Truth,
-    directory::{PaymentCheckError, ReportQuery, SignedEvidence},
     evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment, Pairs},
-    judge::ArithmeticJudge,
-    reputation::Reputation,
 };
 
 use super::stage::{Booth, PRICE, Stage, checker, forge, sign_report};
@@ -86,7 +85,7 @@ fn not_yet() -> (u16, String) {
 }
 
 fn spoken() -> (u16, String) {
-    (409, "spoken".into())
+    (409, "already_reported".into())
 }
 
 #[tokio::test]
@@ -159,7 +158,7 @@ async fn charge_of_another_payer_evaluator_token_chain_or_amount_is_refused() {
         ("another nonce", unrelated, payer),
         ("more than was charged", tab.record(PRICE, PRICE + 1), payer),
     ] {
-        assert_eq!(stage.refusal(&forge(record, None, key).await).await, "bad_voice", "{what}");
+        assert_eq!(stage.refusal(&forge(record, None, key).await).await, "bad_report", "{what}");
     }
     // A channel that nobody opened.
     let invented = with(&|charge| charge.channel.salt = random_nonce());
@@ -175,7 +174,7 @@ async fn charge_of_another_payer_evaluator_token_chain_or_amount_is_refused() {
     ] {
         let mut changed = signed.clone();
         *changed.pointer_mut(place).unwrap() = value;
-        assert_eq!(stage.refusal(&changed).await, "bad_voice", "{place}");
+        assert_eq!(stage.refusal(&changed).await, "bad_report", "{place}");
     }
     let mut stripped = signed.clone();
     stripped["evidence"].as_object_mut().unwrap().remove("charge");

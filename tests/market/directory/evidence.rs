@@ -13,15 +13,14 @@ use tower_x402::{
     facilitator::OnchainFacilitator,
 };
 use url::Url;
+use x402_directory::{
+    CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, PaymentChecker, Publication, ReportQuery,
+    SignedEvidence, reputation::Reputation,
+};
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     AgentCard, CardFetcher, EvaluationClient, EvaluatorService, Score, Student, Submission, Task, Truth,
-    directory::{
-        CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, PaymentChecker, Publication, ReportQuery,
-        SignedEvidence,
-    },
     evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment, Pairs},
-    judge::ArithmeticJudge,
-    reputation::Reputation,
 };
 
 use super::stage::{PRICE, Stage, checker};
@@ -32,7 +31,7 @@ use support::{
 };
 
 on_every_chain! {
-    a_purchase_becomes_a_voice_that_others_read,
+    a_purchase_becomes_a_report_that_others_read,
 }
 
 /// An evaluator that judges, on a port, with its settlement.
@@ -60,7 +59,7 @@ fn sum() -> Submission {
     Submission::single(Task::new("arithmetic", "What is 17 * 23?").unwrap(), "17 * 23 = 391").unwrap()
 }
 
-async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
+async fn a_purchase_becomes_a_report_that_others_read(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (url, payee) = evaluator(chain).await;
     stage.client().list(&url).await.unwrap();
@@ -223,7 +222,7 @@ async fn restart_loses_no_report_and_allows_no_second_one() {
     assert_eq!(again.post(&all[0]).await.0, 200);
     let mut altered = all[0].clone();
     altered.evidence.outcome = CallOutcome::InvalidAnswer;
-    assert_eq!(again.refusal(&altered).await, "bad_voice");
+    assert_eq!(again.refusal(&altered).await, "bad_report");
     // New reports have new numbers.
     let key = again.payer().await;
     let paid = again.pay(&key, all[0].evidence.evaluator, PRICE).await;
@@ -279,14 +278,14 @@ async fn one_payer_can_neither_fill_nor_flood_the_directory() {
     };
     assert_eq!(send(&payer).await.0, 201);
     assert_eq!(send(&payer).await.0, 201);
-    assert_eq!(send(&payer).await, (429, "too_many_voices".into()));
+    assert_eq!(send(&payer).await, (429, "too_many_reports".into()));
     // Forged reports do not use up its allowance.
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let forged = support::changed(paid.report(evaluator, &payer).await, |report| report.signature = vec![7; 65].into());
     for _ in 0..10 {
-        assert_eq!(stage.refusal(&forged).await, "bad_voice");
+        assert_eq!(stage.refusal(&forged).await, "bad_report");
     }
-    assert_eq!(send(&payer).await, (429, "too_many_voices".into()));
+    assert_eq!(send(&payer).await, (429, "too_many_reports".into()));
     assert_eq!(send(&payer).await, (429, "too_many_requests".into()));
     assert_eq!(send(&other).await.0, 201, "reports of others are accepted");
 }
@@ -316,7 +315,7 @@ async fn of_different_reports_about_one_payment_one_is_accepted() {
     }
     let answers = futures_util::future::join_all(all.iter().map(|report| stage.post(report))).await;
     let admitted = answers.iter().filter(|(status, _)| *status == 201).count();
-    let spoken = answers.iter().filter(|(status, error)| *status == 409 && error == "spoken").count();
+    let spoken = answers.iter().filter(|(status, error)| *status == 409 && error == "already_reported").count();
     assert_eq!((admitted, spoken, stage.count().await), (1, 19, 1));
 }
 
@@ -339,7 +338,7 @@ async fn reader_ignores_invented_reports_and_circular_pages() {
         line
     };
     let page = json!({
-        "voices": [entry(1, &all[0]), entry(2, &altered), entry(3, &invented), entry(3, &all[3]), entry(4, &all[4])],
+        "reports": [entry(1, &all[0]), entry(2, &altered), entry(3, &invented), entry(3, &all[3]), entry(4, &all[4])],
         "after": 0, "more": true,
     });
     let body = page.to_string();
@@ -355,8 +354,7 @@ async fn reader_ignores_invented_reports_and_circular_pages() {
     // Reports that could not be checked are read again.
     let proxy = support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
     proxy.judge(|_| support::rpc_proxy::Fate::Status(503));
-    let asked =
-        x402_market::directory::PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
+    let asked = x402_directory::PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
     let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(asked));
     assert!(reputation.fetch(&stage.client()).await.is_err() && reputation.log().is_empty());
     proxy.judge(|_| support::rpc_proxy::Fate::Pass);
@@ -440,7 +438,7 @@ async fn made_up(reports: u64, per_page: usize) -> DirectoryClient {
     let answer = async move |Query(query): Query<HashMap<String, String>>| {
         let after: usize = query["after"].parse().unwrap();
         let end = all.len().min(after + per_page);
-        json!({ "voices": all[after..end], "after": end, "more": end < all.len() }).to_string()
+        json!({ "reports": all[after..end], "after": end, "more": end < all.len() }).to_string()
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();

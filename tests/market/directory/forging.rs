@@ -7,10 +7,8 @@ use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, SolValue as _};
 use serde_json::{Value, json};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
-use x402_market::{
-    directory::{CardQuery, PaymentCheckError, PaymentChecker, Publication, ReportError, SignedEvidence},
-    evidence::{CallOutcome, EvidencePayment, Pairs},
-};
+use x402_directory::{CardQuery, PaymentCheckError, PaymentChecker, Publication, ReportError, SignedEvidence};
+use x402_market::evidence::{CallOutcome, EvidencePayment, Pairs};
 
 use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, checker, forge, moved, send_as, sign_report, used};
 use support::{
@@ -60,7 +58,7 @@ async fn payment_has_one_report(chain: &dyn Chain) {
             record.at = at;
         });
         let otherwise = sign_report(otherwise, Some(paid.transaction), &payer).await;
-        assert_eq!(stage.post(&otherwise).await, (409, "spoken".into()));
+        assert_eq!(stage.post(&otherwise).await, (409, "already_reported".into()));
     }
     assert_eq!(stage.count().await, 1);
 }
@@ -82,7 +80,7 @@ async fn nobody_can_report_for_another_payer(chain: &dyn Chain) {
         let signature = forge(own, None, key).await.signature;
         assert_eq!(
             stage.refusal(&support::changed(good.clone(), |report| report.signature = signature)).await,
-            "bad_voice"
+            "bad_report"
         );
     }
     // The payer's signature on the payment itself is public, too.
@@ -90,7 +88,7 @@ async fn nobody_can_report_for_another_payer(chain: &dyn Chain) {
     let signature = sign(&payer, &asset, &paid.message).bytes().to_vec().into();
     assert_eq!(
         stage.refusal(&support::changed(good.clone(), |report| report.signature = signature)).await,
-        "bad_voice"
+        "bad_report"
     );
     // A second form of the same signature, and what is none.
     let bytes = Signature(good.signature.as_bytes().try_into().unwrap());
@@ -100,7 +98,7 @@ async fn nobody_can_report_for_another_payer(chain: &dyn Chain) {
         let signature = PaymentSignature::from(signature);
         assert_eq!(
             stage.refusal(&support::changed(good.clone(), |report| report.signature = signature)).await,
-            "bad_voice"
+            "bad_report"
         );
     }
     assert_eq!((stage.count().await, stage.post(&good).await.0), (0, 201));
@@ -121,7 +119,7 @@ async fn contract_wallet_cannot_report(chain: &dyn Chain) {
     let paid = stage.paid(message, &receipt).await;
     let report = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
     assert!(matches!(report.verify(), Err(ReportError::NotThePayer(payer)) if payer == wallet));
-    assert_eq!(stage.refusal(&report).await, "bad_voice");
+    assert_eq!(stage.refusal(&report).await, "bad_report");
     // The same from the owner's own account is heard.
     let paid = stage.pay(&owner, evaluator, PRICE).await;
     let report = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
@@ -154,7 +152,7 @@ async fn changed_report_is_refused(chain: &dyn Chain) {
     ] {
         let mut forged = good.clone();
         *forged.pointer_mut(at).unwrap() = value;
-        assert_eq!(stage.refusal(&forged).await, "bad_voice", "{at}");
+        assert_eq!(stage.refusal(&forged).await, "bad_report", "{at}");
         changed += 1;
     }
     // What no payment can say.
@@ -166,7 +164,7 @@ async fn changed_report_is_refused(chain: &dyn Chain) {
     ] {
         let mut forged = good.clone();
         *forged.pointer_mut(at).unwrap() = value;
-        assert_eq!(stage.refusal(&forged).await, "bad_voice", "{at}");
+        assert_eq!(stage.refusal(&forged).await, "bad_report", "{at}");
         changed += 1;
     }
     assert_eq!((changed, stage.count().await, stage.post(&good).await.0), (18, 0, 201));
@@ -229,7 +227,7 @@ async fn report_costs_the_price_of_the_evaluator(chain: &dyn Chain) {
     let nothing = stage.pay(&payer, evaluator, 0).await;
     assert!(stage.chain.receipt(nothing.transaction).await.status());
     let report = forge(nothing.record(evaluator), Some(nothing.transaction), &payer).await;
-    assert_eq!(stage.refusal(&report).await, "bad_voice");
+    assert_eq!(stage.refusal(&report).await, "bad_report");
     assert!(matches!(report.verify(), Err(ReportError::NoPayment)));
     assert!(matches!(checker(chain).check(&report).await, Err(PaymentCheckError::Report(_))), "readers refuse it, too");
 
@@ -283,7 +281,7 @@ async fn evaluator_cannot_report_about_itself(chain: &dyn Chain) {
     let paid = stage.pay(&booth.payee, evaluator, PRICE).await;
     assert!(stage.chain.receipt(paid.transaction).await.status());
     let report = forge(paid.record(evaluator), Some(paid.transaction), &booth.payee).await;
-    assert_eq!(stage.refusal(&report).await, "bad_voice");
+    assert_eq!(stage.refusal(&report).await, "bad_report");
     let network = Network::BASE_SEPOLIA;
     let own = SignedEvidence::sign(paid.record(evaluator), network, stage.chain.asset().address, None, &booth.payee);
     assert!(matches!(own.await, Err(ReportError::PaidItself)));
@@ -474,8 +472,8 @@ async fn network_and_token_belong_to_the_identity_of_a_payment() {
         report.network = Network::BASE;
         report.asset = base.address;
     });
-    assert_eq!(stage.refusal(&replayed).await, "bad_voice");
-    assert_eq!(stage.refusal(&support::changed(good.clone(), |report| report.asset = token)).await, "bad_voice");
+    assert_eq!(stage.refusal(&replayed).await, "bad_report");
+    assert_eq!(stage.refusal(&support::changed(good.clone(), |report| report.asset = token)).await, "bad_report");
     // and one that does finds no payment there.
     let sign = async |network, asset, transaction| {
         let report = SignedEvidence::sign(paid.record(evaluator), network, asset, transaction, &payer).await.unwrap();

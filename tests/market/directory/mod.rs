@@ -5,6 +5,7 @@ mod evidence;
 mod file;
 mod forging;
 mod nodes;
+mod page;
 mod process;
 mod reorg;
 mod reputation;

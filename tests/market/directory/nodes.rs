@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::Network;
 use x402_devnet::Orphans;
-use x402_market::directory::{PaymentCheckError, PaymentChecker, Publication};
+use x402_directory::{PaymentCheckError, PaymentChecker, Publication};
 
 use super::stage::{PRICE, Paid, Stage, checker, moved, sign_report, used};
 use support::{

@@ -6,7 +6,7 @@ use tokio::{
     process::{Child, Command},
 };
 use url::Url;
-use x402_market::directory::{CardQuery, DirectoryClient, ReportQuery};
+use x402_directory::{CardQuery, DirectoryClient, ReportQuery};
 
 use super::stage::{Booth, PRICE, Stage, post};
 use support::{chain::Chain as _, devnet::DevnetChain, programs::example};

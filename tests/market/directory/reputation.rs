@@ -13,10 +13,12 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tower_x402::{ManualClock, Usdc};
 use url::Url;
-use x402_market::{
-    directory::DirectoryClient,
-    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment, Pairs},
+use x402_directory::{
+    DirectoryClient,
     reputation::{PullError, Reputation, TrustReason, apply_report},
+};
+use x402_market::{
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment, Pairs},
     selection::{Selector as _, Skills, Thompson},
 };
 
@@ -251,7 +253,7 @@ async fn reports_read_before_a_failure_are_returned_by_the_next_fetch() {
     let page = |id: usize| {
         let mut line = serde_json::to_value(&said[id - 1]).unwrap();
         (line["id"], line["block"], line["blockTime"]) = (id.into(), 1.into(), NOW.into());
-        json!({ "voices": [line], "after": id, "more": id == 1 }).to_string()
+        json!({ "reports": [line], "after": id, "more": id == 1 }).to_string()
     };
     let (first, second) = (page(1), page(2));
     let asked = Arc::new(AtomicUsize::new(0));

@@ -11,7 +11,7 @@ use tokio::{net::TcpListener, sync::Notify};
 use tower::ServiceExt as _;
 use tower_x402::{ManualClock, server::PeerAddress};
 use x402_devnet::Orphans;
-use x402_market::directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
+use x402_directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
 
 use super::stage::{PRICE, Stage, checker};
 use support::{authorization::unix_now, devnet::DevnetChain};

@@ -14,9 +14,11 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower_x402::{Network, Usdc};
 use url::Url;
+use x402_directory::{
+    DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker, SignedEvidence,
+};
 use x402_market::{
     AgentCard, CARD_PATH, Score,
-    directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker, SignedEvidence},
     evidence::{CallOutcome, Evidence, EvidencePayment, Pairs},
 };
 
@@ -131,7 +133,7 @@ impl<'a> Stage<'a> {
     /// Counts the reports.
     pub async fn count(&self) -> usize {
         let body = reqwest::get(self.url.join("evidence").unwrap()).await.unwrap().bytes().await.unwrap();
-        serde_json::from_slice::<Value>(&body).unwrap()["voices"].as_array().unwrap().len()
+        serde_json::from_slice::<Value>(&body).unwrap()["reports"].as_array().unwrap().len()
     }
 }
 

@@ -16,9 +16,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use url::Url;
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     AgentCard, CARD_PATH, CardError, CardFetcher, EXTENSION_URI, Score, VerifiedCard,
-    judge::ArithmeticJudge,
     schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
 

@@ -16,9 +16,10 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{Nonces, RandomnessError};
+use x402_judges::{ChatClient, ChatError, LlmJudge, LlmJudgeBuilder};
 use x402_market::{
-    ChatClient, ChatError, LengthError, Submission, Task, Verdict,
-    judge::{Judge, JudgeError, LlmJudge, LlmJudgeBuilder},
+    LengthError, Submission, Task, Verdict,
+    judge::{Judge, JudgeError},
 };
 
 use super::stage::{Stage, serve};

@@ -1,8 +1,9 @@
 //! Comparing in both orders.
 
+use x402_judges::{ChatClient, LlmJudge, PairwiseJudge};
 use x402_market::{
-    ChatClient, Confidence, Score, Submission, Task, Verdict,
-    judge::{Judge, JudgeError, LlmJudge, PairwiseJudge, judge_fn},
+    Confidence, Score, Submission, Task, Verdict,
+    judge::{Judge, JudgeError, judge_fn},
 };
 
 fn task() -> Task {

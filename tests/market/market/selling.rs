@@ -15,10 +15,11 @@ use tower_x402::{
     client::{PaymentMiddleware, PaymentOutcome, ReceiptExt as _, RetryPolicy},
     protocol::{MAX_REQUIRED_HEADER, decode_header},
 };
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     Confidence, Critique, EvaluateError, EvaluatorBuilder, Issue, Place, Preference, Score, Severity, Submission, Task,
     Verdict,
-    judge::{ArithmeticJudge, JudgeError, judge_fn, output_judge},
+    judge::{JudgeError, judge_fn, output_judge},
 };
 
 use super::stage::{PRICE, Stage};

@@ -16,9 +16,9 @@ use tower_x402::{
     ledger::MemoryLedger,
     vouchers::AuthorizerKey,
 };
+use x402_judges::ProseJudge;
 use x402_market::{
     CARD_PATH, CardFetcher, EvaluateError, EvaluationClient, Student, Submission, Task, evidence::EvidenceQuery,
-    judge::ProseJudge,
 };
 
 use super::stage::{Booth, PRICE, Stage, card, serve};

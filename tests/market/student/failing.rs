@@ -71,8 +71,8 @@ async fn failed_evaluators_are_replaced_and_every_unit_is_accounted_for() {
     assert_eq!(books.paid, student.budget().spent());
     let records = student.evidence().find(&EvidenceQuery::default());
     assert_eq!(records.len(), 5);
-    let with_voice: Vec<_> = records.iter().filter(|record| record.payment.is_some()).collect();
-    assert_eq!(with_voice.len(), 2, "only payments are voices that others may hear");
+    let with_payment: Vec<_> = records.iter().filter(|record| record.payment.is_some()).collect();
+    assert_eq!(with_payment.len(), 2, "only payments can be reported");
 }
 
 #[tokio::test]

@@ -4,3 +4,4 @@ mod failing;
 mod finding;
 mod hiring;
 mod restarting;
+mod teaching;

@@ -13,9 +13,10 @@ use tokio::{
     time::timeout,
 };
 use url::Url;
+use x402_judges::{ArithmeticJudge, ProseJudge};
 use x402_market::{
     Submission, Verdict,
-    judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
+    judge::{Judge, JudgeError},
 };
 
 use super::server::{AtroposServer, PATIENCE};

@@ -28,6 +28,8 @@ pub struct Browser {
 #[serde(rename_all = "camelCase")]
 pub struct Seen {
     pub title: String,
+    /// All text, where it was asked for.
+    text: Option<String>,
     pub address: Option<String>,
     pub offers: Vec<String>,
     pub button: Option<String>,
@@ -121,6 +123,11 @@ impl Browser {
         assert!(std::fs::metadata(&file).unwrap().len() > 1_000, "a picture");
         let _ = std::fs::remove_file(spare);
         seen
+    }
+
+    /// Returns all text of the page.
+    pub async fn text(&mut self) -> String {
+        self.act(json!({ "do": "read" })).await.text.unwrap_or_default()
     }
 
     async fn act(&mut self, command: Value) -> Seen {

@@ -1,7 +1,7 @@
 //! A person opens a paid page, presses the button and gets the content: headless Chromium with a wallet that signs with a key of the
 //! test, on anvil with Circle's own USDC.
 
-mod browser;
+pub(super) mod browser;
 mod site;
 
 use std::sync::atomic::{AtomicBool, Ordering};

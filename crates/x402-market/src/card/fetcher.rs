@@ -171,8 +171,10 @@ impl CardFetcher {
 
     /// Fetches a card to be shown to others. Returns its URL, its JSON as it was sent (without duplicate fields), and the verified card.
     /// Nothing is cached or pinned.
-    #[cfg(feature = "directory")]
-    pub(crate) async fn fetch_original(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
+    ///
+    /// # Errors
+    /// [`CardError`] says what is wrong with the card.
+    pub async fn fetch_original(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
         let url = card_url(evaluator)?;
         let fetched = async {
             let (answered, response) = self.ask(&url, None, self.public_only).await?;
@@ -287,7 +289,7 @@ impl Known {
 }
 
 /// Returns the URL of an evaluator's card, given its base URL or the URL of the card.
-pub(crate) fn card_url(evaluator: &Url) -> Result<Url, CardError> {
+pub fn card_url(evaluator: &Url) -> Result<Url, CardError> {
     let path = if evaluator.path().ends_with(".json") { "" } else { CARD_PATH };
     let url = if path.is_empty() { below(evaluator, path).map(|_| evaluator.clone()) } else { below(evaluator, path) };
     url.ok_or_else(|| CardError::invalid("url", "it is not an http or https URL"))

@@ -11,14 +11,13 @@ use std::fmt;
 use alloy_primitives::Address;
 use alloy_signer::Signer;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tower_x402::{Asset, Network, ParseUsdcError, Usdc};
 use url::Url;
 
 pub use fetcher::CardFetcher;
 pub(super) use fetcher::Fetched;
-#[cfg(feature = "directory")]
-pub(super) use fetcher::card_url;
+pub use fetcher::card_url;
 pub use verified::{CardSignature, VerifiedCard};
 
 use super::{
@@ -154,6 +153,7 @@ impl AgentCard {
             price: None,
             payees: Vec::new(),
             max_outputs: MAX_OUTPUTS,
+            lessons: false,
         }
     }
 
@@ -205,6 +205,7 @@ pub struct AgentCardBuilder {
     price: Option<Result<Usdc, ParseUsdcError>>,
     payees: Vec<(Result<Asset, Network>, Address)>,
     max_outputs: usize,
+    lessons: bool,
 }
 
 impl AgentCardBuilder {
@@ -252,6 +253,12 @@ impl AgentCardBuilder {
         self
     }
 
+    /// Says that the evaluator takes [lessons](crate::Lesson). Its judge must [learn](crate::judge::Judge::learn). Default: it does not.
+    pub fn lessons(mut self) -> Self {
+        self.lessons = true;
+        self
+    }
+
     /// Checks the settings and returns the unsigned card.
     ///
     /// # Errors
@@ -294,6 +301,7 @@ impl AgentCardBuilder {
             pay_to,
             accepts: List::new(accepts).map_err(|error| CardError::invalid("pay_to", &error))?,
             max_outputs: self.max_outputs,
+            lessons: self.lessons,
             expertise: List::new(expertise).map_err(|error| CardError::invalid("skills", &error))?,
             schemas: Schemas {
                 submission: below(SUBMISSION_SCHEMA_PATH)?.into(),
@@ -313,7 +321,7 @@ impl AgentCardBuilder {
                 protocol_version: "1".to_owned(),
                 rest: Map::new(),
             }],
-            capabilities: Capabilities { extensions: vec![pricing.into_extension()?], rest: Map::new() },
+            capabilities: Capabilities { extensions: vec![extension(&pricing)?], rest: Map::new() },
             default_input_modes: vec!["application/json".to_owned()],
             default_output_modes: vec!["application/json".to_owned()],
             skills,
@@ -321,6 +329,14 @@ impl AgentCardBuilder {
             rest: Map::new(),
         })
     }
+}
+
+/// Returns the pricing as an extension of a card.
+fn extension(pricing: &Pricing) -> Result<AgentExtension, CardError> {
+    let params = serde_json::to_value(pricing).map_err(|error| CardError::invalid("pricing", &error))?;
+    let description = json!("What an evaluation costs, paid over x402");
+    let rest = Map::from_iter([("description".to_owned(), description), ("required".to_owned(), json!(true))]);
+    Ok(AgentExtension { uri: EXTENSION_URI.to_owned(), params, rest })
 }
 
 /// A card could not be created, or cannot be trusted.

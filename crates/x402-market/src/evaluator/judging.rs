@@ -3,26 +3,24 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{
-    HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, RETRY_AFTER},
-    request::Parts,
-};
+use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout};
 use tower_x402::{
     protocol::header_name,
-    server::{AdmissionQueue, PriceError, Quote},
+    server::{AdmissionQueue, PriceError, Quote, VerifiedPayment},
 };
 
 use super::{
     Limits,
+    lessons::Lessons,
+    refusal::{Refusal, internal, refusal},
     stats::{Counters, JudgingResult},
 };
 use crate::{
-    Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
+    Evaluation, EvaluatorId, LengthError, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
     judge::{Judge, JudgeError},
     respond::json_response,
 };
@@ -37,28 +35,8 @@ pub(super) struct Work {
     /// Limits how many submissions are judged at once.
     pub(super) line: AdmissionQueue,
     pub(super) counters: Arc<Counters>,
-}
-
-/// The reason why a submission is not judged.
-pub(super) struct Refusal {
-    status: StatusCode,
-    code: &'static str,
-    detail: String,
-    retry_after: Option<Duration>,
-}
-
-impl Refusal {
-    fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, code, detail: detail.into(), retry_after: None }
-    }
-
-    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
-        let mut response = json_response(self.status, &json!({ "error": self.code, "detail": self.detail }));
-        if let Some(delay) = self.retry_after {
-            response.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
-        }
-        response
-    }
+    /// `None` unless the card says that lessons are taken.
+    pub(super) lessons: Option<Arc<Lessons>>,
 }
 
 impl Work {
@@ -84,11 +62,9 @@ impl Work {
     /// Judges a submission that is paid for.
     pub(super) async fn serve<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Response<Full<Bytes>> {
         if request.method() != Method::POST {
-            let refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "POST a submission");
-            let mut response = refusal.into_response();
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
-            return response;
+            return Refusal::wrong_method().into_response();
         }
+        let payer = request.extensions().get::<VerifiedPayment>().map(|payment| payment.payer);
         let Ok(body) = request.into_body().collect().await else {
             return Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off").into_response();
         };
@@ -96,7 +72,15 @@ impl Work {
             Ok(submission) => submission,
             Err(refusal) => return refusal.into_response(),
         };
-        self.judge(&submission).await.unwrap_or_else(Refusal::into_response)
+        match self.judge(&submission).await {
+            Ok(answer) => {
+                if let (Some(lessons), Some(payer)) = (&self.lessons, payer) {
+                    lessons.remember(payer, &submission);
+                }
+                answer
+            }
+            Err(refusal) => refusal.into_response(),
+        }
     }
 
     /// Reads a submission, and checks that this evaluator accepts it.
@@ -140,7 +124,11 @@ impl Work {
         };
         let took = started.elapsed();
         // Students would refuse verdicts that do not fit, so they are not sold.
-        let evaluation = Evaluation::new(self.identity.clone(), submission, verdicts).map_err(|error| {
+        let identity = self.identity().map_err(|error| {
+            tracing::error!(%error, "the judge's version is too long; nothing was charged");
+            internal()
+        })?;
+        let evaluation = Evaluation::new(identity, submission, verdicts).map_err(|error| {
             tracing::error!(%error, "the judge's verdicts do not fit the submission; nothing was charged");
             internal()
         })?;
@@ -153,25 +141,14 @@ impl Work {
         count.result = JudgingResult::Judged { outputs: submission.outputs().len() as u64, took };
         Ok(response)
     }
-}
 
-fn refusal(error: JudgeError) -> Refusal {
-    match error {
-        JudgeError::Rejected(detail) => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_taken", detail),
-        JudgeError::Busy { retry_after } => {
-            let detail = "too much is being judged; nothing was charged";
-            let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail);
-            Refusal { retry_after: Some(retry_after), ..refusal }
-        }
-        JudgeError::Failed(error) => {
-            tracing::warn!(error = &*error as &dyn std::error::Error, "the judge failed; nothing was charged");
-            internal()
+    /// Returns the evaluator's id, with the version of what the judge has learned.
+    fn identity(&self) -> Result<EvaluatorId, LengthError> {
+        match self.judge.version() {
+            Some(learned) => EvaluatorId::new(&*self.identity.id, format!("{}+{learned}", self.identity.version)),
+            None => Ok(self.identity.clone()),
         }
     }
-}
-
-fn internal() -> Refusal {
-    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "judge_failed", "the judge failed; nothing was charged")
 }
 
 /// Returns the evaluation as JSON. That of a single output repeats the verdict's fields at the top level, for scripts.

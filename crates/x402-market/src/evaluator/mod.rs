@@ -1,8 +1,10 @@
 //! An evaluator: a judge behind an HTTP service that charges for its verdicts.
 
 mod judging;
+mod lessons;
 #[cfg(feature = "serve")]
 mod program;
+mod refusal;
 mod service;
 mod stats;
 
@@ -25,6 +27,7 @@ pub use stats::{Earnings, EvaluatorStats, SkillStats};
 
 use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
 use judging::Work;
+use lessons::Lessons;
 use stats::Counters;
 
 /// The settings of an [`EvaluatorService`]. Create it with [`EvaluatorService::builder`]. It needs a [`facilitator`](Self::facilitator).
@@ -130,12 +133,14 @@ impl EvaluatorBuilder {
         let identity = identity.map_err(|error| CardError::invalid("name or version", &error))?;
         pricing.price_of(MAX_OUTPUTS).ok_or_else(|| CardError::invalid("pricing.pricePerOutput", "it is too high"))?;
         let counters = Arc::new(Counters::new(&card));
+        let lessons = pricing.lessons.then(|| Arc::new(Lessons::new(judge.clone(), pricing.pay_to, limits.body)));
         let work = Arc::new(Work {
             judge,
             identity,
             pricing,
             skills: card.skills.iter().map(|skill| skill.id.clone()).collect(),
             limits,
+            lessons,
             line: AdmissionQueue::new(limits.judgements, QUEUE_WAIT),
             counters,
         });

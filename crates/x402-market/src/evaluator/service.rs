@@ -39,6 +39,7 @@ use crate::{
 
 /// The path to which submissions are posted.
 const EVALUATE_PATH: &str = "/evaluate";
+const LESSONS_PATH: &str = "/lessons";
 const STATS_PATH: &str = "/stats";
 pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 
@@ -47,6 +48,7 @@ pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 /// | request | answer |
 /// |---|---|
 /// | `POST /evaluate` | an [`Evaluation`](crate::Evaluation), for the price of its outputs. A browser is shown a page with the price |
+/// | `POST /lessons` | takes a [`Lesson`](crate::Lesson), if the card says so: 200. 403 if the payer did not sign it, 404 if nothing of it was judged for that payer, 409 if it was taught before, 413 and 503 beyond the limits |
 /// | `GET /.well-known/agent-card.json` | the [`AgentCard`] |
 /// | `GET /.well-known/submission.v1.schema.json`, `…/evaluation.v1.schema.json` | the [schemas](crate::schema) |
 /// | `GET /stats` | [`EvaluatorStats`] |
@@ -77,14 +79,14 @@ impl EvaluatorService {
     /// Clients are shown the URLs of the card. They may name their payments (extension `payment-identifier`).
     ///
     /// ```no_run
-    /// # #[cfg(feature = "onchain")]
     /// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
     ///
     /// use alloy_signer_local::PrivateKeySigner;
     /// use axum::Router;
     /// use tower_x402::Network;
-    /// use x402_market::{AgentCard, EvaluatorService, Score, judge::ArithmeticJudge};
+    /// use x402_judges::ArithmeticJudge;
+    /// use x402_market::{AgentCard, EvaluatorService, Score};
     ///
     /// # let key = PrivateKeySigner::random();
     /// let card = AgentCard::builder("Sums", "https://sums.example")
@@ -140,6 +142,10 @@ impl EvaluatorService {
             // With any method: a browser is shown the offer, and clients of the official packages ask for refunds with GET. Only a POST has
             // a price when it is paid, and is judged.
             return Box::pin(self.paid.call(request));
+        }
+        let lessons = self.work.lessons.clone().filter(|_| request.uri().path().ends_with(LESSONS_PATH));
+        if let Some(lessons) = lessons {
+            return Box::pin(async move { Ok(lessons.serve(request).await.map(ResponseBody::from)) });
         }
         // Nothing else has a body; a client that sends one gets its answer.
         let (parts, body) = request.into_parts();

@@ -63,16 +63,20 @@ struct Payer {
 
 /// What is believed of one cell: (1 + D) / 2 follows the second beta distribution with probability `trust`, and else the first. Each is
 /// given by its alpha and beta.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Belief {
-    pub(crate) own: Counts,
-    pub(crate) with_reports: Counts,
-    pub(crate) trust: f32,
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Belief {
+    /// From the prior and own audits.
+    pub own: [f32; 2],
+    /// From the reports of others, too.
+    pub with_reports: [f32; 2],
+    /// The probability that the reports are genuine.
+    pub trust: f32,
 }
 
 impl Belief {
     /// Returns the expected worth, from -1 to 1.
-    pub(crate) fn mean(&self) -> f32 {
+    pub fn mean(&self) -> f32 {
         let [own, all] = [self.own, self.with_reports].map(|[alpha, beta]| (alpha - beta) / (alpha + beta));
         own + self.trust * (all - own)
     }
@@ -139,6 +143,17 @@ impl Beliefs {
         cell.own = plus(cell.own, counts, 1.0);
         // Payers that reported this cell were right or wrong about it, which changes what all their reports are worth.
         self.put(evaluator, skill, cell);
+    }
+
+    /// Halves the evidence on an evaluator that has changed, where it is better than a claim. Otherwise it could shed a bad name by changing.
+    pub(super) fn halve(&mut self, evaluator: Address) {
+        let claimed = self.config.claimed_worth;
+        let good = |[right, wrong]: Counts| right - wrong > claimed * (right + wrong);
+        let half = |counts: &mut Counts| *counts = counts.map(|count| if good(*counts) { count / 2.0 } else { count });
+        for (_, cell) in self.cells.iter_mut().filter(|((of, _), _)| *of == evaluator) {
+            half(&mut cell.own);
+            cell.reports.iter_mut().for_each(|report| half(&mut report.counts));
+        }
     }
 
     /// Learns what a payer reports of an audit.

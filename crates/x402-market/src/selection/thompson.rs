@@ -94,7 +94,8 @@ impl Thompson {
         Some(Estimate { worth: f64::from(belief.mean()), reliability: f64::from(known.reliability()) })
     }
 
-    pub(crate) fn belief(&self, evaluator: Address, skill: Skill) -> Option<Belief> {
+    /// Returns what is believed of the worth of an evaluator in a skill, if anything is known of it.
+    pub fn belief(&self, evaluator: Address, skill: Skill) -> Option<Belief> {
         let known = self.evaluators.get(&evaluator);
         let is_claimed = known.is_some_and(|known| known.claims.contains(skill));
         let is_known = known.is_some() || self.beliefs.knows(evaluator, skill);
@@ -193,13 +194,17 @@ impl Selector for Thompson {
     }
 
     fn learn_audit(&mut self, evaluator: Address, skill: Skill, pairs: Pairs) {
-        self.beliefs.learn(evaluator, skill, pairs.counts());
+        self.beliefs.learn(evaluator, skill, pairs.comparisons());
+    }
+
+    fn learn_new_version(&mut self, evaluator: Address) {
+        self.beliefs.halve(evaluator);
     }
 
     /// Learns a report, if it is of an audit. It counts as far as the payer agrees with the student's own audits.
     fn learn_report(&mut self, payer: Address, observation: &Observation) {
         if let Some(pairs) = observation.outcome.pairs() {
-            self.beliefs.learn_report(observation.evaluator, observation.skill, pairs.counts(), payer);
+            self.beliefs.learn_report(observation.evaluator, observation.skill, pairs.comparisons(), payer);
         }
     }
 
@@ -438,6 +443,23 @@ mod tests {
         // What came first has faded by the rest of the twenty, too.
         let kept = (0..20).map(|later| (-f64::from(250 + later) / 250.0).exp()).sum::<f64>();
         near(selector.expected_worth(old.evaluator, skill()).unwrap(), (3.0 * 0.1 + kept) / (3.0 + kept));
+    }
+
+    #[test]
+    fn new_version_is_trusted_half_as_much_and_sheds_no_bad_name() {
+        let (good, bad, other) = (candidate(1, 100), candidate(2, 100), candidate(3, 100));
+        let mut selector = plain();
+        for _ in 0..20 {
+            selector.learn(&seen(&good, pairs(true)));
+            selector.learn(&seen(&bad, pairs(false)));
+            selector.learn(&seen(&other, pairs(true)));
+        }
+        let worth = |selector: &Thompson, of: &Candidate| selector.expected_worth(of.evaluator, skill()).unwrap();
+        let before = [&good, &bad, &other].map(|of| worth(&selector, of));
+        near(before[0], (3.0 * 0.1 + 20.0) / 23.0);
+        [&good, &bad].iter().for_each(|of| selector.learn_new_version(of.evaluator));
+        near(worth(&selector, &good), (3.0 * 0.1 + 10.0) / 13.0);
+        assert_eq!([worth(&selector, &bad), worth(&selector, &other)], before[1..]);
     }
 
     #[test]

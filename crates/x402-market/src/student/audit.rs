@@ -6,6 +6,7 @@ use super::{
     AuditReport, AuditedEvaluation, Feedback, Inner, StudentError, Truth,
     feedback::Judged,
     panel::{self, Work},
+    teaching::{self, Pupil},
     truth,
 };
 
@@ -22,7 +23,7 @@ pub(super) async fn audit(inner: &Arc<Inner>, feedback: &Feedback, told: &Truth)
     };
     let mut report = AuditReport::default();
     for hire in &feedback.hires {
-        for Judged { range, scores, payment } in &hire.judged {
+        for Judged { range, scores, payment, .. } in &hire.judged {
             let Some(pairs) = truth::compare(scores, &good, range) else { continue };
             let is_recorded = match payment {
                 Some(payment) => inner.evidence.audit(*payment, pairs),
@@ -48,7 +49,15 @@ pub(super) async fn audit(inner: &Arc<Inner>, feedback: &Feedback, told: &Truth)
     }
     inner.state().spending.audits += 1;
     let judges = feedback.hires.iter().map(|hire| hire.evaluator).collect();
-    let work = Work { submission: sent.submission.clone(), good: Some(good) };
-    report.evaluations.extend(panel::explore(inner, work, skill, judges).await);
+    let work = Work { submission: sent.submission.clone(), good: Some(good.clone()) };
+    let (explored, mut pupils) = panel::explore(inner, work, skill, judges).await;
+    report.evaluations.extend(explored);
+    // Not before the audit has counted: whoever knows the truth could repeat it.
+    pupils.extend(feedback.hires.iter().filter(|hire| !hire.judged.is_empty()).filter_map(|hire| {
+        let mut state = inner.state();
+        let known = state.evaluators.find(hire.evaluator)?;
+        Some(Pupil { card: known.card.clone(), is_untrusted: known.is_untrusted, judged: hire.judged.clone() })
+    }));
+    report.lessons = teaching::teach(inner, sent, &good, pupils).await;
     Ok(report)
 }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use alloy_signer::Signer;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tokio::sync::{Semaphore, watch};
 use tower_x402::{
@@ -15,7 +16,7 @@ use tower_x402::{
 
 use super::{
     CardSource, Inner, Student, StudentError,
-    discovery::KnownEvaluators,
+    known::KnownEvaluators,
     spending::{AvailableBudget, SpendingRecords},
     state::State,
 };
@@ -48,6 +49,7 @@ pub struct StudentBuilder {
     card_recheck_interval: Duration,
     clock: Arc<dyn Clock>,
     seed: Option<u64>,
+    teacher: Option<Arc<dyn Signer + Send + Sync>>,
 }
 
 impl StudentBuilder {
@@ -70,6 +72,7 @@ impl StudentBuilder {
             card_recheck_interval: Duration::from_secs(60),
             clock: Arc::new(SystemClock),
             seed: None,
+            teacher: None,
         }
     }
 
@@ -182,6 +185,16 @@ impl StudentBuilder {
         self
     }
 
+    /// Allows lessons: after an audit, evaluators that take them are told which of the outputs that they judged are good, apart from anchors.
+    /// `signer` is the payer's key. Default: they are told nothing.
+    ///
+    /// Lessons make evaluators that learn better, for everybody. They also show evaluators, after the fact, which submissions were audited,
+    /// and what the truth is: allow them only if both may be known.
+    pub fn teach(mut self, signer: impl Signer + Send + Sync + 'static) -> Self {
+        self.teacher = Some(Arc::new(signer));
+        self
+    }
+
     /// Builds the student. It knows no evaluators yet: call [`discover`](Student::discover).
     ///
     /// # Errors
@@ -241,6 +254,7 @@ impl StudentBuilder {
             calls: Arc::new(watch::Sender::new(0)),
             state: Mutex::new(state),
             payer: self.payer,
+            teacher: self.teacher,
         })))
     }
 }

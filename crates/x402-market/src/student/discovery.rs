@@ -1,4 +1,4 @@
-//! Which evaluators can be hired: where they are found, how their cards are checked, and the table of those that are known.
+//! Where evaluators are found, and how their cards are checked.
 
 use std::{
     collections::{HashMap, HashSet, hash_map},
@@ -11,22 +11,16 @@ use alloy_primitives::Address;
 use async_trait::async_trait;
 use auto_impl::auto_impl;
 use tokio::{task::JoinSet, time::timeout};
-use tower_x402::{
-    Usdc,
-    client::{DiscoveryClient, DiscoveryFilter},
-};
+use tower_x402::client::{DiscoveryClient, DiscoveryFilter};
 use url::Url;
 
-use super::{Inner, state::State};
-use crate::{
-    CardError, Outputs, Score, Submission, VerifiedCard,
-    card::Fetched,
-    directory::{CardQuery, DirectoryClient},
-    selection::{Candidate, Skill, SkillSet, Skills},
+use super::{
+    Inner,
+    known::{MAX_MISSES, Place, RefusedReason},
+    state::State,
 };
+use crate::{CardError, card::Fetched};
 
-/// After how many missed fetches in a row an evaluator counts as gone.
-const MAX_MISSES: u32 = 3;
 /// How many cards are fetched at once.
 const MAX_CONCURRENT_FETCHES: usize = 16;
 /// How long a source may take to answer.
@@ -119,25 +113,6 @@ impl CardSource for DiscoveryClient {
     }
 }
 
-/// All evaluators whose cards the directory lists: the first card of each payee, then the second of each, and so on. So a payee gains
-/// nothing by listing more cards.
-#[async_trait]
-impl CardSource for DirectoryClient {
-    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
-        let cards = self.cards(&CardQuery::default()).await.map_err(SourceError::new)?;
-        let mut listed: HashMap<Address, usize> = HashMap::new();
-        let ranked = cards.found.into_iter().map(|found| {
-            let rank = listed.entry(found.card.pay_to()).or_default();
-            *rank += 1;
-            (*rank, found.url)
-        });
-        let mut ranked: Vec<(usize, Url)> = ranked.collect();
-        // Stable: within a rank the order stays the directory's.
-        ranked.sort_by_key(|(rank, _)| *rank);
-        Ok(ranked.into_iter().map(|(_, url)| url).collect())
-    }
-}
-
 /// The result of [`Student::discover`](super::Student::discover).
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -175,27 +150,6 @@ pub struct RefusedEvaluator {
     /// Why it cannot be hired.
     pub reason: RefusedReason,
 }
-
-/// The reason why an evaluator cannot be hired.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RefusedReason {
-    /// Its card could not be fetched or verified.
-    #[error(transparent)]
-    Card(#[from] CardError),
-    /// It accepts none of the payer's tokens. Add one to the payer if you want to hire it.
-    #[error("the evaluator accepts none of the payer's tokens")]
-    Token,
-    /// Its payee is known at another URL, where the card still is.
-    #[error("the payee is already known at {0}")]
-    SamePayee(Url),
-    /// The table of evaluators is full; see [`max_evaluators`](super::StudentBuilder::max_evaluators).
-    #[error("{0} evaluators are known, which is the limit")]
-    Full(usize),
-}
-
-/// A URL, and whether only untrusted sources named it.
-pub(super) type Place = (Url, bool);
 
 /// Asks all sources, and fetches the cards that they name.
 pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
@@ -374,171 +328,5 @@ fn insert(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvalua
 fn forget_unless_hired(inner: &Inner, state: &State, place: &Url, payee: Address) {
     if !state.spending.has(payee) {
         inner.cards.forget(place);
-    }
-}
-
-/// How many outputs a submission has, and whether it can be split.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) outputs: usize,
-    is_whole: bool,
-}
-
-impl Shape {
-    pub(super) fn of(submission: &Submission) -> Self {
-        Self { outputs: submission.outputs().len(), is_whole: !matches!(submission.outputs, Outputs::Group(_)) }
-    }
-}
-
-/// The evaluators that are known, in the order in which they were found.
-#[derive(Debug)]
-pub(super) struct KnownEvaluators {
-    limit: usize,
-    entries: Vec<KnownEvaluator>,
-    by_payee: HashMap<Address, usize>,
-}
-
-#[derive(Debug)]
-pub(super) struct KnownEvaluator {
-    pub(super) url: Url,
-    /// Only untrusted sources have named it: it must be on a public host.
-    pub(super) is_untrusted: bool,
-    pub(super) card: Arc<VerifiedCard>,
-    /// When its card was last fetched because of a failure.
-    pub(super) rechecked_at: Option<u64>,
-    /// How many calls to it were given up and have not ended.
-    pub(super) overdue: usize,
-    /// It showed no valid card.
-    pub(super) is_banned: bool,
-    /// How many times in a row its card could not be fetched.
-    misses: u32,
-    claims: SkillSet,
-    offers: SkillSet,
-}
-
-impl KnownEvaluators {
-    pub(super) fn new(limit: usize) -> Self {
-        Self { limit, entries: Vec::new(), by_payee: HashMap::new() }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(super) fn find(&mut self, evaluator: Address) -> Option<&mut KnownEvaluator> {
-        self.by_payee.get(&evaluator).map(|position| &mut self.entries[*position])
-    }
-
-    /// Returns `true` if the card of a known evaluator has this skill.
-    pub(super) fn have_skill(&self, skill: &str) -> bool {
-        self.entries.iter().any(|known| known.card.card().has_skill(skill))
-    }
-
-    /// Updates the skills of all cards after a skill got a number.
-    pub(super) fn number_skills(&mut self, skills: &Skills) {
-        self.entries.iter_mut().for_each(|known| known.number_skills(skills));
-    }
-
-    /// Returns the evaluators that can be sent such a submission now.
-    pub(super) fn candidates(
-        &self,
-        skill: Skill,
-        shape: Shape,
-        per_payment: Usdc,
-        excluded: &[Address],
-    ) -> impl Iterator<Item = (&KnownEvaluator, Candidate)> {
-        self.entries.iter().filter_map(move |known| {
-            let evaluator = known.card.pay_to();
-            let can_be_hired = known.offers.contains(skill) && !known.is_banned && known.overdue == 0;
-            if !can_be_hired || excluded.contains(&evaluator) {
-                return None;
-            }
-            let max_outputs = known.card.pricing().outputs_for(per_payment);
-            if max_outputs == 0 || (shape.is_whole && max_outputs < shape.outputs) {
-                return None;
-            }
-            let price = known.card.pricing().price_per_output();
-            let candidate = Candidate { evaluator, claims: known.claims, price };
-            Some((known, candidate))
-        })
-    }
-
-    /// Adds a card, or replaces the one that its payee had. Returns `true` if the payee is new.
-    pub(super) fn insert(
-        &mut self,
-        (url, is_untrusted): &Place,
-        card: Arc<VerifiedCard>,
-        skills: &Skills,
-    ) -> Result<bool, RefusedReason> {
-        let payee = card.pay_to();
-        if let Some(known) = self.find(payee) {
-            if known.url != *url {
-                return Err(RefusedReason::SamePayee(known.url.clone()));
-            }
-            known.is_untrusted &= is_untrusted;
-            known.card = card;
-            (known.is_banned, known.misses) = (false, 0);
-            known.number_skills(skills);
-            return Ok(false);
-        }
-        let replaced = self.next_replaced()?.map(|known| known.card.pay_to());
-        let mut new = KnownEvaluator {
-            url: url.clone(),
-            is_untrusted: *is_untrusted,
-            card,
-            rechecked_at: None,
-            overdue: 0,
-            is_banned: false,
-            misses: 0,
-            claims: SkillSet::default(),
-            offers: SkillSet::default(),
-        };
-        new.number_skills(skills);
-        let position = match replaced.and_then(|replaced| self.by_payee.remove(&replaced)) {
-            Some(position) => {
-                self.entries[position] = new;
-                position
-            }
-            None => {
-                self.entries.push(new);
-                self.entries.len() - 1
-            }
-        };
-        self.by_payee.insert(payee, position);
-        Ok(true)
-    }
-
-    /// Returns the evaluator that the next new one replaces; `None` if there is room.
-    fn next_replaced(&self) -> Result<Option<&KnownEvaluator>, RefusedReason> {
-        if self.entries.len() < self.limit {
-            return Ok(None);
-        }
-        // The entry counts the calls that were given up, so it must stay until they have ended.
-        let may_go = |known: &&KnownEvaluator| known.is_banned && known.overdue == 0;
-        self.entries.iter().find(may_go).map(Some).ok_or(RefusedReason::Full(self.limit))
-    }
-
-    fn at(&mut self, url: &Url) -> Option<&mut KnownEvaluator> {
-        self.entries.iter_mut().find(|known| known.url == *url)
-    }
-
-    /// Returns the entry of a payee that is known at another URL.
-    fn elsewhere(&self, evaluator: Address, url: &Url) -> Option<&KnownEvaluator> {
-        self.by_payee.get(&evaluator).map(|position| &self.entries[*position]).filter(|known| known.url != *url)
-    }
-
-    fn relocate(&mut self, evaluator: Address, (url, is_untrusted): Place) {
-        if let Some(known) = self.find(evaluator) {
-            (known.url, known.is_untrusted, known.rechecked_at, known.misses) = (url, is_untrusted, None, 0);
-        }
-    }
-}
-
-impl KnownEvaluator {
-    fn number_skills(&mut self, skills: &Skills) {
-        let card = &self.card;
-        self.offers = skills.set(card.card().skills.iter().map(|skill| skill.id.as_str()));
-        let claimed = card.pricing().expertise.iter().filter(|expertise| expertise.claim > Score::MIN);
-        self.claims = skills.set(claimed.map(|expertise| &*expertise.skill));
     }
 }

@@ -140,6 +140,9 @@ pub(super) struct Judged {
     pub(super) range: Range<usize>,
     pub(super) scores: Vec<Score>,
     pub(super) payment: Option<EvidencePayment>,
+    /// The id of the task on the wire.
+    #[serde(default)]
+    pub(super) alias: TaskId,
 }
 
 impl Hire {

@@ -6,10 +6,12 @@
 //! | `builder.rs` | which settings are there? |
 //! | `panel.rs` | what happens to one submission? |
 //! | `state.rs` | what does the student know, and what does its lock guard? |
-//! | `discovery.rs` | which evaluators are known and can be hired? |
+//! | `discovery.rs` | where are evaluators found, and is what they show in order? |
+//! | `known.rs` | which evaluators are known and can be hired? |
 //! | `aggregate.rs` | how do several verdicts become one? |
 //! | `sent.rs` | what is sent of a submission? |
 //! | `audit.rs`, `truth.rs` | what does the truth show about those who judged? |
+//! | `teaching.rs` | what is an evaluator told afterwards? |
 //! | `feedback.rs` | what does the caller get, and why do evaluators fail? |
 //! | `spending.rs` | what did it cost, and what may still be promised? |
 
@@ -18,10 +20,12 @@ mod audit;
 mod builder;
 mod discovery;
 mod feedback;
+mod known;
 mod panel;
 mod sent;
 mod spending;
 mod state;
+mod teaching;
 mod truth;
 
 use std::{
@@ -30,9 +34,11 @@ use std::{
 };
 
 use alloy_primitives::Address;
+use alloy_signer::Signer;
 pub use builder::StudentBuilder;
-pub use discovery::{CardSource, DiscoveryReport, FoundEvaluator, RefusedEvaluator, RefusedReason, SourceError};
+pub use discovery::{CardSource, DiscoveryReport, FoundEvaluator, RefusedEvaluator, SourceError};
 pub use feedback::{AggregateVerdict, CallPayment, Failure, Feedback, Hire, OutputFeedback, PanelVerdict};
+pub use known::RefusedReason;
 pub use spending::{EvaluatorAccount, SpendingReport};
 use state::State;
 use tokio::sync::{Semaphore, watch};
@@ -115,6 +121,8 @@ pub struct Student(Arc<Inner>);
 
 struct Inner {
     payer: Payer,
+    /// The key that signs lessons, if they are allowed.
+    teacher: Option<Arc<dyn Signer + Send + Sync>>,
     client: EvaluationClient,
     /// For evaluators that only untrusted sources named.
     public_client: Option<EvaluationClient>,
@@ -161,7 +169,8 @@ impl Student {
     ///
     /// It can be called at any time, also after a restart. It counts for everyone who judged. Then it asks up to three further evaluators about
     /// the same outputs, within a share of the budget, and waits for them. Nobody can recognize an audit that is decided on after the answer.
-    /// Another audit of the same feedback changes nothing.
+    /// Another audit of the same feedback changes nothing. Where [`teach`](StudentBuilder::teach) allows it, evaluators that take lessons are
+    /// then told the truth about what they judged.
     ///
     /// # Errors
     /// [`StudentError::TruthMismatch`] if the truth is about another number of outputs.

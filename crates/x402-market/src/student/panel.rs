@@ -22,15 +22,16 @@ use tower_x402::{Usdc, client::Purchase};
 use super::{
     AuditedEvaluation, CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, PanelVerdict, StudentError,
     aggregate::{self, Member},
-    discovery::{KnownEvaluator, Shape},
     feedback::Judged,
+    known::{KnownEvaluator, Shape},
     sent::Sent,
     spending::sum,
     state::{Ended, HireRequest, Hired, Part},
+    teaching::{self, Pupil},
     truth,
 };
 use crate::{
-    CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard,
+    CardError, EvaluateError, EvaluatorId, Outputs, Submission, Verdict, VerifiedCard,
     evidence::{Evidence, EvidenceError},
     selection::Skill,
 };
@@ -69,7 +70,7 @@ pub(super) async fn explore(
     work: Work,
     skill: Skill,
     judges: Vec<Address>,
-) -> Vec<AuditedEvaluation> {
+) -> (Vec<AuditedEvaluation>, Vec<Pupil>) {
     let (shape, now) = (Shape::of(&work.submission), inner.clock.now());
     let request = HireRequest { skill, shape, seats: 0, is_exploration: true, now, excluded: &judges };
     // Lack of money is no error: the audit counts without them.
@@ -83,7 +84,12 @@ pub(super) async fn explore(
         let pairs = answer.judged.iter().filter_map(|part| truth::compare(&part.scores, good, &part.range));
         pairs.map(|pairs| AuditedEvaluation { evaluator, pairs, is_exploration: true }).collect::<Vec<_>>()
     };
-    panel.answered.iter().flat_map(of).collect()
+    let evaluations = panel.answered.iter().flat_map(of).collect();
+    let pupil = |(at, answer): (usize, Answer)| {
+        let Hired { card, is_untrusted, .. } = &panel.calls[at].hired;
+        Pupil { card: card.clone(), is_untrusted: *is_untrusted, judged: answer.judged }
+    };
+    (evaluations, std::mem::take(&mut panel.answered).into_iter().map(pupil).collect())
 }
 
 /// What evaluators are asked to judge, and which outputs are good as far as that is known.
@@ -298,8 +304,9 @@ async fn send_parts(
     is_wanted: &Arc<AtomicBool>,
 ) -> Vec<Part> {
     let mut requests = JoinSet::new();
-    for (range, mut submission) in split(submission, hired.max_outputs) {
-        submission.task.id = TaskId::new(hired.task_alias.clone()).unwrap_or_default();
+    for range in split(submission, hired.max_outputs) {
+        // A part of a valid group is valid.
+        let Some(submission) = teaching::part(submission, range.clone(), hired.task_alias.clone()) else { continue };
         let (inner, card, is_untrusted) = (inner.clone(), hired.card.clone(), hired.is_untrusted);
         let is_wanted = is_wanted.clone();
         requests.spawn(async move {
@@ -314,21 +321,12 @@ async fn send_parts(
 }
 
 /// Splits a group into parts of at most `max_outputs`. Single outputs and pairs stay whole.
-fn split(submission: &Submission, max_outputs: usize) -> Vec<(Range<usize>, Submission)> {
-    let Outputs::Group(group) = &submission.outputs else {
-        return vec![(0..submission.outputs().len(), submission.clone())];
-    };
+fn split(submission: &Submission, max_outputs: usize) -> Vec<Range<usize>> {
+    let outputs = submission.outputs().len();
+    let most = if matches!(submission.outputs, Outputs::Group(_)) { max_outputs.max(1) } else { outputs };
     // Parts of about one size: an evaluator that compares outputs can do nothing with a single one left over.
-    let parts = group.len().div_ceil(max_outputs.max(1)).max(1);
-    let size = group.len().div_ceil(parts).max(1);
-    let part = |(number, outputs): (usize, &[_])| {
-        let texts = outputs.iter().cloned().map(String::from);
-        let start = number * size;
-        // A part of a valid group is valid.
-        let part = Submission::group(submission.task.clone(), texts).ok()?;
-        Some((start..start + outputs.len(), part))
-    };
-    group.chunks(size).enumerate().filter_map(part).collect()
+    let size = outputs.div_ceil(outputs.div_ceil(most).max(1)).max(1);
+    (0..outputs).step_by(size).map(|start| start..(start + size).min(outputs)).collect()
 }
 
 /// Fetches the evaluator's card again if a failure may be due to changed terms, and explains the failures with it.

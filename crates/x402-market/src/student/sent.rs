@@ -62,6 +62,11 @@ impl Sent {
         self.positions.iter().filter_map(|position| sent.get(*position).cloned()).collect()
     }
 
+    /// Returns what is known of the outputs sent, without the anchors.
+    pub(super) fn without_anchors(&self, good: &[Option<bool>]) -> Vec<Option<bool>> {
+        good.iter().zip(&self.known).map(|(good, anchor)| good.filter(|_| anchor.is_none())).collect()
+    }
+
     /// Returns of each output sent whether it is good, as far as that is known. `None` if the truth is about other outputs.
     pub(super) fn with(&self, truth: &Truth) -> Option<Vec<Option<bool>>> {
         let good = match truth {

@@ -9,13 +9,13 @@ use url::Url;
 
 use super::{
     CallPayment, Failure, StudentError,
-    discovery::{KnownEvaluators, Shape},
     feedback::Judged,
+    known::{KnownEvaluators, Shape},
     spending::{AvailableBudget, SpendingRecords, sum},
     truth,
 };
 use crate::{
-    EvaluateError, VerifiedCard,
+    EvaluateError, TaskId, VerifiedCard,
     client::PaidEvaluation,
     evidence::{CallOutcome, Evidence, EvidenceLog},
     selection::{Job, Observation, Selector, Skill, Skills},
@@ -71,7 +71,7 @@ pub(super) struct Hired {
     pub(super) skill: Skill,
     pub(super) is_exploration: bool,
     /// The random id that replaces the task's own on the wire, so that evaluators cannot compare notes.
-    pub(super) task_alias: String,
+    pub(super) task_alias: TaskId,
 }
 
 /// What became of one request.
@@ -191,7 +191,7 @@ impl State {
                 max_outputs: known.card.pricing().outputs_for(per_payment),
                 skill,
                 is_exploration,
-                task_alias: format!("{:016x}", self.rng.random::<u64>()),
+                task_alias: TaskId::new(format!("{:016x}", self.rng.random::<u64>())).unwrap_or_default(),
             });
         }
         Ok(hired)
@@ -239,7 +239,11 @@ impl State {
                 Ok(paid) => {
                     let scores: Vec<_> = paid.evaluation.verdicts.iter().map(|verdict| verdict.score).collect();
                     let pairs = good.and_then(|good| truth::compare(&scores, good, &part.range));
-                    judged.push(Judged { range: part.range.clone(), scores, payment: None });
+                    let alias = hired.task_alias.clone();
+                    judged.push(Judged { range: part.range.clone(), scores, payment: None, alias });
+                    if self.evaluators.is_new_version(evaluator, &paid.evaluation.evaluator.version) {
+                        self.selector.learn_new_version(evaluator);
+                    }
                     Some(CallOutcome::answered(pairs))
                 }
                 Err(error) => {

@@ -46,6 +46,8 @@ pub struct AuditReport {
     /// The evaluations that the truth could be compared with. Empty if the truth says that all outputs are equally good and there were no
     /// anchors, if nobody judged them, or if they were audited before.
     pub evaluations: Vec<AuditedEvaluation>,
+    /// The number of [lessons](super::StudentBuilder::teach) that evaluators took.
+    pub lessons: usize,
 }
 
 /// An evaluation, compared with the truth.

@@ -1,0 +1,54 @@
+//! Intervals of what is believed of an evaluator.
+
+/// Into how many cells [0, 1] is divided.
+const CELLS: usize = 2_000;
+
+/// Returns the 90 % interval of a probability that follows the second beta distribution with probability `second`, and else the first.
+/// Each is given by its alpha and beta.
+pub(crate) fn ninety_percent(betas: [[f32; 2]; 2], second: f64) -> [f64; 2] {
+    let [first, other] = betas.map(|beta| cells(beta.map(f64::from)));
+    let density = |cell: usize| (1.0 - second) * first[cell] + second * other[cell];
+    let (mut sum, mut bounds) = (0.0, [None, None]);
+    for cell in 0..CELLS {
+        sum += density(cell);
+        for (bound, at) in bounds.iter_mut().zip([0.05, 0.95]) {
+            if bound.is_none() && sum >= at {
+                *bound = Some(middle(cell));
+            }
+        }
+    }
+    [bounds[0].unwrap_or(0.0), bounds[1].unwrap_or(1.0)]
+}
+
+/// Returns the share of a beta distribution in each cell.
+fn cells([alpha, beta]: [f64; 2]) -> Vec<f64> {
+    let log = |cell| (alpha - 1.0) * middle(cell).ln() + (beta - 1.0) * (1.0 - middle(cell)).ln();
+    let highest = (0..CELLS).map(log).fold(f64::NEG_INFINITY, f64::max);
+    let mut cells: Vec<f64> = (0..CELLS).map(|cell| (log(cell) - highest).exp()).collect();
+    let sum: f64 = cells.iter().sum();
+    cells.iter_mut().for_each(|cell| *cell /= sum);
+    cells
+}
+
+fn middle(cell: usize) -> f64 {
+    (cell as f64 + 0.5) / CELLS as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near([low, high]: [f64; 2], expected: [f64; 2]) -> bool {
+        (low - expected[0]).abs() < 2e-3 && (high - expected[1]).abs() < 2e-3
+    }
+
+    /// Against the quantiles of scipy.stats.beta.
+    #[test]
+    fn interval_is_that_of_the_distribution() {
+        assert!(near(ninety_percent([[1.0, 1.0]; 2], 0.3), [0.05, 0.95]));
+        assert!(near(ninety_percent([[9.0, 3.0]; 2], 0.0), [0.5299, 0.9212]));
+        let both = ninety_percent([[50.0, 50.0], [90.0, 10.0]], 0.5);
+        assert!(both[0] < 0.47 && both[1] > 0.92, "{both:?}");
+        assert_eq!(ninety_percent([[9.0, 3.0], [1.0, 9.0]], 0.0), ninety_percent([[9.0, 3.0]; 2], 0.0));
+    }
+}

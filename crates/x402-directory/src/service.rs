@@ -1,0 +1,399 @@
+//! The HTTP service of a directory.
+
+use std::{
+    borrow::Cow,
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    str::FromStr,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{
+        ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, REFERRER_POLICY, RETRY_AFTER,
+        X_CONTENT_TYPE_OPTIONS,
+    },
+};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use serde::Serialize;
+use serde_json::json;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tower_service::Service;
+use tower_x402::{Clock, server::RateLimit};
+
+use super::{
+    page::{self, Pages, Shown},
+    payment_check::PaymentChecker,
+    report::{CardsBody, Problem, ReportsBody},
+    store::{CardFilter, DirectoryStore, Limits, ReportFilter, StoreError},
+};
+use x402_market::{CardFetcher, shared};
+
+/// The largest request body, in bytes.
+const MAX_BODY: usize = 16 * 1024;
+/// How long a request body may take to arrive. Until then it holds no permit, only its caller's allowance.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// How many bytes of cards are on a page, after the first card.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// An HTTP service that lists evaluators and the reports of their payers. Create it with [`DirectoryService::builder`]. Cheap to clone.
+///
+/// | request | answer |
+/// |---|---|
+/// | `POST /cards {"url"}` | fetches the card at this URL, verifies and lists it: 201 if it is new, 200 if its evaluator was listed, under the `url` in the answer |
+/// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page, with an ETag. `maxPrice` is in atomic units per output |
+/// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is accepted, 200 if it was accepted before |
+/// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [accepted reports](super::AcceptedReport), up to 1,000 a page |
+/// | `GET /evidence.jsonl?…` | the same, one on each line, up to 1,000. Continue `after` the last line's `id` |
+/// | `GET /?skill=&after=` | a page for people, without scripts: who sells what, for how much, and what payers report. It is up to half a minute old |
+/// | `GET /healthz` | 200 if the service runs |
+///
+/// Paths are matched by their ends, so the service can be mounted below another path. Refusals are `{"error", "detail"}`:
+///
+/// | status | errors |
+/// |---|---|
+/// | 400 | `bad_request`, `bad_query` |
+/// | 408, 413 | `body_too_slow`, `body_too_large` (more than 16 KiB) |
+/// | 409 | `payee_changed`; `already_reported`: the payment, or a part of it, has another report; `not_yet`: the payment is not on the chain, not claimed or not deep enough, try again |
+/// | 410 | `too_old`: reports about payments of that time were deleted, of all payers or of this one |
+/// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee), `bad_report`: the report is not valid or not signed by the payer, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator's lowest price, or than $0.0001 by voucher, `not_paid`, `implausible_time` |
+/// | 429 | `too_many_requests`, `too_many_reports`: the payer's limit of reports is reached, `too_many_of_host`, `too_many_of_payee` |
+/// | 502 | `unreachable`: the card could not be fetched |
+/// | 503 | `unavailable`, `full`: try again later |
+#[derive(Clone)]
+pub struct DirectoryService {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What all clones share.
+pub(super) struct Shared {
+    pub(super) store: DirectoryStore,
+    pub(super) checkers: Vec<PaymentChecker>,
+    pub(super) fetcher: CardFetcher,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) limits: Limits,
+    pub(super) ages: Ages,
+    pub(super) callers: RateLimit,
+    pub(super) payers: RateLimit,
+    pub(super) permits: Permits,
+    pub(super) pages: Pages,
+}
+
+/// When cards are fetched again, and what happens to those that cannot be fetched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ages {
+    /// How often a card is fetched.
+    pub(super) refresh: Duration,
+    /// How long after it was last seen it is unlisted.
+    pub(super) unlist: Duration,
+    /// How long after it was last seen it is deleted.
+    pub(super) delete: Duration,
+}
+
+/// Limits on concurrent work. They are separate, because listing waits for unknown servers, reports wait for nodes, and reads wait for
+/// neither.
+pub(super) struct Permits {
+    pub(super) cards: Semaphore,
+    pub(super) reports: Semaphore,
+    pub(super) reads: Semaphore,
+}
+
+impl DirectoryService {
+    pub(super) fn of(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+}
+
+x402_market::debug_fields!(DirectoryService |this| { checkers: this.shared.checkers });
+
+impl<B> Service<Request<B>> for DirectoryService
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let answer = shared.answer(request).await.unwrap_or_else(|refusal| refusal);
+            Ok(answer.into_response())
+        })
+    }
+}
+
+impl Shared {
+    async fn answer<B>(&self, request: Request<B>) -> Result<Answer, Answer>
+    where
+        B: Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        if path.ends_with("/healthz") {
+            return Ok(Answer::healthy());
+        }
+        self.callers.admit(&parts.extensions).map_err(|refused| Answer::too_many(refused.retry_after))?;
+        let query = parts.uri.query().unwrap_or_default();
+        let is_read = matches!(parts.method, Method::GET | Method::HEAD);
+        if path.ends_with("/cards") && is_read {
+            let _permit = permit(&self.permits.reads)?;
+            self.list_cards(query, &parts.headers).await
+        } else if path.ends_with("/evidence") && is_read {
+            let _permit = permit(&self.permits.reads)?;
+            self.list_reports(query).await
+        } else if path.ends_with("/evidence.jsonl") && is_read {
+            let _permit = permit(&self.permits.reads)?;
+            self.export_reports(query).await
+        } else if path.ends_with("/cards") && parts.method == Method::POST {
+            let body = read(body).await?;
+            let _permit = permit(&self.permits.cards)?;
+            self.list(&body).await
+        } else if path.ends_with("/evidence") && parts.method == Method::POST {
+            let body = read(body).await?;
+            let _permit = permit(&self.permits.reports)?;
+            self.accept_report(&body).await
+        } else if path.ends_with('/') && is_read {
+            let _permit = permit(&self.permits.reads)?;
+            self.show(query, &parts.headers).await
+        } else if path.ends_with("/evidence.jsonl") || path.ends_with('/') {
+            Err(Answer::wrong_method("GET, HEAD"))
+        } else if path.ends_with("/cards") || path.ends_with("/evidence") {
+            Err(Answer::wrong_method("GET, HEAD, POST"))
+        } else {
+            Err(Answer::problem(StatusCode::NOT_FOUND, "not_found", "/, /cards, /evidence, /evidence.jsonl"))
+        }
+    }
+
+    async fn list_cards(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
+        let filter = card_filter(query).map_err(bad_query)?;
+        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+        let after = cards.last().map_or(filter.after, |card| card.id);
+        Ok(Answer::tagged(&CardsBody { cards, after, more }, headers))
+    }
+
+    /// Answers a person.
+    async fn show(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
+        let CardFilter { skill, after, .. } = card_filter(query).map_err(bad_query)?;
+        let (skill, now) = (skill.as_deref(), self.clock.now());
+        if let Some(page) = self.pages.get(skill, after, now) {
+            return Ok(Answer::page(page, headers));
+        }
+        let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS, ..CardFilter::default() };
+        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+        let next = cards.last().map(|card| card.id).filter(|_| more);
+        let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();
+        let cells =
+            |shown: &Shown| shown.skills.iter().map(|skill| (shown.evaluator(), skill.clone())).collect::<Vec<_>>();
+        let mut reports = self.store.seen(shown.iter().flat_map(cells).collect(), page::REPORTS).await?.into_iter();
+        let with_reports = |shown: Shown| {
+            let reports = reports.by_ref().take(shown.skills.len()).collect();
+            (shown, reports)
+        };
+        let shown: Vec<_> = shown.into_iter().map(with_reports).collect();
+        let page = Bytes::from(page::draw(skill, &shown, next));
+        self.pages.put(skill, after, now, page.clone());
+        Ok(Answer::page(page, headers))
+    }
+
+    async fn list_reports(&self, query: &str) -> Result<Answer, Answer> {
+        let filter = report_filter(query).map_err(bad_query)?;
+        let (reports, more) = self.store.reports(&filter).await?;
+        let after = reports.last().map_or(filter.after, |report| report.id);
+        Ok(Answer::json(StatusCode::OK, &ReportsBody { reports, after, more }))
+    }
+
+    async fn export_reports(&self, query: &str) -> Result<Answer, Answer> {
+        let filter = report_filter(query).map_err(bad_query)?;
+        let (reports, _) = self.store.reports(&filter).await?;
+        let mut lines = Vec::new();
+        for report in reports {
+            let line = serde_json::to_vec(&report).map_err(|_| Answer::unavailable("a report cannot be written"))?;
+            lines.extend_from_slice(&line);
+            lines.push(b'\n');
+        }
+        Ok(Answer::bytes(StatusCode::OK, "application/jsonl", lines))
+    }
+}
+
+fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Answer> {
+    permits.try_acquire().map_err(|_| Answer::unavailable("too many requests are being served"))
+}
+
+fn bad_query(problem: &'static str) -> Answer {
+    Answer::problem(StatusCode::BAD_REQUEST, "bad_query", problem)
+}
+
+async fn read<B>(body: B) -> Result<Bytes, Answer>
+where
+    B: Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "a body may have 16 KiB"))
+        }
+        Ok(Err(_)) => Err(Answer::problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
+        Err(_) => Err(Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
+    }
+}
+
+/// How many reports a page has by default, and at most.
+const DEFAULT_LIMIT: u64 = 100;
+const MAX_LIMIT: u64 = 1_000;
+
+/// Reads which cards are wanted. Unknown parameters are ignored.
+fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
+    let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
+    for (name, value) in parameters(query) {
+        match &*name {
+            "skill" => filter.skill = Some(value.into_owned()),
+            "network" => filter.network = Some(parse(&value, "network is CAIP-2: eip155:8453")?),
+            "maxPrice" => filter.max_price = Some(parse(&value, "maxPrice is in atomic units")?),
+            "after" => filter.after = parse(&value, "after is a number")?,
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 100),
+            _ => {}
+        }
+    }
+    Ok(filter)
+}
+
+/// Reads which reports are wanted.
+fn report_filter(query: &str) -> Result<ReportFilter, &'static str> {
+    let mut filter = ReportFilter { limit: DEFAULT_LIMIT, ..ReportFilter::default() };
+    for (name, value) in parameters(query) {
+        match &*name {
+            "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
+            "skill" => filter.skill = Some(value.into_owned()),
+            "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
+            "after" => filter.after = parse(&value, "after is a number")?,
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, MAX_LIMIT),
+            _ => {}
+        }
+    }
+    Ok(filter)
+}
+
+fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+    form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty())
+}
+
+fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, &'static str> {
+    text.parse().map_err(|_| problem)
+}
+
+/// A response. It is boxed, because it is also the error type of the functions here.
+#[derive(Debug)]
+pub(super) struct Answer(Box<Response<Full<Bytes>>>);
+
+impl Answer {
+    pub(super) fn bytes(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Self {
+        let mut response = Response::new(Full::new(body.into()));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Self(Box::new(response))
+    }
+
+    pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Self {
+        Self::bytes(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
+    }
+
+    /// Returns JSON that clients may cache, or 304 if the client has it.
+    pub(super) fn tagged(body: &impl Serialize, headers: &HeaderMap) -> Self {
+        Self::document("application/json", serde_json::to_vec(body).unwrap_or_default(), headers)
+    }
+
+    /// Returns a page for a person.
+    fn page(html: Bytes, headers: &HeaderMap) -> Self {
+        let mut answer = Self::document("text/html; charset=utf-8", html, headers);
+        let headers = answer.0.headers_mut();
+        headers.insert(CONTENT_SECURITY_POLICY, page::POLICY.clone());
+        headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        answer
+    }
+
+    fn document(kind: &'static str, body: impl Into<Bytes>, headers: &HeaderMap) -> Self {
+        let body = body.into();
+        let tag = shared::etag(&body);
+        let mut answer = match shared::is_known(headers, &tag) {
+            true => Self(Box::new(Response::new(Full::default()))).with_status(StatusCode::NOT_MODIFIED),
+            false => Self::bytes(StatusCode::OK, kind, body),
+        };
+        let headers = answer.0.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=60"));
+        headers.insert(ETAG, tag);
+        answer
+    }
+
+    pub(super) fn problem(status: StatusCode, error: &str, detail: impl ToString) -> Self {
+        Self::json(status, &Problem { error: error.to_owned(), detail: detail.to_string() })
+    }
+
+    pub(super) fn healthy() -> Self {
+        Self::json(StatusCode::OK, &json!({ "status": "ok" }))
+    }
+
+    pub(super) fn wrong_method(allowed: &'static str) -> Self {
+        let mut answer = Self::problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", allowed);
+        answer.0.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+        answer
+    }
+
+    pub(super) fn too_many(retry_after: Duration) -> Self {
+        Self::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "ask less often").later(retry_after)
+    }
+
+    pub(super) fn unavailable(detail: impl ToString) -> Self {
+        Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).later(Duration::from_secs(2))
+    }
+
+    /// Sets when the client should try again.
+    pub(super) fn later(mut self, delay: Duration) -> Self {
+        self.0.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        self
+    }
+
+    fn with_status(mut self, status: StatusCode) -> Self {
+        *self.0.status_mut() = status;
+        self
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        *self.0
+    }
+}
+
+impl From<StoreError> for Answer {
+    fn from(error: StoreError) -> Self {
+        tracing::error!(error = &error as &dyn std::error::Error, "the directory's file cannot be used");
+        Self::unavailable("the directory cannot use its storage")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_size_has_a_limit() {
+        let asked = |query| (card_filter(query).unwrap().limit, report_filter(query).unwrap().limit);
+        assert_eq!(asked("limit=100000000"), (100, 1_000));
+        assert_eq!(asked("limit=0"), (1, 1));
+        assert_eq!(asked(""), (20, 100));
+    }
+}

@@ -1,0 +1,32 @@
+//! Judges for evaluators that sell verdicts over x402 with [`x402_market`].
+//!
+//! | judge | judges |
+//! |---|---|
+//! | [`ArithmeticJudge`] | worked arithmetic with units, exactly |
+//! | [`ProseJudge`] | how clear English prose is |
+//! | [`LlmJudge`] | anything, with a language model behind an OpenAI-compatible endpoint ([`ChatClient`]) |
+//! | [`PairwiseJudge`] | outputs against each other, in both orders, with the help of any judge |
+//! | [`LearningJudge`] | what its customers teach it: it learns from the truth about outputs that it judged |
+
+// docs.rs shows the feature that each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod arithmetic;
+mod chat;
+mod learning;
+mod llm;
+mod pairwise;
+mod prose;
+
+pub use arithmetic::ArithmeticJudge;
+pub use chat::{ChatClient, ChatError, ChatMessage};
+pub use learning::{LearningJudge, LearningJudgeBuilder, LearningStats};
+pub use llm::{LlmJudge, LlmJudgeBuilder};
+pub use pairwise::{MAX_COMPARED, PairwiseJudge};
+pub use prose::ProseJudge;
+
+/// Returns `true` if a word, in whatever case, is one of a text of words.
+fn is_listed(word: &str, words: &str) -> bool {
+    let word = word.to_lowercase();
+    words.split(' ').any(|listed| listed == word)
+}

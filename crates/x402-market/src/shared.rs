@@ -1,0 +1,7 @@
+//! What the packages beside this one use, too. It is no part of the public API.
+
+pub use crate::{
+    card::card_url,
+    net::{BodyError, below, read_body},
+    respond::{etag, is_known},
+};

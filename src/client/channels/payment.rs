@@ -372,15 +372,15 @@ impl VoucherPayment {
         };
         // Without a name there is an earlier voucher if this one was signed in its place.
         let earlier = match self.purchase {
-            Purchase::Repeated(_) => Some(entry.charged),
-            Purchase::Named(_) => Some(self.terms.price),
-            Purchase::Unnamed => (self.signed_again > 0).then_some(self.terms.price),
+            PurchaseName::Known(_) => Some(entry.charged),
+            PurchaseName::New(_) => Some(self.terms.price),
+            PurchaseName::None => (self.signed_again > 0).then_some(self.terms.price),
         };
         let report = Report::of(response, entry, most, earlier.filter(|_| self.offered.has_id))?;
         let is_unused = report == Report::Charged(Usdc::ZERO) && !answer.status.is_success();
         match report {
             // The answer may be an old one that cost nothing: it says nothing about what was signed since, nor about a deposit.
-            Report::Charged(Usdc::ZERO) if self.purchase.is_repeated() => {
+            Report::Charged(Usdc::ZERO) if self.purchase.is_known() => {
                 self.accepted(if is_unused { Event::Unused } else { Event::Repeated }, Usdc::ZERO, transaction);
             }
             Report::Charged(amount) => {

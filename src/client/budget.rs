@@ -532,7 +532,7 @@ mod tests {
                             reservation.spend();
                         }
                         2 => live.push(reservation),
-                        _ => drop(reservation.hold()),
+                        _ => reservation.hold(),
                     }
                     if fate > 0 {
                         kept.push((amount, payee, host, now));

@@ -59,6 +59,7 @@ enum Standing {
 }
 
 /// How a request goes on.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart by its only caller")]
 pub(super) enum Next {
     Hold(Box<HeldChannel>),
     Replay(StoredResponse, SettlementResponse),

@@ -41,7 +41,7 @@ async fn records_responses_and_transactions_survive_a_restart() {
     let (head, body) = (Bytes::from_static(b"\xff\0\n"), Bytes::from_static(b"\0answer"));
     let response = StoredResponse { head, body, stored_at: CLOCK_START };
     ledger.store_response(&settled.key, response.clone()).await.unwrap();
-    ledger.advance(&settled.key, &PaymentStep::Replay).await.unwrap().replays;
+    ledger.advance(&settled.key, &PaymentStep::Replay).await.unwrap();
     let working = reserve(&ledger, record(2, 1)).await;
     admit(&ledger, &working, 10, 1).await.unwrap();
     ledger.advance(&working.key, &working.step(FulfilmentStep::Start { until: 0 })).await.unwrap();

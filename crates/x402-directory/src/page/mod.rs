@@ -41,9 +41,12 @@ pub(crate) static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 });
 
-/// Pages that were drawn a moment ago, by skill and by where they begin.
+/// The skill that a page is about, and where it begins.
+type Place = (Option<String>, u64);
+
+/// Pages that were drawn a moment ago, and when.
 #[derive(Default)]
-pub(crate) struct Pages(Mutex<HashMap<(Option<String>, u64), (u64, Bytes)>>);
+pub(crate) struct Pages(Mutex<HashMap<Place, (u64, Bytes)>>);
 
 impl Pages {
     pub(crate) fn get(&self, skill: Option<&str>, after: u64, now: u64) -> Option<Bytes> {
@@ -111,7 +114,7 @@ pub(crate) fn draw(skill: Option<&str>, shown: &[(Shown, Vec<Vec<Seen>>)], next:
     if let Some(next) = next {
         let query =
             form_urlencoded::Serializer::new(String::new()).append_pair("skill", skill.unwrap_or_default()).finish();
-        let _ = write!(html, "<nav><a href=\"?{query}&amp;after={next}\">Further evaluators</a></nav>\n");
+        let _ = writeln!(html, "<nav><a href=\"?{query}&amp;after={next}\">Further evaluators</a></nav>");
     }
     html.push_str("</main>\n</body>\n</html>\n");
     html
@@ -164,7 +167,7 @@ fn article(html: &mut String, number: usize, shown: &Shown, reports: &[Vec<Seen>
     html.push_str("</tbody>\n</table>\n</div>\n");
     let more = card.skills.len().saturating_sub(SKILLS);
     if more > 0 && skills.len() == SKILLS {
-        let _ = write!(html, "<p class=\"quiet\">It has {more} more skills.</p>\n");
+        let _ = writeln!(html, "<p class=\"quiet\">It has {more} more skills.</p>");
     }
     html.push_str("</article>\n");
 }

@@ -194,7 +194,6 @@ pub(super) struct Batch {
 /// Looks at channels and claims for as long as they are used.
 pub(super) async fn run(channels: Weak<Inner>) {
     let (found, next) = watch::channel(Found::default());
-    tokio::spawn(super::at_risk::run(channels.clone()));
     tokio::spawn(claim_what_is_due(channels.clone(), next));
     // Not held while it sleeps, so that dropping the last handle ends this task, at the latest after the interval.
     while let Some(inner) = channels.upgrade() {

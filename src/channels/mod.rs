@@ -578,6 +578,7 @@ impl ChannelsBuilder {
             at_risk: Arc::default(),
             readiness: ReadinessCache::new(READINESS_TTL),
         }));
+        runtime.spawn(at_risk::run(Arc::downgrade(&channels.0)));
         runtime.spawn(claims::run(Arc::downgrade(&channels.0)));
         if self.policy.refunds_idle() {
             runtime.spawn(idle::run(Arc::downgrade(&channels.0)));

@@ -4,7 +4,7 @@ use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::operator::PaymentPages;
+use super::operator::{Operator, PaymentFilter, PaymentPages};
 use crate::{
     ledger::{Fulfilment, LedgerError, Record},
     network::Network,
@@ -128,6 +128,13 @@ impl ExportFormat {
             Self::Csv => "text/csv; charset=utf-8; header=present",
             Self::JsonLines => "application/x-ndjson",
         }
+    }
+}
+
+impl Operator {
+    /// Exports the payments that match a filter.
+    pub fn export(&self, which: PaymentFilter, format: ExportFormat) -> Export {
+        Export { payments: self.payments(which), format, has_header: false }
     }
 }
 

@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, hex};
 
-use super::{
-    export::{Export, ExportFormat},
-    report::{AssetReport, PeriodReport},
-};
+use super::report::{AssetReport, PeriodReport};
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, FacilitatorError},
@@ -154,11 +151,6 @@ impl Operator {
             crate::telemetry::outstanding(asset.network, asset.asset, asset.owed.payments, asset.deferred.units);
         }
         Ok(report)
-    }
-
-    /// Exports the payments that match a filter.
-    pub fn export(&self, which: PaymentFilter, format: ExportFormat) -> Export {
-        Export { payments: self.payments(which), format, has_header: false }
     }
 
     /// Returns `true` if a payment settled but its response was never delivered, and cannot be had by an idempotent retry: refund it.

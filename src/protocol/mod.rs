@@ -15,6 +15,7 @@
 #[cfg(feature = "bazaar")]
 pub mod bazaar;
 mod exact;
+mod exact_payload;
 pub(crate) mod extensions;
 mod header;
 mod messages;
@@ -27,7 +28,8 @@ pub(crate) mod timestamp;
 pub mod v1;
 mod version;
 
-pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow, TransferMethod};
+pub use exact::{ExactOffer, OfferError, PaymentFlow, TransferMethod};
+pub use exact_payload::ExactPayload;
 pub use extensions::{PaymentId, PaymentIdError};
 pub use header::{
     DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,

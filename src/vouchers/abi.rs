@@ -2,8 +2,6 @@
 
 use alloy_primitives::aliases::U40;
 
-use super::Claim;
-
 alloy_sol_types::sol! {
     /// What makes a channel. Its name is part of what is hashed to a channel's id.
     #[derive(Debug, PartialEq, Eq)]
@@ -142,19 +140,6 @@ impl From<&super::ChannelConfig> for ChannelConfig {
             token: config.token,
             withdrawDelay: U40::from(config.withdraw_delay),
             salt: config.salt,
-        }
-    }
-}
-
-impl From<&Claim> for VoucherClaim {
-    fn from(claim: &Claim) -> Self {
-        Self {
-            voucher: SignedVoucher {
-                channel: (&claim.voucher.channel).into(),
-                maxClaimableAmount: claim.voucher.max_claimable_amount,
-            },
-            signature: claim.signature.as_bytes().to_vec().into(),
-            totalClaimed: claim.total_claimed,
         }
     }
 }

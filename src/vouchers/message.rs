@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    ChannelConfig, ChannelState, ClaimEntry, Deposit, Escrow, Voucher, VoucherSignature, VoucherState, amount,
+    ChannelConfig, ChannelState, ClaimEntry, Deposit, Escrow, Voucher, VoucherSignature, VoucherState, abi, amount,
 };
 use crate::eip3009::checksummed;
 
@@ -172,4 +172,17 @@ pub enum ChannelOfferError {
     /// A field is missing or not what the scheme says.
     #[error("the offer's extra cannot be read: {0}")]
     Unreadable(String),
+}
+
+impl From<&Claim> for abi::VoucherClaim {
+    fn from(claim: &Claim) -> Self {
+        Self {
+            voucher: abi::SignedVoucher {
+                channel: (&claim.voucher.channel).into(),
+                maxClaimableAmount: claim.voucher.max_claimable_amount,
+            },
+            signature: claim.signature.as_bytes().to_vec().into(),
+            totalClaimed: claim.total_claimed,
+        }
+    }
 }

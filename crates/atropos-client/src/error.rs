@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use super::GroupError;
-
 /// An error of an [`AtroposClient`](super::AtroposClient).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -119,4 +117,46 @@ impl AtroposError {
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Unanswered { .. } | Self::Failed { .. } | Self::Answer { .. } | Self::TooLarge { .. })
     }
+}
+
+/// An error of a group or a sequence that a trainer could not learn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The group has another size than its environment registered. The server would keep it back.
+    #[error("a group of {found} sequences, where the environment has announced groups of {expected}")]
+    Size {
+        /// The size that the environment registered.
+        expected: usize,
+        /// The size of the group.
+        found: usize,
+    },
+    /// A sequence is too long. Leave the group out, or shorten the answers.
+    #[error("sequence {at} has {tokens} tokens; fewer than {limit} are taken")]
+    TooLong {
+        /// The index of the sequence.
+        at: usize,
+        /// The number of its tokens.
+        tokens: usize,
+        /// The limit.
+        limit: u64,
+    },
+    /// All scores are equal, so that nothing can be learned. Leave the group out.
+    #[error("all scores are equal: there is nothing to learn from the group")]
+    EqualScores,
+    /// The masks do not match the tokens.
+    #[error("masks are the token's id where it is to be learned, and -100 elsewhere")]
+    Masks,
+    /// Every token is masked.
+    #[error("a sequence without a completion has nothing to learn")]
+    NothingToLearn,
+    /// A number is infinite or NaN.
+    #[error("a {0} is not a finite number")]
+    NotFinite(&'static str),
+    /// There are more or fewer values than tokens to learn.
+    #[error("{0} must be as many as tokens to learn")]
+    Length(&'static str),
+    /// Some sequences have this field and others do not.
+    #[error("{0} must be there for all sequences or for none")]
+    Incomplete(&'static str),
 }

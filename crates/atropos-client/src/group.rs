@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Sequence, SequenceMessage};
+use super::{GroupError, Sequence, SequenceMessage};
 
 /// The key of a group's id in `group_overrides`.
 const ID: &str = "group_id";
@@ -55,48 +55,6 @@ pub struct ScoredGroup {
     overrides: Option<Vec<Map<String, Value>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     group_overrides: Option<Map<String, Value>>,
-}
-
-/// An error of a group or a sequence that a trainer could not learn from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GroupError {
-    /// The group has another size than its environment registered. The server would keep it back.
-    #[error("a group of {found} sequences, where the environment has announced groups of {expected}")]
-    Size {
-        /// The size that the environment registered.
-        expected: usize,
-        /// The size of the group.
-        found: usize,
-    },
-    /// A sequence is too long. Leave the group out, or shorten the answers.
-    #[error("sequence {at} has {tokens} tokens; fewer than {limit} are taken")]
-    TooLong {
-        /// The index of the sequence.
-        at: usize,
-        /// The number of its tokens.
-        tokens: usize,
-        /// The limit.
-        limit: u64,
-    },
-    /// All scores are equal, so that nothing can be learned. Leave the group out.
-    #[error("all scores are equal: there is nothing to learn from the group")]
-    EqualScores,
-    /// The masks do not match the tokens.
-    #[error("masks are the token's id where it is to be learned, and -100 elsewhere")]
-    Masks,
-    /// Every token is masked.
-    #[error("a sequence without a completion has nothing to learn")]
-    NothingToLearn,
-    /// A number is infinite or NaN.
-    #[error("a {0} is not a finite number")]
-    NotFinite(&'static str),
-    /// There are more or fewer values than tokens to learn.
-    #[error("{0} must be as many as tokens to learn")]
-    Length(&'static str),
-    /// Some sequences have this field and others do not.
-    #[error("{0} must be there for all sequences or for none")]
-    Incomplete(&'static str),
 }
 
 impl ScoredGroup {

@@ -49,7 +49,7 @@ mod trainer;
 
 pub use client::AtroposClient;
 pub use environment::{EnvRegistration, EnvStatus, Environment, Pushed};
-pub use error::AtroposError;
-pub use group::{GroupError, GroupLimits, ReceivedGroup, ScoredGroup};
+pub use error::{AtroposError, GroupError};
+pub use group::{GroupLimits, ReceivedGroup, ScoredGroup};
 pub use sequence::{ByteTokenizer, Sequence, SequenceMessage};
 pub use trainer::{RunInfo, RunStatus, TrainerId, TrainerRegistration, WandbInfo};

@@ -1,6 +1,7 @@
 //! The facilitator that settles through another facilitator, over HTTP.
 
 mod api;
+mod build_error;
 mod builder;
 #[cfg(feature = "onchain")]
 mod channels;
@@ -19,7 +20,8 @@ use http::StatusCode;
 use tokio::{sync::Notify, time::Instant};
 
 pub use api::{Authenticate, Outgoing};
-pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
+pub use build_error::RemoteBuildError;
+pub use builder::RemoteFacilitatorBuilder;
 
 use api::{Answer, Api, NoAnswer};
 use echo_cache::EchoCache;

@@ -496,17 +496,15 @@ async fn request_given_up_is_learned_from_the_seller_by_the_next() {
 /// An earlier request was charged, and the first attempt of this one has no answer. What the seller has more than the books is the other's.
 #[tokio::test]
 async fn charge_of_an_earlier_request_does_not_pay_for_one_without_an_answer() {
-    for lost in [1, 2] {
-        let (stage, path) = (Stage::open().await, TempPath::new("earlier"));
-        let (app, _) = stage.seller().await;
-        let payer = stage.payer(Journal::open(&path.0).unwrap());
-        buy(&app, &payer, "first").await;
-        assert!(try_buy(&losing(app.clone(), 3), &payer, "lost").await.is_err());
-        drop(payer);
-        let payer = stage.payer(Journal::open(&path.0).unwrap());
-        assert_eq!(buy(&losing(app.clone(), lost), &payer, "next").await, PRICE, "{lost}");
-        assert_eq!((channel(&payer).charged, stage.shop.handled()), (usdc(3 * PRICE), 3), "{lost}");
-    }
+    let (stage, path) = (Stage::open().await, TempPath::new("earlier"));
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::open(&path.0).unwrap());
+    buy(&app, &payer, "first").await;
+    assert!(try_buy(&losing(app.clone(), 3), &payer, "lost").await.is_err());
+    drop(payer);
+    let payer = stage.payer(Journal::open(&path.0).unwrap());
+    assert_eq!(buy(&losing(app.clone(), 1), &payer, "next").await, PRICE);
+    assert_eq!((channel(&payer).charged, stage.shop.handled()), (usdc(3 * PRICE), 3));
 }
 
 #[tokio::test]

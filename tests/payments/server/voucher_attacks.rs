@@ -659,7 +659,7 @@ mod postgres {
         }
         assert_eq!(charged(&ledger, &channel).await, total);
 
-        // It is away for longer: the work is given to nobody, and not charged.
+        // It is away for longer: the work is given to nobody, and whether it was charged is told when it is back.
         stage.clock.advance(200);
         let before = stage.shop.handled();
         let answer = slow(total + COST);
@@ -668,7 +668,8 @@ mod postgres {
         go_on.notify_one();
         let answer = in_time("it gives up", answer).await.unwrap();
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
-        assert!(answer.settlement().is_none());
+        let receipt = answer.settlement().expect("a receipt");
+        assert_eq!((&receipt["success"], &receipt["errorReason"]), (&json!(false), &json!("settlement_pending")));
         tokio::task::block_in_place(|| server.start_again());
         assert_eq!(charged(&ledger, &channel).await, total);
         // The lease of that request ends by itself.

@@ -87,13 +87,13 @@ impl Work {
     }
 
     /// Charges all that was signed for, and settles it. The response is kept in the same step, so that the payment gets it again and the
-    /// work is not done twice; one that is longer than the ledger's [`response_limit`](crate::ledger::Ledger::response_limit) is not kept.
+    /// work is not done twice; one that is longer than the ledger's [`response_limit`](crate::ledger::ResponseLedger::response_limit) is not kept.
     ///
     /// The response is the payer's if this succeeds. It goes on if the caller goes away.
     ///
     /// # Errors
-    /// A [`Refusal`] if the payment is not charged, or if that is not known yet. In the second case the response is kept, and given when the
-    /// payer presents the payment again.
+    /// A [`Refusal`] if the payment is not charged, or if that is not known yet. In the second case a response that is not too long is kept, and
+    /// given when the payer presents the payment again; a longer one is lost.
     pub async fn charge(self, response: impl Into<Bytes>) -> Result<SettlementResponse, Refusal> {
         let amount = self.held.most();
         self.charge_amount(amount, response.into()).await

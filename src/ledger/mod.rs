@@ -180,6 +180,7 @@ mod step;
 mod stored;
 mod transactions;
 
+#[cfg(any(feature = "onchain", feature = "remote"))]
 use std::sync::Arc;
 
 use async_trait::async_trait;

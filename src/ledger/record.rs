@@ -8,9 +8,11 @@ use super::{
     JournaledTransaction, LedgerError,
     step::{BodyDigest, FulfilmentStep, PaymentStep, SettlementStep, Settling},
 };
+#[cfg(any(feature = "onchain", feature = "remote"))]
+use crate::payment::SettlementOutcome;
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    payment::{PaymentKey, Prechecked, SettlementOutcome, Terms},
+    payment::{PaymentKey, Prechecked, Terms},
     protocol::Reason,
 };
 

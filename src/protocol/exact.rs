@@ -156,6 +156,7 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
 
 impl ExactOffer {
     /// Reads what an offer of a payment channel has in common with one of `exact`: token, price, payee and time.
+    #[cfg(feature = "client")]
     pub(crate) fn of_channel(offer: &PaymentRequirements) -> Result<Self, OfferError> {
         Self::read(offer, false)
     }

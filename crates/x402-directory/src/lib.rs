@@ -31,7 +31,7 @@
 //!
 //! So a report costs what an evaluation costs. That does not make it true. And an evaluator that reports about itself from another
 //! account only pays the transaction's fee, because it receives the money. Each reader decides what a report is worth, by comparing it
-//! with audits of its own: [`reputation`](crate::reputation).
+//! with audits of its own: [`reputation`].
 //!
 //! Contract wallets cannot report, because what they accept as a signature (ERC-1271) can change later. Neither can payers who paid less
 //! than the directory has seen asked. These include customers to whom the evaluator shows a cheaper card than to the directory. Few

@@ -91,11 +91,9 @@ impl Lease {
 
     /// Writes the entry and frees the channel, and has other requests take it only if there is no other one for a while. It is on disk when
     /// this returns: a purchase that is paid in another channel must not be found here after a power cut.
-    pub(super) async fn leave_busy(self, now: u64) {
+    pub(super) async fn leave_busy(self, now: u64) -> io::Result<()> {
         with_books(&self.budget, |books| books.set_busy(self.id, now));
-        if let Err(error) = self.write_durably(None).await {
-            tracing::warn!(%error, "the state of a payment channel could not be written to the journal");
-        }
+        self.write_durably(None).await.map(drop)
     }
 
     /// Writes the entry, which need not be durable, and frees the channel.

@@ -273,8 +273,10 @@ impl VoucherPayment {
                 Ok(())
             }
             signed => {
-                self.leave(busy).await;
+                let left = self.leave(busy).await;
                 signed?;
+                // Nothing is sent there while a later process would look for the purchase here.
+                left?;
                 self.cost = plus(self.cost, self.terms.price);
                 self.channel_receipt.left = plus(self.channel_receipt.left, self.terms.price);
                 self.tried = Tried::default();
@@ -284,10 +286,10 @@ impl VoucherPayment {
     }
 
     /// Gives a channel back whose seller called it busy, and which keeps the voucher.
-    async fn leave(&self, mut busy: Box<Lease>) {
+    async fn leave(&self, mut busy: Box<Lease>) -> Result<(), PaymentError> {
         busy.entry.leave(self.terms.price);
         self.forget_purchase(&mut busy.entry);
-        busy.leave_busy(self.wallet.now()).await;
+        busy.leave_busy(self.wallet.now()).await.map_err(PaymentError::Journal)
     }
 
     /// Returns `true` if one more voucher may be signed for this request, although the seller could charge so much by earlier ones.
@@ -598,7 +600,9 @@ impl SchemePayment for VoucherPayment {
             // The channel that was taken in its place has no voucher of this payment.
             Hold::Leaving { busy, .. } => {
                 self.channel_receipt.charged = busy.entry.charged;
-                self.leave(busy).await;
+                if let Err(error) = self.leave(busy).await {
+                    tracing::warn!(%error, "a payment channel that was left could not be written to the journal");
+                }
             }
             Hold::Held(mut lease) => {
                 if matches!(self.state, State::Unused | State::Refused) {

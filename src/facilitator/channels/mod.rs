@@ -331,7 +331,7 @@ pub enum ChannelError {
     },
 }
 
-#[cfg(feature = "onchain")]
+#[cfg(any(feature = "onchain", feature = "server"))]
 impl ChannelError {
     /// A refusal.
     pub(crate) fn rejected(reason: &'static str, detail: impl Into<String>) -> Self {

@@ -31,6 +31,7 @@ mod progress;
 mod record;
 mod step;
 
+#[cfg(feature = "server")]
 use std::sync::Arc;
 
 use async_trait::async_trait;

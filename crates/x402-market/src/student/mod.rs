@@ -192,7 +192,7 @@ impl Student {
         let _ = self.0.calls.subscribe().wait_for(|calls| *calls == 0).await;
     }
 
-    /// Adds a report: evidence of another payer, for example from a [directory](crate::directory).
+    /// Adds a report: evidence of another payer, for example from a directory (crate `x402-directory`).
     ///
     /// Check first that the reported payment took place: anybody can make up payments. The selector decides how far it trusts the payer.
     /// Reports are recorded apart from the student's own evidence.

@@ -97,7 +97,8 @@ impl Limits {
 ///
 /// A payer that spends its balance elsewhere before it is settled costs at most `per_payer`. A payment that is never settled counts
 /// against that until its record ages out, some time after `validBefore`. Anybody can be many payers, each of which has to pay `history`
-/// payments first: with a `per_payer` of no more than these payments are worth, payers that cheat have paid as much as they take.
+/// payments first: with a `per_payer` of no more than these payments are worth, payers that cheat have paid as much as they take. **The default lends
+/// more than that below a price of $0.017**: set `per_payer` for what you sell.
 ///
 /// ```
 /// use tower_x402::{Usdc, server::DeferredPolicy};

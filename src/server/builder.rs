@@ -355,8 +355,10 @@ impl RequirePaymentLayerBuilder {
     /// Responses that stream, and payments in `upfront` or in x402 v1, are not deferred.
     ///
     /// ```
-    /// # use tower_x402::server::{DeferredPolicy, RequirePaymentLayer};
-    /// let builder = RequirePaymentLayer::builder().price("$0.001").deferred(DeferredPolicy::default());
+    /// # use tower_x402::{Usdc, server::{DeferredPolicy, RequirePaymentLayer}};
+    /// // No more credit than the three payments that come first are worth.
+    /// let policy = DeferredPolicy::default().history(3).per_payer(Usdc::from_atomic(3_000));
+    /// let builder = RequirePaymentLayer::builder().price("$0.001").deferred(policy);
     /// ```
     pub fn deferred(mut self, policy: DeferredPolicy) -> Self {
         self.settings.rules.deferred = Some(policy);

@@ -40,7 +40,9 @@ type Check = dyn Fn(&Value) -> Result<(), String> + Send + Sync;
 pub struct Extension {
     name: Box<str>,
     declaration: Value,
+    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "a server asks it"))]
     check: Option<Arc<Check>>,
+    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "a server asks for it"))]
     describes_resource: bool,
 }
 
@@ -78,12 +80,6 @@ impl Extension {
     /// Returns the extension under its name, as a 402 has it.
     pub fn declared(&self) -> Map<String, Value> {
         Map::from_iter([(self.name.to_string(), self.declaration.clone())])
-    }
-
-    /// Returns `true` if it describes the resource, so that it needs a public URL.
-    #[cfg(feature = "server")]
-    pub(crate) const fn is_description(&self) -> bool {
-        self.describes_resource
     }
 
     /// Returns the seller's description of the resource, if it is one.
@@ -173,7 +169,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
 
 #[cfg(any(feature = "server", test))]
 fn info_of(extension: &Value) -> &Value {
-    extension.get("info").unwrap_or(extension)
+    extension.get("info").unwrap_or(&Value::Null)
 }
 
 #[cfg(any(feature = "server", test))]
@@ -217,6 +213,7 @@ mod tests {
             json!({ "info": { "x": 1, "list": [1, 2], "deep": {} } }),
             json!({ "info": { "x": 1, "list": [1, 2], "deep": null } }),
             json!({ "info": [1] }),
+            json!({ "x": 1, "list": [1, 2], "deep": { "y": "z" } }),
         ] {
             assert!(!is_echoed(echoed.clone()), "{echoed}");
         }

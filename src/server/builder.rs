@@ -769,7 +769,7 @@ fn declared(
     if let Some(twice) = sellers.iter().chain(&known).find(|extension| !names.insert(extension.name())) {
         return Err(BuildError::ExtensionTwice(twice.name().to_owned()));
     }
-    if let Some(homeless) = sellers.iter().find(|extension| extension.is_description() && location.is_none()) {
+    if let Some(homeless) = sellers.iter().find(|extension| extension.described().is_some() && location.is_none()) {
         return Err(BuildError::NoPublicUrl(homeless.name().to_owned()));
     }
     Ok(Declared::new(sellers, known))

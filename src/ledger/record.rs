@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{B256, U256, keccak256};
 
 use super::{
     JournaledTransaction, LedgerError,
@@ -108,6 +108,13 @@ pub struct Fingerprint {
     pub digest: B256,
     /// `true` if the request named its caller (`Authorization` or `Cookie`), which the chain does not publish.
     pub names_caller: bool,
+}
+
+impl Fingerprint {
+    /// Returns the fingerprint of payments that a facilitator settles for others. Their requests and responses are those of the sellers.
+    pub(crate) fn of_settler() -> Self {
+        Self { digest: keccak256("tower-x402 facilitator service"), names_caller: false }
+    }
 }
 
 impl fmt::Debug for Fingerprint {

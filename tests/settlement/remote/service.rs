@@ -15,9 +15,10 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 use tower_x402::{
-    Network,
+    Clock as _, ManualClock, Network, SystemClock,
     facilitator::Facilitator as _,
     ledger::{FulfilmentStep, Ledger, LedgerError, Listing, MemoryLedger, SettlementStep, Settling},
+    ops::Operator,
     payment::{Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified, Window},
     protocol::Reason,
     server::PeerAddress,
@@ -88,6 +89,20 @@ async fn repeated_settlement_has_the_same_answer() {
         (&said["isValid"], &said["invalidReason"]),
         (&json!(false), &json!("invalid_exact_evm_nonce_already_used"))
     );
+}
+
+#[tokio::test]
+async fn what_is_settled_for_others_is_owed_to_nobody() {
+    let stage = Stage::open().await;
+    let purchase = purchase(&stage.customer().await, authorization::random_address());
+    let (_, said) = post(&stage, "settle", &request(&purchase)).await;
+    assert_eq!(said["success"], json!(true), "{said}");
+    // Long after whoever settled it has let go of it.
+    let later = ManualClock::at(SystemClock.now() + 3_600);
+    let operator = Operator::new(stage.bank.ledger().clone()).clock(Arc::new(later));
+    let report = operator.report().await.unwrap();
+    let [asset] = &report.assets[..] else { panic!("{report:?}") };
+    assert_eq!((asset.paid.payments, asset.owed.payments), (1, 0));
 }
 
 #[tokio::test]

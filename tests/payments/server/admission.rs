@@ -39,12 +39,15 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 use tower_x402::{
-    Network,
+    Clock as _, Network,
     channels::Channels,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
-    ledger::Settlement,
+    ledger::{
+        Settlement,
+        channels::{ChannelLedger as _, ChannelStep},
+    },
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
@@ -446,6 +449,55 @@ async fn payer_with_the_price_of_one_request_keeps_no_other_payer_out() {
             assert_eq!(stalled.answered(refused).await, vec!["HTTP/1.1 503"; refused], "{kind}");
         }
     }
+}
+
+/// Of a payer with money, too, to a seller that serves four at once.
+#[tokio::test]
+async fn bodies_that_payers_send_slowly_hold_no_permit() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app(stage.shop.layer().max_concurrent(4).vouchers(stage.channels.clone()));
+    let address = listen(&app).await;
+    let (channel, slow) = (stage.filled(&app).await, stage.filled(&app).await);
+    let mut payments = Vec::new();
+    for _ in 0..ROOM_OF_ONE {
+        payments.push(by_voucher(&app, &slow, 2 * COST).await);
+    }
+    let _stalled = Stalled::open(address, &payments).await;
+    for n in 2..10 {
+        let answer = send(&app, pay(&app, &channel, n * COST, None, "paid").await).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{n}: {answer:?}");
+    }
+}
+
+/// The channel is held by a process that shares the ledger, and the seller serves one request at once.
+#[tokio::test]
+async fn request_that_waits_for_another_process_holds_no_permit() {
+    let stage = Stage::open().await;
+    let layer = || stage.shop.layer().vouchers(stage.channels.clone());
+    let app = stage.shop.app(layer().max_concurrent(1));
+    let (channel, other) = (stage.filled(&app).await, stage.filled(&app).await);
+    let now = stage.clock.now();
+    let step = ChannelStep::Begin {
+        request: B256::repeat_byte(1),
+        name: None,
+        voucher: voucher(&other, 2 * COST).await,
+        price: COST,
+        now,
+        until: now + 60,
+    };
+    let held = stage.ledger.advance(&other.id(), &step).await.unwrap().epoch;
+    let request = pay(&app, &other, 2 * COST, None, "waits").await;
+    let waiting = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, request).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    assert!(!waiting.is_finished());
+    stage.ledger.advance(&other.id(), &ChannelStep::Release { epoch: held }).await.unwrap();
+    let answer = in_time("it is freed", waiting).await.unwrap();
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "waits"), "{answer:?}");
 }
 
 /// Whether its balance covers them depends on the one that is being settled.

@@ -407,3 +407,76 @@ pub(crate) fn d() -> Vec<Cell> {
     all.extend(cells("three right ways", &diverse(true), [Arm::market("shared, three criteria", STUDENTS)]));
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{course::run, report::Row},
+        *,
+    };
+
+    fn quality(world: &World, arm: &Arm) -> f64 {
+        let of = |seed| run(world, arm, seed).unwrap().quality();
+        (0..2).map(of).sum::<f64>() / 2.0
+    }
+
+    /// The claim of M, in small.
+    #[test]
+    fn a_majority_that_is_wrong_teaches_who_hires_at_random_and_not_who_shares_audits() {
+        let world = World { groups: 360, ..majority(6, Vec::new()) };
+        let random = quality(&world, &Arm::new("random", Teacher::Random));
+        let shared = quality(&world, &Arm { audits: 0.1, ..Arm::market("shared", 5) });
+        assert!(random < 0.4 && shared > 0.75, "{random} {shared}");
+        let right = World { groups: 360, ..majority(0, Vec::new()) };
+        assert!(quality(&right, &Arm::new("random", Teacher::Random)) > 0.8);
+    }
+
+    #[test]
+    fn truth_teaches_and_judging_oneself_does_not() {
+        let world = World { groups: 360, ..majority(2, Vec::new()) };
+        assert!(quality(&world, &Arm::new("truth", Teacher::Truth)) > 0.9);
+        assert!(quality(&world, &Arm::new("self-judge", Teacher::Itself)) < 0.7);
+    }
+
+    #[test]
+    fn nobody_spends_more_than_the_budget_and_the_same_seed_gives_the_same_course() {
+        let world = World { groups: 60, opens_every: Some(10), ..shift(vec![learner()]) };
+        let arms = [
+            Arm::market("learning", 3),
+            Arm::new("random", Teacher::Random),
+            Arm::new("in budget", Teacher::TruthInBudget),
+            Arm::new("own model", Teacher::Own { truth: true }),
+        ];
+        for arm in arms {
+            let once = run(&world, &arm, 1).unwrap();
+            let budget = 60.0 * 8.0 * 0.002;
+            let spent = once.verdicts + 0.02 * once.truths;
+            assert!(spent > 0.0 && spent <= budget + 1e-9, "{}: {spent} of {budget}", arm.name);
+            assert_eq!(run(&world, &arm, 1).unwrap(), once, "{}", arm.name);
+        }
+    }
+
+    #[test]
+    fn every_claim_names_an_arm_that_is_run() {
+        let experiments: [(Vec<Cell>, fn(&Sheet) -> Vec<Claim>); 5] =
+            [(m(), refute_m), (h(), refute_h), (s(), refute_s), (t(), refute_t), (x(), refute_x)];
+        for (cells, refute) in experiments {
+            let outcome = Outcome { curve: vec![0.5], ordered: [1.0, 1.0], ..Outcome::default() };
+            let row = |cell: Cell| Row { setting: cell.setting, arm: cell.arm.name, outcomes: vec![outcome.clone()] };
+            let sheet = Sheet(cells.into_iter().map(row).collect());
+            assert!(refute(&sheet).iter().all(Claim::is_known) && sheet.qualities().contains("0.50"));
+        }
+    }
+
+    #[test]
+    fn a_specialist_of_one_kind_praises_what_another_kind_does_not_want() {
+        let world = by_task(1);
+        let score = |seller: usize, context, action| {
+            let Method::Rule(rule) = &world.sellers[seller].method else { panic!() };
+            rule(&Task { group: 0, context, skill: context }, action, 0).0
+        };
+        assert!(score(0, 1, 1) > 0.9 && !is_good_by_kind(1, 1), "tests praise what is only correct");
+        assert!(score(1, 1, 1) < 0.1 && score(1, 0, 3) > 0.9 && score(1, 1, 3) < 0.1);
+        assert!(score(3, 0, 2) > score(3, 0, 0), "liars praise bluff");
+    }
+}

@@ -143,6 +143,12 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
+    /// Returns `true` if there was something to compare.
+    #[cfg(test)]
+    pub(crate) fn is_known(&self) -> bool {
+        self.estimate.mean.is_finite()
+    }
+
     /// Claims that the mean difference of two arms, seed by seed, is at least so much.
     pub(crate) fn at_least(what: impl Into<String>, one: &[f64], other: &[f64], least: f64) -> Self {
         Self::of(what, &differences(one, other), least)

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, path::Path, sync::Arc};
 
+use clap::ValueEnum as _;
 use x402_market::selection::ThompsonConfig;
 
 use super::{
@@ -17,44 +18,53 @@ use super::{
 
 const WORLDS: [&str; 5] = ["reference", "drift", "collusion", "infiltration", "reentry"];
 
-/// Returns a table: percent of the oracle, or final quality in percent.
-pub(crate) fn ablation(seeds: usize, size: &dyn Fn(&mut Cell), tasks: Option<usize>) -> anyhow::Result<String> {
-    let names = WORLDS.iter().copied().chain(["M ¾ alone", "M ¾ shared", "H shared", "S learning"]);
-    let mut text = format!("| without | {} |\n|{}\n", names.collect::<Vec<_>>().join(" | "), "---|".repeat(10));
-    let mut all: Vec<(&str, Option<Mechanism>, bool)> = vec![("nothing", None, true)];
-    all.extend([
-        ("trust", Some(Mechanism::Trust), true),
-        ("claims", Some(Mechanism::Claims), true),
-        ("limit for each payer", Some(Mechanism::Limit), true),
-        ("exploration", Some(Mechanism::Exploration), true),
-        ("forgetting", Some(Mechanism::Forgetting), true),
-        ("price of money", Some(Mechanism::Price), true),
-        ("anchors", None, false),
-    ]);
-    for (name, mechanism, has_anchors) in all {
+/// The courses.
+const COURSES: [&str; 4] = ["M ¾ alone", "M ¾ shared", "H shared", "S learning"];
+
+/// Returns a table: percent of the oracle, or final quality in percent. `only`: the columns whose names begin so.
+pub(crate) fn ablation(
+    seeds: usize,
+    size: &dyn Fn(&mut Cell),
+    tasks: Option<usize>,
+    only: &str,
+) -> anyhow::Result<String> {
+    let columns: Vec<_> = WORLDS.into_iter().chain(COURSES).filter(|column| column.starts_with(only)).collect();
+    let mut text = format!("| without | {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len() + 1));
+    let mechanisms = Mechanism::value_variants().iter().map(|mechanism| Some(*mechanism));
+    let all = [(None, true)].into_iter().chain(mechanisms.map(|mechanism| (mechanism, true))).chain([(None, false)]);
+    for (mechanism, has_anchors) in all {
         let mut config = ThompsonConfig::default();
         mechanism.iter().for_each(|mechanism| mechanism.remove(&mut config));
+        let name = match mechanism {
+            Some(mechanism) => format!("{mechanism:?}").to_lowercase(),
+            None if has_anchors => "nothing".to_owned(),
+            None => "anchors".to_owned(),
+        };
         let _ = write!(text, "| {name} |");
-        for world in WORLDS {
-            if !has_anchors {
-                text.push_str(" – |");
-                continue;
-            }
-            let path = format!("{}/market/worlds/{world}.json", env!("CARGO_MANIFEST_DIR"));
-            let mut world = World::read(Path::new(&path))?;
-            world.tasks_per_student = tasks.unwrap_or(world.tasks_per_student);
-            let share = |seed| Ok(100.0 * run::run(&world, Policy::Thompson, &config, seed as u64).share(&world));
-            let _ = write!(text, " {} |", Estimate::of(&parallel(seeds, share)?).show(1));
-        }
-        let learning = shift(vec![learner()]);
-        for (world, students) in
-            [(majority(6, Vec::new()), 1), (majority(6, Vec::new()), 20), (harsh(), 20), (learning, 5)]
-        {
-            let arm = Arm { config: config.clone(), has_anchors, ..Arm::market("market", students) };
-            let mut cell = Cell { setting: String::new(), world: Arc::new(world), arm };
-            size(&mut cell);
-            let quality = |seed| Ok(100.0 * course::run(&cell.world, &cell.arm, seed as u64)?.quality());
-            let _ = write!(text, " {} |", Estimate::of(&parallel(seeds, quality)?).show(1));
+        for column in &columns {
+            let values = if WORLDS.contains(column) {
+                if !has_anchors {
+                    text.push_str(" – |");
+                    continue;
+                }
+                let path = format!("{}/market/worlds/{column}.json", env!("CARGO_MANIFEST_DIR"));
+                let mut world = World::read(Path::new(&path))?;
+                world.tasks_per_student = tasks.unwrap_or(world.tasks_per_student);
+                parallel(seeds, |seed| Ok(run::run(&world, Policy::Thompson, &config, seed as u64).share(&world)))?
+            } else {
+                let (world, students) = match *column {
+                    "M ¾ alone" => (majority(6, Vec::new()), 1),
+                    "M ¾ shared" => (majority(6, Vec::new()), 20),
+                    "H shared" => (harsh(), 20),
+                    _ => (shift(vec![learner()]), 5),
+                };
+                let arm = Arm { config: config.clone(), has_anchors, ..Arm::market("market", students) };
+                let mut cell = Cell { setting: String::new(), world: Arc::new(world), arm };
+                size(&mut cell);
+                parallel(seeds, |seed| Ok(course::run(&cell.world, &cell.arm, seed as u64)?.quality()))?
+            };
+            let percent: Vec<_> = values.into_iter().map(|value| 100.0 * value).collect();
+            let _ = write!(text, " {} |", Estimate::of(&percent).show(1));
         }
         text.push('\n');
         eprintln!("without {name}: done");

@@ -76,7 +76,7 @@ struct Flags {
     /// Only arms whose name contains this
     #[arg(long, default_value = "")]
     arm: String,
-    /// Only this setting
+    /// Only this setting; of the ablation, only columns whose names begin so
     #[arg(long)]
     setting: Option<String>,
     /// The directory for pictures; none are drawn without it
@@ -130,7 +130,7 @@ fn main() -> anyhow::Result<()> {
             return Ok(());
         }
         Experiment::Ablation => {
-            println!("{}", ablation::ablation(seeds, &resize, groups)?);
+            println!("{}", ablation::ablation(seeds, &resize, groups, flags.setting.as_deref().unwrap_or_default())?);
             return Ok(());
         }
     };

@@ -293,7 +293,8 @@ mod tests {
     fn income_follows_accuracy_only_where_buyers_choose() {
         let of = |policy, accuracy| income(&world(accuracy, Some(60)).unwrap(), policy, 1).unwrap();
         assert_eq!(of(Some(Policy::Random), 0.5), of(Some(Policy::Random), 0.9));
-        assert!((of(Some(Policy::Random), 0.5) - 44.4).abs() < 5.0);
+        // A ninth of 400, or less where the dear one cannot be paid.
+        assert!((30.0..50.0).contains(&of(Some(Policy::Random), 0.5)));
         assert!(of(None, 0.9) > 3.0 * of(None, 0.5));
     }
 }

@@ -67,7 +67,8 @@ pub(crate) fn charged(network: Network, asset: Address, route: &Arc<str>, units:
     {
         let labels = vec![
             ::metrics::Label::new("network", network.to_string()),
-            ::metrics::Label::new("asset", asset.to_string()),
+            // Without the checksum, which takes a hash for every request.
+            ::metrics::Label::new("asset", format!("{asset:#x}")),
             ::metrics::Label::new("route", Arc::clone(route)),
         ];
         ::metrics::counter!(names::CHARGED, labels).increment(units.saturating_to());

@@ -411,7 +411,10 @@ pub(crate) fn d() -> Vec<Cell> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{course::run, report::Row},
+        super::{
+            course::run,
+            report::{Refute, Row},
+        },
         *,
     };
 
@@ -458,7 +461,7 @@ mod tests {
 
     #[test]
     fn every_claim_names_an_arm_that_is_run() {
-        let experiments: [(Vec<Cell>, fn(&Sheet) -> Vec<Claim>); 5] =
+        let experiments: [(Vec<Cell>, Refute); 5] =
             [(m(), refute_m), (h(), refute_h), (s(), refute_s), (t(), refute_t), (x(), refute_x)];
         for (cells, refute) in experiments {
             let outcome = Outcome { curve: vec![0.5], ordered: [1.0, 1.0], ..Outcome::default() };

@@ -58,7 +58,7 @@ use self::{
     course::{NOTED, Outcome},
     experiments::Cell,
     plot::Lines,
-    report::{Claim, Estimate, Row, Sheet},
+    report::{Estimate, Refute, Row, Sheet},
 };
 
 #[derive(Parser)]
@@ -117,7 +117,7 @@ fn main() -> anyhow::Result<()> {
         world.opens_every = world.opens_every.map(|every| (every * groups / world.groups).max(1));
         world.groups = groups;
     };
-    let (cells, refute): (Vec<Cell>, fn(&Sheet) -> Vec<Claim>) = match flags.experiment {
+    let (cells, refute): (Vec<Cell>, Refute) = match flags.experiment {
         Experiment::M => (experiments::m(), experiments::refute_m),
         Experiment::H => (experiments::h(), experiments::refute_h),
         Experiment::S => (experiments::s(), experiments::refute_s),

@@ -134,6 +134,9 @@ fn distinct<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     once
 }
 
+/// What is refuted, from all rows of an experiment.
+pub(crate) type Refute = fn(&Sheet) -> Vec<Claim>;
+
 /// What was predicted, and whether it is refuted.
 pub(crate) struct Claim {
     what: String,

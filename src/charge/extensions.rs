@@ -90,7 +90,7 @@ impl Declared {
             infos.insert(name.to_owned(), info);
         }
         let added = adds.then(|| B256::from_slice(&added.finalize()));
-        Ok(Echoed { infos: Arc::new(infos), added })
+        Ok(Echoed { infos: Some(Arc::new(infos)), added })
     }
 
     /// Returns what a facilitator is told of the extensions that a payer returned: those that were declared. The seller's description of
@@ -142,7 +142,7 @@ impl Declared {
 /// ```
 #[derive(Clone, Default, PartialEq)]
 pub struct Echoed {
-    infos: Arc<Map<String, Value>>,
+    infos: Option<Arc<Map<String, Value>>>,
     added: Option<B256>,
 }
 
@@ -152,7 +152,7 @@ impl Echoed {
     /// # Errors
     /// What was returned is no `T`.
     pub fn info<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
-        self.infos.get(name).map(T::deserialize).transpose()
+        self.infos.as_ref().and_then(|infos| infos.get(name)).map(T::deserialize).transpose()
     }
 
     /// Returns the digest of what the payer added, if it added anything.
@@ -164,7 +164,7 @@ impl Echoed {
 impl fmt::Debug for Echoed {
     /// Names the extensions. Their values are the payer's.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Echoed").field(&self.infos.keys().collect::<Vec<_>>()).finish()
+        f.debug_tuple("Echoed").field(&self.infos.iter().flat_map(|infos| infos.keys()).collect::<Vec<_>>()).finish()
     }
 }
 

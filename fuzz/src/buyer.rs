@@ -139,7 +139,11 @@ fn signed_on(separator: &B256) -> Network {
 /// Answers a payment with this `PAYMENT-RESPONSE`: paid is what it says of exactly this payment.
 pub(super) fn told(value: &[u8]) -> Depth {
     let Ok(value) = HeaderValue::from_bytes(value) else { return Depth::Unread };
-    let response = decode_header::<SettlementResponse>(value.as_bytes(), MAX_PAYMENT_HEADER);
+    // Some servers write what v1 does.
+    let response = match decode_header::<v1::SettlementResponseV1>(value.as_bytes(), MAX_PAYMENT_HEADER) {
+        Ok(response) if Network::from_v1_name(&response.network).is_some() => Ok(response.into()),
+        _ => decode_header::<SettlementResponse>(value.as_bytes(), MAX_PAYMENT_HEADER),
+    };
     let headers = HeaderMap::from_iter([(http::HeaderName::from_static(header_name::PAYMENT_RESPONSE), value)]);
     let mut depth = if response.is_ok() { Depth::Read } else { Depth::Unread };
     for status in [StatusCode::OK, StatusCode::PAYMENT_REQUIRED, StatusCode::SERVICE_UNAVAILABLE] {

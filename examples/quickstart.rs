@@ -102,15 +102,8 @@ async fn run() -> anyhow::Result<()> {
         .signer(settler.clone())
         .build()
         .await?;
-    let claimer = PrivateKeySigner::random();
-    devnet.fund(claimer.address(), U256::from(10).pow(U256::from(18)));
-    let contract = OnchainChannels::builder()
-        .network(devnet.network())
-        .client(devnet.rpc_client())
-        .signer(claimer.clone())
-        .build()
-        .await?;
-    let channels = Channels::builder(contract, AuthorizerKey::new(claimer.clone()))
+    let contract = OnchainChannels::builder().facilitator(&facilitator).build().await?;
+    let channels = Channels::builder(contract, AuthorizerKey::new(settler.clone()))
         .ledger(Arc::new(MemoryLedger::new()))
         .build()?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -177,7 +170,7 @@ async fn run() -> anyhow::Result<()> {
     heading("7. A hundred verdicts for one deposit");
     let due = price.checked_mul(VERDICTS).context("the sum is too large")?;
     let gas_for_one = gas_cost / U256::from(count);
-    let gas_before = devnet.eth_balance(claimer.address());
+    let gas_before = devnet.eth_balance(settler.address());
     let student = PrivateKeySigner::random();
     devnet.mint(student.address(), due)?;
     let budget = Budget::builder().per_payment(price).total(due).build();
@@ -198,7 +191,7 @@ async fn run() -> anyhow::Result<()> {
     println!("   budget  {} spent, {} reserved, {} left", budget.spent(), budget.reserved(), budget.remaining());
     let report = channels.claim_all().await?;
     let received = devnet.balance_of(payee)?.checked_sub(payee_after);
-    let gas_cost = gas_before.saturating_sub(devnet.eth_balance(claimer.address()));
+    let gas_cost = gas_before.saturating_sub(devnet.eth_balance(settler.address()));
     println!("   one claim and one transfer moved {} units to the payee", report.settled);
     println!(
         "   gas     {} ETH for {VERDICTS} verdicts, where {VERDICTS} transfers would cost {} ETH",

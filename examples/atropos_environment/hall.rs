@@ -58,12 +58,9 @@ impl Hall {
         let settler = PrivateKeySigner::random();
         devnet.fund(settler.address(), U256::from(GAS_TANK));
         let facilitator = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
-        let facilitator = facilitator.signer(settler).build().await?;
-        let claimer = PrivateKeySigner::random();
-        devnet.fund(claimer.address(), U256::from(GAS_TANK));
-        let contract = OnchainChannels::builder().network(devnet.network()).client(devnet.rpc_client());
-        let contract = contract.signer(claimer.clone()).build().await?;
-        let channels = Channels::builder(contract, AuthorizerKey::new(claimer)).ledger(Arc::new(MemoryLedger::new()));
+        let facilitator = facilitator.signer(settler.clone()).build().await?;
+        let contract = OnchainChannels::builder().facilitator(&facilitator).build().await?;
+        let channels = Channels::builder(contract, AuthorizerKey::new(settler)).ledger(Arc::new(MemoryLedger::new()));
         let channels = channels.build()?;
         let mut evaluators = Vec::new();
         for stall in &STALLS {

@@ -25,7 +25,7 @@ use crate::{
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 /// Signs the agent card if the payee is not the settlement key.
 const PAYEE_KEY: &str = "PAYEE_PRIVATE_KEY";
-/// Claims what was charged by vouchers, and pays for the gas of it.
+/// Claims what was charged by vouchers, and pays for the gas of it. It may be the settlement key.
 const CHANNELS_KEY: &str = "CHANNELS_PRIVATE_KEY";
 /// The bearer token for the facilitator.
 const TOKEN: &str = "FACILITATOR_TOKEN";
@@ -63,7 +63,7 @@ impl Chain {
         let pay_to = flags.pay_to.context("--facilitator-url needs --pay-to: there is no settlement key to be paid")?;
         let Books { payments, channels } = flags.open_ledger().await?;
         let channels = match node {
-            Some(node) => Self::channels(flags, channels, |builder| builder.rpc_url(node), None).await?,
+            Some(node) => Self::channels(flags, channels, |builder| builder.rpc_url(node), None, None).await?,
             None => flags.takes_vouchers(false).map(|_| None)?,
         };
         let mut remote = RemoteFacilitator::builder(url).ledger(payments);
@@ -79,11 +79,13 @@ impl Chain {
         Ok(Self { facilitator, own: None, pay_to, key, asset, channels, rpc_url, _port: None })
     }
 
-    /// Opens the channels, if there is a key that claims: that of the environment, or `spare`.
+    /// Opens the channels, if there is a key that claims: that of the environment, or `spare`. The facilitator that settles here with the same
+    /// key sends for it.
     async fn channels(
         flags: &Flags,
         ledger: Arc<dyn ChannelLedger>,
         node: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder,
+        own: Option<&OnchainFacilitator>,
         spare: Option<PrivateKeySigner>,
     ) -> anyhow::Result<Option<Channels>> {
         let key = private_key(CHANNELS_KEY)?.or(spare);
@@ -91,8 +93,12 @@ impl Chain {
             return Ok(None);
         }
         let Some(key) = key else { return Ok(None) };
-        let contract = OnchainChannels::builder().network(flags.network).signer(key.clone()).asset(flags.asset()?);
-        let contract = node(contract).build().await.context("the payment channels")?;
+        let contract = OnchainChannels::builder().network(flags.network).asset(flags.asset()?);
+        let contract = match own.filter(|own| own.settlement_address() == key.address()) {
+            Some(own) => contract.facilitator(own),
+            None => node(contract).signer(key.clone()),
+        };
+        let contract = contract.build().await.context("the payment channels")?;
         let channels = Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).claims(flags.claims());
         Ok(Some(channels.build()?))
     }
@@ -125,7 +131,8 @@ impl Chain {
         let settling = OnchainFacilitator::builder().network(flags.network).rpc_url(url).signer(key.clone());
         let Books { payments, channels } = flags.open_ledger().await?;
         let facilitator = settling.ledger(payments).build().await.context("--rpc-url")?;
-        let channels = Self::channels(flags, channels, |builder| builder.rpc_url(url), None).await?;
+        let node = |builder: OnchainChannelsBuilder| builder.rpc_url(url);
+        let channels = Self::channels(flags, channels, node, Some(&facilitator), None).await?;
         Self::settling_here(flags, (facilitator, key), channels, asset, url.to_owned(), None)
     }
 
@@ -148,10 +155,8 @@ impl Chain {
             OnchainFacilitator::builder().network(flags.network).client(devnet.rpc_client()).signer(key.clone());
         let Books { payments, channels } = flags.open_ledger().await?;
         let facilitator = settling.ledger(payments).build().await?;
-        let claimer = PrivateKeySigner::random();
-        devnet.fund(claimer.address(), U256::from(GAS_TANK));
         let node = |builder: OnchainChannelsBuilder| builder.client(devnet.rpc_client());
-        let channels = Self::channels(flags, channels, node, Some(claimer)).await?;
+        let channels = Self::channels(flags, channels, node, Some(&facilitator), Some(key.clone())).await?;
         let rpc_url = port.url().to_string();
         Self::settling_here(flags, (facilitator, key), channels, wanted, rpc_url, Some(port))
     }

@@ -64,8 +64,8 @@ ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url,
                           unless --facilitator-url is given. Its account needs a little ETH and no USDC. Without --rpc-url
                           it is optional and gets its ether from the chain in the process
-  CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers, and pays the gas of that; it must not be the
-                          settlement key. Another key makes other channels, so keep it
+  CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers, and pays the gas of that. It may be the settlement
+                          key, so that one key needs ether. Another key makes other channels, so keep it
   PAYEE_PRIVATE_KEY       the key of --pay-to, to sign the agent card [default: the settlement key]
   LLM_API_KEY             sent to --llm-url as Authorization: Bearer …, if set
   FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …, if set
@@ -267,7 +267,7 @@ impl Flags {
     /// Returns the credit limits of the flow `deferred`.
     pub(crate) fn credit(&self) -> Option<DeferredPolicy> {
         let answers = |n| self.price.checked_mul(n).unwrap_or(Usdc::MAX);
-        let policy = DeferredPolicy::default().per_payer(answers(20)).history(3);
+        let policy = DeferredPolicy::default().per_payer(answers(20));
         (self.flow == Flow::Deferred).then_some(policy)
     }
 

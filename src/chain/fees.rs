@@ -157,12 +157,8 @@ impl FeeOracle {
         }
     }
 
-    /// Returns the fees of a replacement for a transaction that offered `old`. Nodes require at least a tenth more of both.
-    pub(crate) async fn raise(&self, rpc: &Rpc, old: Fees) -> Result<Fees, FeeError> {
-        self.raise_up_to(rpc, old, 0).await
-    }
-
-    /// Does the same for a transaction that may offer `most`, where that is more than the ceiling.
+    /// Returns the fees of a replacement for a transaction that offered `old` and may offer `most`, where that is more than the ceiling. Nodes
+    /// require at least a tenth more of both.
     pub(crate) async fn raise_up_to(&self, rpc: &Rpc, old: Fees, most: u128) -> Result<Fees, FeeError> {
         self.forget().await;
         let now = self.get_up_to(rpc, most).await?;

@@ -323,11 +323,6 @@ impl Node {
         self.fees.raise_up_to(&self.rpc, old, most).await
     }
 
-    /// Returns the fees to offer for a replacement of a transaction that offered `old`.
-    pub(crate) async fn raised_fees(&self, old: Fees) -> Result<Fees, FeeError> {
-        self.fees.raise(&self.rpc, old).await
-    }
-
     /// Returns what a unit of gas is likely to cost now, in wei.
     pub(crate) async fn gas_price(&self) -> Result<u128, FeeError> {
         self.fees.price(&self.rpc).await

@@ -46,7 +46,7 @@ pub struct JournaledTransaction {
     pub hash: B256,
     /// The signed transaction. Sending it again is harmless: at most one transaction of a nonce is executed.
     pub raw: Bytes,
-    /// The payments in it; empty for a transaction that only fills a gap in the nonces.
+    /// The payments in it; empty for a call on payment channels, and for a transaction that only fills a gap in the nonces.
     pub payments: Vec<PaymentKey>,
     /// The process that submits it: a number chosen at random that is not 0. 0 if that process is gone.
     pub by: u64,

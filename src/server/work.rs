@@ -1,6 +1,5 @@
 //! The work for a payment: runs the handler, charges for its response, and lets the client have it.
 
-use alloy_primitives::U256;
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 use http_body::Body;
@@ -17,9 +16,9 @@ use super::{
     response::{PaidBody, ResponseBody},
 };
 use crate::{
-    charge::{Held, Refusal, Unfinished, VerifiedPayment, Why},
+    charge::{Echoed, Held, Refusal, Unfinished, VerifiedPayment},
     ledger::BodyDigest,
-    telemetry::{self, RequestOutcome},
+    telemetry::RequestOutcome,
 };
 
 /// The service that is paid for. A request is worked on in a task of its own.
@@ -54,7 +53,7 @@ pub(super) async fn run<H: Held, S: Handler<B, R>, B: Content, R: Content>(
     let settings = &context.config.settings;
     let deadline = Instant::now() + settings.rules.limits.handler_deadline;
     let (body, read) = body.into_hashed();
-    let paid = Request::from_parts(paid_head(parts, held.payment()), body);
+    let paid = Request::from_parts(paid_head(parts, held.payment(), context.echoed.clone()), body);
     match run_handler(inner, paid, settings, held.response_limit(), deadline).await {
         Ok((parts, body)) => {
             let charged = Box::pin(charge(&context, held, read, parts, body, deadline)).await;
@@ -68,7 +67,7 @@ pub(super) async fn run<H: Held, S: Handler<B, R>, B: Content, R: Content>(
             (H::COUNT)(RequestOutcome::Unsuccessful);
             take_overrides(&mut parts);
             let receipt = held.release(read.digest()).await;
-            if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt, context.version)) {
+            if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt)) {
                 mark_paid(&mut parts, receipt);
             }
             Ok(Response::from_parts(parts, ResponseBody::inner(body)))
@@ -111,22 +110,16 @@ async fn charge<H: Held, R: Content>(
         return Err(not_charged(&mut held, Unfinished::RequestBrokeOff, read.digest()).await);
     }
     let response = body.to_keep(&parts, &context.asked, context.config.seller.now());
-    if let Err(refusal) = held.charge(amount, response, read.digest()).await {
-        if matches!(refusal.why(), Why::Pending) {
-            // It may have been charged: then what streams is kept for when it is presented again.
+    if let Err(uncharged) = held.charge(amount, response, read.digest()).await {
+        if uncharged.is_open {
             body.charged();
         }
-        return Err(refusal);
+        return Err(uncharged.refusal);
     }
     body.charged();
     // The work is done and must not be done again: if this fails, what streams is kept, in case the payment settles yet.
     held.settle(is_whole).await?;
-    let (receipt, ended) = held.receipt();
-    (H::COUNT)(ended);
-    let payment = held.payment();
-    let units = amount.map_or(payment.amount, U256::from);
-    telemetry::charged(payment.network, payment.asset, &context.config.settings.route, units);
-    if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt, context.version)) {
+    if let Some(receipt) = held.count(amount).and_then(|receipt| Receipt::of(&receipt)) {
         mark_paid(&mut parts, receipt);
     }
     Ok(Response::from_parts(parts, body.deliver(held.deliver())))
@@ -165,9 +158,11 @@ async fn run_handler<S: Handler<B, R>, B: Content, R: Content>(
     Ok((parts, body))
 }
 
-/// Makes the head of the handler's request: with the payment in its extensions, and without the header that carried it.
-fn paid_head(mut parts: Parts, payment: VerifiedPayment) -> Parts {
+/// Makes the head of the handler's request: with the payment and what its payer echoed in its extensions, and without the
+/// header that carried it.
+fn paid_head(mut parts: Parts, payment: VerifiedPayment, echoed: Echoed) -> Parts {
     parts.extensions.insert(payment);
+    parts.extensions.insert(echoed);
     // Bearer data until the payment is settled; a handler that logs its headers must not log it.
     parts.headers.remove(&PAYMENT_SIGNATURE);
     parts.headers.remove(&X_PAYMENT);

@@ -42,6 +42,8 @@ const REST: Duration = Duration::from_secs(30);
 const WIDENING: Duration = Duration::from_secs(60);
 /// How often balances are checked while transactions are sent.
 const BALANCE_INTERVAL: Duration = Duration::from_secs(60);
+/// Gas for a transfer of nothing to the account itself.
+pub(super) const FILLER_GAS: u64 = 21_000;
 /// A balance is low if it does not pay for this many more transactions.
 const LOW_BALANCE: u64 = 200;
 
@@ -80,21 +82,18 @@ impl Accounts {
         self.iter().map(Account::in_flight).sum()
     }
 
-    /// Takes a place in the window of the account that has the most room, if there is one. It takes no nonce yet.
-    pub(super) fn try_enter(&self) -> Option<(Account, WindowPermit)> {
-        self.try_enter_keeping(0)
-    }
-
-    /// Does the same, and keeps so many places of each window free. One place is always open to everybody.
+    /// Takes a place in the window of the account that has the most room, if more are free than are kept. One place of each window is always
+    /// open to everybody. It takes no nonce yet.
     pub(super) fn try_enter_keeping(&self, kept: usize) -> Option<(Account, WindowPermit)> {
         let all_rest = self.iter().all(|account| account.resting().is_some());
         let room = |account: &&Account| account.room(kept);
         let account = self.iter().filter(|account| all_rest || account.resting().is_none()).max_by_key(room)?;
-        if account.room(kept) == 0 {
-            return None;
-        }
-        let permit = account.0.window.places.clone().try_acquire_owned().ok()?;
-        Some((account.clone(), account.permit(Some(permit))))
+        account.try_enter_keeping(kept)
+    }
+
+    /// Returns the account with this address, if it is one of these.
+    pub(super) fn get(&self, address: Address) -> Option<&Account> {
+        self.iter().find(|account| account.address() == address)
     }
 
     /// Fails if no account could pay for gas a moment ago. Does not ask the node.
@@ -108,7 +107,7 @@ impl Accounts {
 
     /// Fails if this account could not pay for gas a moment ago. Does not ask the node.
     pub(super) fn check_known_balance(&self, of: Address) -> Result<(), FacilitatorError> {
-        match self.iter().find(|account| account.address() == of).and_then(Account::resting) {
+        match self.get(of).and_then(Account::resting) {
             Some(balance) => Err(FacilitatorError::InsufficientGas { balance }),
             None => Ok(()),
         }
@@ -226,14 +225,25 @@ struct Nonces {
     next: Option<u64>,
     /// Nonces below `next` that were given back.
     free: BTreeSet<u64>,
-    /// Nonces in use.
-    taken: BTreeSet<u64>,
-    /// What may be offered for a unit of gas, in wei, with nonces whose transactions must not wait for a ceiling.
-    urgent: BTreeMap<u64, u128>,
+    /// Nonces in use, and the gas that their transactions may use.
+    taken: BTreeMap<u64, u64>,
+    /// Nonces whose transactions must not wait for a ceiling.
+    urgent: BTreeMap<u64, Hurry>,
     /// All nonces below this one are in blocks.
     consumed: u64,
+    /// All nonces below this one are in final blocks.
+    finalized: u64,
     /// A nonce for which those in use wait, while a transaction in the pool that is not ours has it; since when that is known.
     foreign: Option<(u64, Instant)>,
+}
+
+/// What a transaction may cost that must not wait for a ceiling, together with those that it waits for.
+#[derive(Clone, Copy, Debug)]
+struct Hurry {
+    /// In wei.
+    worth: u128,
+    /// The gas that it and those in flight below it may use.
+    gas: u64,
 }
 
 /// The places for an account's transactions in flight. There are fewer for a while if nodes keep fewer of them.
@@ -408,7 +418,16 @@ impl Account {
         }
     }
 
-    /// Waits for a place in the window. It takes no nonce yet.
+    /// Takes a place in the window, if more are free than are kept. It takes no nonce yet.
+    pub(super) fn try_enter_keeping(&self, kept: usize) -> Option<(Self, WindowPermit)> {
+        if self.room(kept) == 0 {
+            return None;
+        }
+        let permit = self.0.window.places.clone().try_acquire_owned().ok()?;
+        Some((self.clone(), self.permit(Some(permit))))
+    }
+
+    /// Waits for a place in the window, before all who wait in the line. It takes no nonce yet.
     pub(super) async fn enter(&self) -> WindowPermit {
         // The semaphore is never closed; without a permit the window would only be wider.
         self.permit(self.0.window.places.clone().acquire_owned().await.ok())
@@ -451,10 +470,10 @@ impl Account {
         self.0.filling.store(false, Ordering::Release);
     }
 
-    /// Takes the lowest free nonce.
-    pub(super) async fn take(&self, permit: WindowPermit) -> Result<NonceLease, FacilitatorError> {
+    /// Takes the lowest free nonce, for a transaction that may use so much gas.
+    pub(super) async fn take(&self, permit: WindowPermit, gas: u64) -> Result<NonceLease, FacilitatorError> {
         loop {
-            if let Some(nonce) = self.nonces().take() {
+            if let Some(nonce) = self.nonces().take(gas) {
                 return Ok(self.lease(nonce, permit));
             }
             self.sync().await?;
@@ -472,7 +491,7 @@ impl Account {
                 return None;
             }
             let nonce = nonces.free.pop_first()?;
-            nonces.taken.insert(nonce);
+            nonces.taken.insert(nonce, FILLER_GAS);
             nonce
         };
         Some(self.lease(nonce, permit))
@@ -498,9 +517,30 @@ impl Account {
         }
     }
 
+    /// Returns `true` if transactions of the account are in blocks that may not be final.
+    pub(super) fn has_unfinal(&self) -> bool {
+        let nonces = self.nonces();
+        nonces.consumed > nonces.finalized
+    }
+
+    /// Notes that all nonces below `next` are in final blocks.
+    pub(super) fn finalized_below(&self, next: u64) {
+        let mut nonces = self.nonces();
+        nonces.finalized = nonces.finalized.max(next);
+    }
+
     /// Returns `true` if no transaction in flight has a lower nonce.
     pub(super) fn is_lowest(&self, nonce: u64) -> bool {
-        self.nonces().taken.first() == Some(&nonce)
+        self.nonces().lowest() == Some(nonce)
+    }
+
+    /// Returns what may be offered for a unit of gas, in wei, with this nonce, since a transaction with a higher one must not wait for a
+    /// ceiling. `others` is the gas of transactions that were not counted when that one was sent.
+    pub(super) fn hurried_above(&self, nonce: u64, others: u64) -> u128 {
+        let nonces = self.nonces();
+        let waits = |(urgent, _): &(&u64, &Hurry)| **urgent > nonce && nonces.taken.contains_key(*urgent);
+        let most = |(_, hurry): (&u64, &Hurry)| hurry.worth / u128::from(hurry.gas.saturating_add(others).max(1));
+        nonces.urgent.iter().filter(waits).map(most).max().unwrap_or(0)
     }
 
     /// Finds the gaps below the transactions in flight, given the account's next nonce on the chain: a reorganization leaves them, or another
@@ -534,6 +574,11 @@ impl Account {
 
     pub(super) fn in_flight(&self) -> usize {
         self.nonces().taken.len()
+    }
+
+    /// Returns how much gas the transactions in flight may use.
+    pub(super) fn gas_in_flight(&self) -> u64 {
+        self.nonces().taken.values().fold(0, |sum, gas| sum.saturating_add(*gas))
     }
 
     fn lease(&self, nonce: u64, permit: WindowPermit) -> NonceLease {
@@ -572,34 +617,38 @@ impl fmt::Debug for Account {
 }
 
 impl Nonces {
-    fn take(&mut self) -> Option<u64> {
+    fn lowest(&self) -> Option<u64> {
+        self.taken.keys().next().copied()
+    }
+
+    fn take(&mut self, gas: u64) -> Option<u64> {
         let next = self.next?;
         let nonce = self.free.pop_first().unwrap_or(next);
         if nonce == next {
             self.next = next.checked_add(1);
         }
-        self.taken.insert(nonce);
+        self.taken.insert(nonce, gas);
         Some(nonce)
     }
 
     fn has_gap(&self) -> bool {
-        match (self.free.first(), self.taken.last()) {
-            (Some(free), Some(taken)) => free < taken,
+        match (self.free.first(), self.taken.last_key_value()) {
+            (Some(free), Some((taken, _))) => free < taken,
             _ => false,
         }
     }
 
     /// Returns `true` if those in use wait for this nonce, and it is not known to be free.
     fn lacks(&self, nonce: u64) -> bool {
-        self.taken.first().is_some_and(|lowest| nonce < *lowest) && !self.free.contains(&nonce)
+        self.lowest().is_some_and(|lowest| nonce < lowest) && !self.free.contains(&nonce)
     }
 
     /// Continues from the node's answer, without forgetting what is in flight.
     fn resume(&mut self, pending: u64) {
         // A node that lags behind the others may answer less than is known here.
         let pending = pending.max(self.consumed);
-        let next = self.taken.last().map_or(pending, |last| pending.max(last.saturating_add(1)));
-        self.free = (pending..next).filter(|nonce| !self.taken.contains(nonce)).take(MAX_GAPS).collect();
+        let next = self.taken.last_key_value().map_or(pending, |(last, _)| pending.max(last.saturating_add(1)));
+        self.free = (pending..next).filter(|nonce| !self.taken.contains_key(nonce)).take(MAX_GAPS).collect();
         self.next = Some(next);
     }
 
@@ -634,24 +683,26 @@ impl NonceLease {
     /// Goes on to a nonce from `next` on, since another process uses this one.
     pub(super) fn skip_to(&mut self, next: u64) {
         let mut nonces = self.account.nonces();
-        nonces.taken.remove(&self.nonce);
+        let gas = nonces.taken.remove(&self.nonce).unwrap_or_default();
         nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
         // With `next` known, `take` returns a nonce.
-        self.nonce = nonces.take().unwrap_or(next);
+        let urgent = nonces.urgent.remove(&self.nonce);
+        self.nonce = nonces.take(gas).unwrap_or(next);
+        if let Some(hurry) = urgent {
+            nonces.urgent.insert(self.nonce, hurry);
+        }
     }
 
-    /// Lets the transactions with lower nonces offer so much for a unit of gas, in wei: this one waits for them.
-    pub(super) fn hurry(&self, most: u128) {
+    /// Lets this transaction and those with lower nonces, for which it waits, cost so much in wei. They may use so much gas.
+    pub(super) fn hurry(&self, worth: u128, gas: u64) {
         let nonces = &mut *self.account.nonces();
-        nonces.urgent.retain(|nonce, _| nonces.taken.contains(nonce));
-        nonces.urgent.insert(self.nonce, most);
+        nonces.urgent.retain(|nonce, _| nonces.taken.contains_key(nonce));
+        nonces.urgent.insert(self.nonce, Hurry { worth, gas });
     }
 
     /// Returns what may be offered for a unit of gas since a transaction that must not wait for a ceiling waits for this one, in wei.
     pub(super) fn hurried(&self) -> u128 {
-        let nonces = self.account.nonces();
-        let waits = |(nonce, _): &(&u64, &u128)| **nonce > self.nonce && nonces.taken.contains(*nonce);
-        nonces.urgent.iter().filter(waits).map(|(_, most)| *most).max().unwrap_or(0)
+        self.account.hurried_above(self.nonce, 0)
     }
 
     /// Notes that a transaction with the nonce was sent: from now on it may be included.
@@ -720,12 +771,12 @@ mod tests {
         let node = Arc::new(Node::new(Network::BASE, rpc, 100_000, None, None).unwrap());
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(vec![Arc::new(PrivateKeySigner::random())], &node, 1, &freed);
-        let (account, permit) = accounts.try_enter().unwrap();
-        assert!(accounts.try_enter().is_none());
+        let (account, permit) = accounts.try_enter_keeping(0).unwrap();
+        assert!(accounts.try_enter_keeping(0).is_none());
         let mut waiting = Box::pin(freed.notified());
         assert!((&mut waiting).now_or_never().is_none());
         drop(permit);
-        assert!(waiting.now_or_never().is_some() && accounts.try_enter().is_some());
+        assert!(waiting.now_or_never().is_some() && accounts.try_enter_keeping(0).is_some());
         // The same for whoever waited for a place in this account.
         let permit = account.enter().await;
         drop(permit);
@@ -739,64 +790,64 @@ mod tests {
     #[test]
     fn lowest_free_nonce_is_taken_first() {
         let mut nonces = nonces(5);
-        assert_eq!([nonces.take(), nonces.take(), nonces.take()], [Some(5), Some(6), Some(7)]);
+        assert_eq!([nonces.take(1), nonces.take(1), nonces.take(1)], [Some(5), Some(6), Some(7)]);
         nonces.release(6);
         assert!(nonces.has_gap());
-        assert_eq!(nonces.take(), Some(6));
+        assert_eq!(nonces.take(1), Some(6));
         assert!(!nonces.has_gap());
-        assert_eq!(nonces.take(), Some(8));
+        assert_eq!(nonces.take(1), Some(8));
     }
 
     #[test]
     fn releasing_the_highest_nonce_leaves_no_gap() {
         let mut nonces = nonces(5);
-        nonces.take();
-        nonces.take();
+        nonces.take(1);
+        nonces.take(1);
         nonces.release(6);
         assert!(!nonces.has_gap());
         nonces.release(5);
         assert!(!nonces.has_gap());
-        assert_eq!(nonces.take(), Some(5));
+        assert_eq!(nonces.take(1), Some(5));
     }
 
     #[test]
     fn nonces_used_by_others_are_skipped_and_gaps_found() {
         let mut nonces = nonces(5);
         for _ in 0..4 {
-            nonces.take();
+            nonces.take(1);
         }
         // 5 was taken by another, 8 is in flight; the node answers that 7 is next.
         nonces.taken.remove(&5);
         nonces.taken.remove(&7);
         nonces.next = None;
         nonces.resume(7);
-        assert_eq!(nonces.take(), Some(7));
-        assert_eq!(nonces.take(), Some(9));
+        assert_eq!(nonces.take(1), Some(7));
+        assert_eq!(nonces.take(1), Some(9));
     }
 
     #[test]
     fn lagging_node_does_not_bring_consumed_nonces_back() {
         let mut nonces = nonces(5);
-        nonces.take();
-        nonces.take();
+        nonces.take(1);
+        nonces.take(1);
         nonces.consume(6);
         nonces.next = None;
         nonces.resume(4);
-        assert_eq!(nonces.take(), Some(7));
+        assert_eq!(nonces.take(1), Some(7));
     }
 
     #[test]
     fn lowest_of_many_gaps_are_found_first() {
         let mut nonces = Nonces::default();
-        nonces.taken.insert(200);
+        nonces.taken.insert(200, 1);
         nonces.resume(0);
         assert!(nonces.free.iter().copied().eq(0..MAX_GAPS as u64));
         for _ in 0..MAX_GAPS {
-            nonces.take();
+            nonces.take(1);
         }
         assert_eq!((nonces.has_gap(), nonces.next), (false, Some(201)));
         // When those are in blocks, the node is asked again.
-        nonces.taken.retain(|nonce| *nonce == 200);
+        nonces.taken.retain(|nonce, _| *nonce == 200);
         nonces.next = None;
         nonces.resume(64);
         assert_eq!((nonces.free.first(), nonces.free.len()), (Some(&64), MAX_GAPS));

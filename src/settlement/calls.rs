@@ -7,19 +7,22 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use super::{
     FacilitatorError, NotReady,
     accounts::Account,
-    submitter::{AttemptResult, Call, FOREIGN_CHECKS, Load, Place, Progress, Submitter, TYPICAL_GAS},
+    submitter::{AttemptResult, Call, FOREIGN_CHECKS, KEPT_GAS, Load, Place, Progress, Submitter, TYPICAL_GAS},
 };
-use crate::chain::rpc::Receipt;
+use crate::{chain::rpc::Receipt, ledger::NONCE_HELD_SECONDS};
 
+/// After what time other processes with the ledger may use a nonce, at the earliest.
+const HELD: Duration = Duration::from_secs(NONCE_HELD_SECONDS - 5);
 /// How often one call is sent with another nonce, or after the node refused it for a reason that passes.
 const MAX_ATTEMPTS: usize = 4;
-/// The gas that calls which can wait leave to an account: claims of some eighty channels.
-const KEPT_GAS: u128 = 2_000_000;
 
 /// What is known of a call when the time to confirm it has passed.
 #[derive(Debug)]
@@ -36,23 +39,36 @@ struct Asked {
     progress: watch::Sender<Progress>,
     /// A node may have taken its transaction, before another one took the nonce: whoever has seen it can make the call.
     may_be_seen: bool,
+    /// When its newest transaction was signed.
+    signed: Option<Instant>,
+    /// Another process with the ledger may have made it with the nonce, at a higher fee.
+    may_be_made: bool,
 }
 
 impl Load for Asked {
+    const IS_CALL: bool = true;
+
     fn call(&self) -> Call {
         self.call.clone()
     }
 
     fn signed(&mut self, transaction: B256) {
+        self.signed = Some(Instant::now());
         self.progress.send_replace(Progress::Sending(Some(transaction)));
     }
 
-    fn lost_nonce(&mut self, _: bool) {
+    fn lost_nonce(&mut self, is_late: bool) {
         self.may_be_seen = true;
+        self.may_be_made = is_late && self.signed.is_none_or(|at| at.elapsed() >= HELD);
     }
 }
 
 impl Submitter {
+    /// Returns the gas that calls of this process have used.
+    pub(crate) fn gas_of_calls(&self) -> u64 {
+        self.costs().totals().gas_of_calls
+    }
+
     /// Returns the addresses of the accounts.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
         self.accounts().iter().map(Account::address)
@@ -65,17 +81,24 @@ impl Submitter {
 
     /// Returns why no call that can wait should be sent now: gas is kept for claims.
     pub(crate) async fn cannot_spare(&self) -> Option<NotReady> {
-        self.accounts().cannot_send(self.node(), KEPT_GAS).await
+        self.accounts().cannot_send(self.node(), KEPT_GAS.into()).await
     }
 
-    /// Waits until the transactions that an earlier process with these keys left in the pool are in blocks: they may do what is about to be
-    /// sent. Those that hang are waited for as long as transactions of others who use a key.
+    /// Waits until the transactions that an earlier process with these keys journalled or left in the pool are in blocks: they may do what is
+    /// about to be sent. Those that hang are waited for as long as transactions of others who use a key.
     ///
     /// # Errors
-    /// [`FacilitatorError::Unreachable`] if the node does not tell its pool.
+    /// [`FacilitatorError::Unreachable`] if the node does not tell its pool, or takes none of the journalled ones.
     pub(crate) async fn outlive_predecessors(&self) -> Result<(), FacilitatorError> {
+        let patience = FOREIGN_CHECKS * self.node().check_interval();
+        let mut recovered = self.has_recovered.subscribe();
+        // The sender is in `self`, so it is not closed.
+        let _ = timeout(patience, recovered.wait_for(|has_recovered| *has_recovered)).await.map_err(|_| {
+            let what = "a node that takes the transactions of an earlier process";
+            FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }
+        })?;
         for account in self.accounts().iter() {
-            account.outlive_predecessor(FOREIGN_CHECKS * self.node().check_interval()).await?;
+            account.outlive_predecessor(patience).await?;
         }
         Ok(())
     }
@@ -109,7 +132,7 @@ impl Submitter {
         let (sender, progress) = watch::channel(Progress::Sending(None));
         under_way.insert(what, progress.clone());
         let entry = UnderWay { submitter: self.clone(), what };
-        let mut asked = Asked { call, progress: sender, may_be_seen: false };
+        let mut asked = Asked { call, progress: sender, may_be_seen: false, signed: None, may_be_made: false };
         tokio::spawn(async move {
             let ended = match entry.submitter.make_call(place, &mut asked).await {
                 Ok(Some(receipt)) => Progress::Included(receipt),
@@ -145,6 +168,8 @@ impl Submitter {
             attempts += 1;
             match result {
                 AttemptResult::Included(receipt) => return Ok(Some(receipt)),
+                // Whoever asked looks at the chain.
+                AttemptResult::Retry if asked.may_be_made && self.journals() => return Ok(None),
                 AttemptResult::Retry if attempts < MAX_ATTEMPTS => {}
                 AttemptResult::Retry => {
                     let what = "the nonces of the sender";

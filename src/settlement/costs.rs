@@ -40,6 +40,8 @@ pub struct SettlementStats {
     pub losses: u64,
     /// Gas used by transactions of this process.
     pub gas_used: u64,
+    /// Of that, what calls used, such as those of payment channels that send with the same keys.
+    pub gas_of_calls: u64,
     /// The cost of these transactions, in wei, data availability included.
     pub spent: U256,
     /// Transactions in flight now.
@@ -91,13 +93,14 @@ impl Costs {
     }
 
     /// Counts a transaction of this process that was included.
-    pub(super) fn count_included(&self, receipt: &Receipt, latency: Duration) {
+    pub(super) fn count_included(&self, receipt: &Receipt, is_call: bool, latency: Duration) {
         let (gas, block) = (receipt.gas_used.saturating_to::<u64>(), receipt.block());
         tracing::info!(transaction = %receipt.transaction_hash, block, gas, ?latency, "included");
         telemetry::included(self.network, receipt.succeeded(), gas, receipt.cost(), latency);
         let mut totals = self.lock_totals();
         totals.transactions += 1;
         totals.gas_used = totals.gas_used.saturating_add(gas);
+        totals.gas_of_calls = totals.gas_of_calls.saturating_add(if is_call { gas } else { 0 });
         totals.spent = totals.spent.saturating_add(receipt.cost());
     }
 

@@ -24,7 +24,7 @@ use super::{
     readiness::ReadinessCache,
     reconciler::{self, OPEN, Reconcile},
     recovery::Recovery,
-    submitter::{Attempt, AttemptResult, Place, Submitter},
+    submitter::{Attempt, AttemptResult, KEPT_GAS, Place, Submitter},
     transfers::{GasCaps, Transfers},
 };
 use crate::{
@@ -146,6 +146,15 @@ impl Engine {
     /// Returns the addresses of the settlement accounts.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
         self.accounts.iter().map(Account::address)
+    }
+
+    pub(crate) const fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Returns the sender of all transactions.
+    pub(crate) const fn submitter(&self) -> &Arc<Submitter> {
+        &self.submitter
     }
 
     pub(crate) const fn costs(&self) -> &Arc<Costs> {
@@ -296,7 +305,7 @@ impl Engine {
             let can_batch = self.batch_size > 1 && self.deployment.is_there().await;
             let most = if can_batch { self.batch_size } else { 1 };
             if most > 1 {
-                self.queue.gather(most, self.node.block_time(), || self.accounts.in_flight()).await;
+                self.queue.gather(most, self.node.block_time()).await;
             }
             let payments = self.queue.take(most, self.gas.in_batch);
             if !payments.is_empty() {
@@ -345,6 +354,7 @@ impl Engine {
         }
         let Some((fit, place)) = self.enter_for(fit, place).await else { return };
         let mut transfers = Transfers::new(fit, self.gas);
+        self.queue.transaction_begins();
         let Attempt { result, watched } = self.submitter.make(place, &mut transfers).await;
         let payments = transfers.payments;
         self.queue.transaction_ended();
@@ -533,7 +543,8 @@ impl Engine {
         if self.queue.check_room().is_err() {
             note(NotReady::Backlog { waiting: self.queue.count() });
         }
-        readiness.reasons.extend(self.accounts.cannot_send(&self.node, MIN_GAS).await);
+        let kept = if self.submitter.keeps_for_claims() { KEPT_GAS } else { 0 };
+        readiness.reasons.extend(self.accounts.cannot_send(&self.node, MIN_GAS.saturating_add(kept.into())).await);
         readiness
     }
 
@@ -552,7 +563,7 @@ impl Engine {
     }
 
     async fn try_follow_settled(self: &Arc<Self>) -> Result<(), FacilitatorError> {
-        let Some(head) = self.finality.head().await? else { return Ok(()) };
+        let Some(head) = self.finality.head(self.recovery.has_unfinal()).await? else { return Ok(()) };
         if head.is_reorged || self.recovery.has_lost_transactions().await? {
             tracing::warn!(head = head.number(), "the chain was reorganized");
             let failed = self.recovery.resend_after_reorg().await;

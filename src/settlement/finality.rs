@@ -63,10 +63,10 @@ impl FinalityTracker {
         Self { node, journal, second_look, progress: Mutex::default() }
     }
 
-    /// Returns the newest block, or `None` if no settled payment waits for finality, or if the node has no blocks.
-    pub(crate) async fn head(&self) -> Result<Option<Head>, FacilitatorError> {
+    /// Returns the newest block, or `None` if no settled payment waits for finality, and nothing else `waits`, or if the node has no blocks.
+    pub(crate) async fn head(&self, waits: bool) -> Result<Option<Head>, FacilitatorError> {
         let mut progress = self.progress.lock().await;
-        if self.journal.settled(self.node.network(), None, None, 1).await?.is_empty() {
+        if !waits && self.journal.settled(self.node.network(), None, None, 1).await?.is_empty() {
             *progress = Progress::default();
             return Ok(None);
         }

@@ -44,7 +44,7 @@ impl Journal {
         &self.ledger
     }
 
-    #[cfg(all(feature = "onchain", feature = "remote"))]
+    #[cfg(feature = "onchain")]
     pub(crate) const fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }

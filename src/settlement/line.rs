@@ -1,7 +1,11 @@
 //! The line of those that wait for a place in the window of an account: the most urgent is served first.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    cmp::Reverse,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
+use alloy_primitives::Address;
 use tokio::sync::oneshot;
 
 /// How many calls of one lane may wait. Each lane has its own places, so that a flood of one kind of call takes none of another's.
@@ -71,6 +75,11 @@ impl Urgency {
         self.lane
     }
 
+    /// Returns what may be spent, in wei, even if gas costs more than the ceiling.
+    pub(super) const fn worth(&self) -> u128 {
+        self.worth
+    }
+
     /// Returns the most that may be offered for a unit of gas, in wei, where that is more than the ceiling.
     pub(super) fn max_fee(&self, gas: u64) -> u128 {
         self.worth / u128::from(gas.max(1))
@@ -84,6 +93,8 @@ pub(super) struct Line<P>(Mutex<Vec<Waiting<P>>>);
 #[derive(Debug)]
 struct Waiting<P> {
     urgency: Urgency,
+    /// The only account that may send it.
+    of: Option<Address>,
     place: oneshot::Sender<P>,
 }
 
@@ -94,9 +105,9 @@ impl<P> Default for Line<P> {
 }
 
 impl<P> Line<P> {
-    /// Joins the line. The place comes through the receiver, which fails if somebody more urgent needs the room. Returns `None` if the lane is
-    /// full of others that are as urgent.
-    pub(super) fn join(&self, urgency: Urgency) -> Option<oneshot::Receiver<P>> {
+    /// Joins the line, for a place of any account or `of` this one. The place comes through the receiver, which fails if somebody more urgent
+    /// needs the room. Returns `None` if the lane is full of others that are as urgent.
+    pub(super) fn join(&self, urgency: Urgency, of: Option<Address>) -> Option<oneshot::Receiver<P>> {
         let mut waiting = self.lock();
         waiting.retain(|other| !other.place.is_closed());
         let in_lane = || waiting.iter().enumerate().filter(|(_, other)| other.urgency.lane == urgency.lane);
@@ -109,19 +120,25 @@ impl<P> Line<P> {
             waiting.remove(index);
         }
         let (place, receiver) = oneshot::channel();
-        waiting.push(Waiting { urgency, place });
+        waiting.push(Waiting { urgency, of, place });
         Some(receiver)
     }
 
-    /// Gives places to those who wait, the most urgent first, for as long as `take` has one for them.
-    pub(super) fn serve(&self, mut take: impl FnMut(&Urgency) -> Option<P>) {
+    /// Gives places to those who wait, the most urgent first, for as long as `take` has one for them. Who can have a place of one account only
+    /// keeps nobody else waiting.
+    pub(super) fn serve(&self, mut take: impl FnMut(&Urgency, Option<Address>) -> Option<P>) {
         let mut waiting = self.lock();
         waiting.retain(|other| !other.place.is_closed());
+        let mut passed = 0;
         // Of those that are as urgent, the one that came first.
-        while let Some((index, first)) = waiting.iter().enumerate().rev().max_by_key(|(_, other)| other.urgency) {
-            let Some(place) = take(&first.urgency) else { return };
-            // Whoever has just gone drops its place, which frees it.
-            let _ = waiting.remove(index).place.send(place);
+        waiting.sort_by_key(|other| Reverse(other.urgency));
+        while let Some(first) = waiting.get(passed) {
+            match (take(&first.urgency, first.of), first.of) {
+                // Whoever has just gone drops its place, which frees it.
+                (Some(place), _) => drop(waiting.remove(passed).place.send(place)),
+                (None, Some(_)) => passed += 1,
+                (None, None) => return,
+            }
         }
     }
 
@@ -137,7 +154,7 @@ mod tests {
     /// Who is served, and in which order.
     fn order(line: &Line<usize>, mut waiting: Vec<(&'static str, oneshot::Receiver<usize>)>) -> Vec<&'static str> {
         let mut places = 0..waiting.len();
-        line.serve(|_| places.next());
+        line.serve(|_, _| places.next());
         let place = |(name, place): &mut (_, oneshot::Receiver<usize>)| (place.try_recv().unwrap(), *name);
         let mut served: Vec<(usize, &str)> = waiting.iter_mut().map(place).collect();
         served.sort_unstable();
@@ -147,7 +164,7 @@ mod tests {
     #[test]
     fn the_most_urgent_lane_is_served_first_and_in_it_the_largest_amount_and_then_who_came_first() {
         let line = Line::default();
-        let join = |name, urgency| (name, line.join(urgency).unwrap());
+        let join = |name, urgency| (name, line.join(urgency, None).unwrap());
         let waiting = vec![
             join("a small deposit", Urgency::deposit(1)),
             join("a large deposit", Urgency::deposit(9)),
@@ -174,18 +191,31 @@ mod tests {
     #[test]
     fn a_full_lane_takes_no_place_of_another_and_gives_way_to_a_larger_amount() {
         let line = Line::<()>::default();
-        let mut small: Vec<_> = (0..MAX_WAITING).map(|_| line.join(Urgency::deposit(1)).unwrap()).collect();
-        assert!(line.join(Urgency::deposit(1)).is_none(), "the lane is full");
-        let claim = line.join(Urgency::claim());
-        let refund = line.join(Urgency::refund(1));
+        let mut small: Vec<_> = (0..MAX_WAITING).map(|_| line.join(Urgency::deposit(1), None).unwrap()).collect();
+        assert!(line.join(Urgency::deposit(1), None).is_none(), "the lane is full");
+        let claim = line.join(Urgency::claim(), None);
+        let refund = line.join(Urgency::refund(1), None);
         assert!(claim.is_some() && refund.is_some());
-        let large = line.join(Urgency::deposit(2));
+        let large = line.join(Urgency::deposit(2), None);
         assert!(large.is_some());
         let told = |place: &mut oneshot::Receiver<()>| place.try_recv() == Err(oneshot::error::TryRecvError::Closed);
         assert!(told(small.last_mut().unwrap()) && !told(&mut small[0]), "the one that came last made room");
         // Who has gone makes room, too.
         drop(small);
-        assert!(line.join(Urgency::deposit(1)).is_some());
+        assert!(line.join(Urgency::deposit(1), None).is_some());
+    }
+
+    #[test]
+    fn what_one_account_must_send_waits_for_that_one_and_keeps_nobody_else_waiting() {
+        let line = Line::default();
+        let busy = Address::repeat_byte(1);
+        let mut permit = line.join(Urgency::claim(), Some(busy)).unwrap();
+        let mut claim = line.join(Urgency::claim(), None).unwrap();
+        let mut places = 0..1;
+        line.serve(|_, of| if of == Some(busy) { None } else { places.next() });
+        assert_eq!((claim.try_recv().ok(), permit.try_recv().ok()), (Some(0), None));
+        line.serve(|_, of| (of == Some(busy)).then_some(7));
+        assert_eq!(permit.try_recv().ok(), Some(7));
     }
 
     #[test]

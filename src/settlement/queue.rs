@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -223,6 +223,8 @@ pub(crate) struct Queue {
     /// How many payments may be in progress.
     backlog: usize,
     is_closed: AtomicBool,
+    /// The transactions of payments that are on their way.
+    in_flight: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -246,8 +248,8 @@ pub(super) enum Added {
 
 impl Queue {
     pub(crate) fn new(backlog: usize) -> Self {
-        let (waiting, in_progress, changed, is_closed) = Default::default();
-        Self { waiting, in_progress, changed, backlog, is_closed }
+        let (waiting, in_progress, changed, is_closed, in_flight) = Default::default();
+        Self { waiting, in_progress, changed, backlog, is_closed, in_flight }
     }
 
     /// Adds a payment, unless it is in progress already. Without `outcome`, the outcome is recorded in the ledger.
@@ -332,8 +334,14 @@ impl Queue {
         self.in_progress.none().await;
     }
 
+    /// Notes that a transaction of payments begins.
+    pub(super) fn transaction_begins(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Has the next transaction begin, if payments gather for it.
     pub(super) fn transaction_ended(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
         self.changed.notify_one();
     }
 
@@ -355,10 +363,10 @@ impl Queue {
     }
 
     /// Lets payments gather: until there are `most`, for at most half a block time or, if no transaction is on its way, 4 ms.
-    /// `in_flight` counts the transactions on their way.
-    pub(super) async fn gather(&self, most: usize, block_time: Duration, in_flight: impl Fn() -> usize) {
-        let started = Instant::now();
-        let at_start = in_flight();
+    /// Only transactions of payments count.
+    pub(super) async fn gather(&self, most: usize, block_time: Duration) {
+        let in_flight = || self.in_flight.load(Ordering::Relaxed);
+        let (started, at_start) = (Instant::now(), in_flight());
         let until = match at_start {
             0 => started + BURST,
             _ => started + (block_time / 2).min(LONGEST_GATHERING),

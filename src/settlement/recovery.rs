@@ -11,7 +11,7 @@ use tokio::{sync::Mutex, time::sleep};
 use super::{
     accounts::{Account, Accounts},
     journal::Journal,
-    submitter::Submitter,
+    submitter::{Call, Submitter},
 };
 use crate::{
     chain::{broadcast::SendResult, fees::Fees, node::Node, rpc::RpcFailure},
@@ -22,7 +22,7 @@ use crate::{
 
 /// How long after it was journalled a transaction that no task follows is sent again, in seconds.
 const QUIET: u64 = 10;
-/// A filler that offers so many times the market's fees waits for something other than higher fees.
+/// A call that offers so many times the market's fees waits for something other than higher fees.
 const HIGH_OFFER: u128 = 4;
 /// How far a node may lag behind another one, at least.
 const MIN_LAG: std::time::Duration = std::time::Duration::from_millis(500);
@@ -43,10 +43,16 @@ impl Recovery {
     }
 
     /// Sends the journalled transactions that no task follows. Recent ones are left to the process that just sent them, unless
-    /// `include_recent`. Returns the number of accounts for which it is not known what is in flight.
+    /// `include_recent`, or if that has not been done for all accounts since the start. Returns the number of accounts for which it is not
+    /// known what is in flight.
     pub(super) async fn resend(&self, include_recent: bool) -> usize {
         let _exclusive = self.resending.lock().await;
-        self.resend_all(include_recent).await
+        let has_recovered = *self.submitter.has_recovered.borrow();
+        let failed = self.resend_all(include_recent || !has_recovered).await;
+        if failed == 0 && !has_recovered {
+            self.submitter.has_recovered.send_replace(true);
+        }
+        failed
     }
 
     /// Sends everything that is journalled, since the chain was reorganized. Returns the number of accounts for which that failed.
@@ -84,11 +90,17 @@ impl Recovery {
         Ok(false)
     }
 
+    /// Returns `true` if transactions are in blocks that may not be final.
+    pub(super) fn has_unfinal(&self) -> bool {
+        self.accounts.iter().any(Account::has_unfinal)
+    }
+
     /// Forgets the journalled transactions of nonces that are in final blocks.
     pub(super) async fn forget_final(&self) -> Result<(), FacilitatorError> {
         for account in self.accounts.iter() {
             let below = account.chain_nonce("finalized").await?;
             self.journal.ledger().forget_nonces(&self.submitter.sender(account), below).await?;
+            account.finalized_below(below);
         }
         Ok(())
     }
@@ -111,13 +123,12 @@ impl Recovery {
     async fn resend_of(&self, account: &Account, include_recent: bool) -> Result<(), FacilitatorError> {
         let now = self.journal.now();
         let is_old = |submission: &JournaledTransaction| include_recent || submission.at.saturating_add(QUIET) < now;
-        let mut waiting = self.submissions(account).await?;
-        if !waiting.iter().any(is_old) {
+        if !self.submissions(account).await?.iter().any(is_old) {
             return Ok(());
         }
-        let next = account.chain_nonce("latest").await?;
-        account.consumed_below(next);
-        waiting.retain(|submission| submission.nonce >= next);
+        account.consumed_below(account.chain_nonce("latest").await?);
+        // Not those that are in blocks: they may be as many as are listed at once.
+        let (next, mut waiting) = (account.consumed(), self.submissions(account).await?);
         if waiting.first().is_some_and(|first| first.nonce > next && is_old(first)) {
             // The nonce's process gave it back and died, or has nothing more to send.
             telemetry::gap_filled(self.node.network());
@@ -146,32 +157,35 @@ impl Recovery {
     }
 
     async fn fill_gap(&self, account: &Account, nonce: u64) -> Result<(), FacilitatorError> {
-        let fees = self.node.fees().await?;
-        self.send_filler(account, nonce, fees).await
+        let call = Call::filler(account);
+        let fees = self.node.fees_up_to(account.hurried_above(nonce, call.gas_limit)).await?;
+        self.send(account, nonce, call, fees).await
     }
 
-    /// Replaces a transaction that blocks all later ones and that no process follows by a filler with higher fees, unless its fees cannot
-    /// be the reason. Its payments are open again then.
+    /// Replaces a transaction that blocks all later ones and that no process follows by one with higher fees, unless its fees cannot be the
+    /// reason. A call is made by it; payments are open again then, and its nonce is only used up.
     async fn replace_stuck(&self, account: &Account, stuck: &JournaledTransaction) -> Result<(), FacilitatorError> {
         let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
         let offered =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
-        let market = self.node.fees().await?;
+        let is_call = stuck.payments.is_empty();
+        let call = Call::of(&envelope).filter(|_| is_call).unwrap_or_else(|| Call::filler(account));
+        let most = account.hurried_above(stuck.nonce, call.gas_limit);
+        let market = self.node.fees_up_to(most).await?;
         let is_high = |offered: u128, market: u128| offered >= market.saturating_mul(HIGH_OFFER);
-        let is_filler = stuck.payments.is_empty();
-        if is_filler && is_high(offered.max_fee, market.max_fee) && is_high(offered.tip, market.tip) {
+        if is_call && is_high(offered.max_fee, market.max_fee) && is_high(offered.tip, market.tip) {
             // No blocks come, or the node does not pass the transaction on. Higher fees would only cost more when that ends.
             return Ok(());
         }
-        let fees = self.node.raised_fees(offered).await?;
+        let fees = self.node.raised_fees_up_to(offered, most).await?;
         telemetry::replaced(self.node.network(), "stuck");
         tracing::warn!(account_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
-        self.send_filler(account, stuck.nonce, fees).await
+        self.send(account, stuck.nonce, call, fees).await
     }
 
-    /// Uses up a nonce, unless another process uses it now.
-    async fn send_filler(&self, account: &Account, nonce: u64, fees: Fees) -> Result<(), FacilitatorError> {
-        if let Some(signed) = self.submitter.prepare_filler(account, nonce, fees).await? {
+    /// Makes a call with this nonce, unless another process uses it now.
+    async fn send(&self, account: &Account, nonce: u64, call: Call, fees: Fees) -> Result<(), FacilitatorError> {
+        if let Some(signed) = self.submitter.prepare(account, nonce, (call, fees)).await? {
             self.node.resend(&signed.raw).await;
         }
         Ok(())

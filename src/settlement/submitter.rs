@@ -1,19 +1,22 @@
 //! The sender of all transactions: signed, journalled, sent, followed to their end and replaced if they hang.
 //!
 //! With a journal, a transaction, its nonce and its payments are in the ledger before it leaves the process, and several processes may
-//! share an account. Without one nobody else may send from the accounts, and what is sent must be such that sending it again cannot pay
-//! twice, and that the chain tells whether it was done.
+//! share an account. Calls are journalled as transactions without payments: the contract executes each once, and the chain tells whether it
+//! was done. Without a journal, only calls are sent, and nobody else may send from the accounts.
 
 use std::{
     collections::{HashMap, HashSet},
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Poll, ready},
     time::Duration,
 };
 
-use alloy_consensus::TxEip1559;
+use alloy_consensus::{Transaction as _, TxEip1559, TxEnvelope};
 use alloy_primitives::{Address, B256, Bytes, TxKind, U256};
 use tokio::{
     sync::{Notify, watch},
@@ -21,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    accounts::{Account, Accounts, NonceLease, SharedSigner, Signed, WindowPermit},
+    accounts::{Account, Accounts, FILLER_GAS, NonceLease, SharedSigner, Signed, WindowPermit},
     costs::Costs,
     gaps::FillGaps,
     journal::Journal,
@@ -65,8 +68,10 @@ const KEPT: usize = 1;
 const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 /// The gas of one payment or deposit, rounded up.
 pub(super) const TYPICAL_GAS: u64 = 215_000;
-/// Gas for a transfer of nothing to the account itself.
-const FILLER_GAS: u64 = 21_000;
+/// The gas that payments, and calls which can wait, leave to an account: claims of some eighty channels.
+pub(super) const KEPT_GAS: u64 = 2_000_000;
+/// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
+const MAX_REPLACEMENTS: usize = 20;
 
 /// What the task that makes a call tells its callers.
 #[derive(Clone, Debug)]
@@ -90,6 +95,12 @@ impl Call {
         Self { to: account.address(), input: Bytes::new(), gas_limit: FILLER_GAS }
     }
 
+    /// Returns the call that a transaction makes, if it calls anybody.
+    pub(super) fn of(transaction: &TxEnvelope) -> Option<Self> {
+        let to = transaction.to()?;
+        Some(Self { to, input: transaction.input().clone(), gas_limit: transaction.gas_limit() })
+    }
+
     /// Returns a transaction that makes the call.
     fn into_transaction(self, node: &Node, nonce: u64, fees: Fees) -> TxEip1559 {
         TxEip1559 {
@@ -109,8 +120,12 @@ impl Call {
 pub(super) trait Load: Send {
     /// It only uses up a nonce: this one, or none.
     const IS_FILLER: bool = false;
-    /// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
-    const MAX_REPLACEMENTS: usize = 20;
+    /// It is a call, and no payments.
+    const IS_CALL: bool = false;
+    /// How often its transaction is replaced while no claim at risk waits for it.
+    const MAX_REPLACEMENTS: usize = MAX_REPLACEMENTS;
+    /// It leaves gas to the account for claims, where claims are sent.
+    const LEAVES_GAS: bool = false;
     /// The time for which a node holds the broadcast counts towards the first check.
     const COUNTS_BROADCAST: bool = false;
 
@@ -130,9 +145,11 @@ pub(super) trait Load: Send {
     /// Notes that a transaction was signed and journalled, and is about to be sent.
     fn signed(&mut self, _transaction: B256) {}
 
-    /// Notes that no node took the transaction; `is_full` if none takes more from the account. It may be sent again unless the journal
-    /// `has_removed` it.
-    fn refused(&mut self, _transaction: B256, _has_removed: bool, _is_full: bool) {}
+    /// Notes that no node took the transaction. It may be sent again unless the journal `has_removed` it.
+    fn refused(&mut self, _transaction: B256, _has_removed: bool) {}
+
+    /// Notes that it has to wait for the account's other transactions, which is no failed attempt.
+    fn must_wait(&mut self) {}
 
     /// Notes that another transaction took the nonce; `is_late` if that was found out while the transaction was followed.
     fn lost_nonce(&mut self, _is_late: bool) {}
@@ -216,6 +233,10 @@ pub(crate) struct Submitter {
     freed: Arc<Notify>,
     /// Those that wait for a place.
     line: Line<(Account, WindowPermit)>,
+    /// Claims are sent from the accounts: places and gas are kept for them.
+    sends_claims: AtomicBool,
+    /// What an earlier process journalled has been sent again.
+    pub(super) has_recovered: watch::Sender<bool>,
     /// What becomes of the calls that are under way, by what they do.
     pub(super) under_way: Mutex<HashMap<B256, watch::Receiver<Progress>>>,
     costs: Arc<Costs>,
@@ -237,7 +258,36 @@ impl Submitter {
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(signers, &node, window, &freed);
         let (line, under_way, watched) = Default::default();
-        Arc::new(Self { node, journal, accounts, freed, line, under_way, costs, confirm_timeout, watched })
+        // Without a journal there is nothing to recover, and claims are what is sent.
+        let sends_claims = AtomicBool::new(journal.is_none());
+        let has_recovered = watch::Sender::new(journal.is_none());
+        Arc::new(Self {
+            node,
+            journal,
+            accounts,
+            freed,
+            line,
+            sends_claims,
+            has_recovered,
+            under_way,
+            costs,
+            confirm_timeout,
+            watched,
+        })
+    }
+
+    /// Keeps places and gas for claims from now on.
+    pub(crate) fn keep_for_claims(&self) {
+        self.sends_claims.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if places and gas are kept for claims.
+    pub(super) fn keeps_for_claims(&self) -> bool {
+        self.sends_claims.load(Ordering::Relaxed)
+    }
+
+    pub(super) const fn journals(&self) -> bool {
+        self.journal.is_some()
     }
 
     pub(super) const fn node(&self) -> &Arc<Node> {
@@ -248,13 +298,12 @@ impl Submitter {
         &self.accounts
     }
 
-    pub(super) const fn confirm_timeout(&self) -> Duration {
+    pub(crate) const fn confirm_timeout(&self) -> Duration {
         self.confirm_timeout
     }
 
-    /// Returns the gas that transactions of this process have used.
-    pub(crate) fn gas_used(&self) -> u64 {
-        self.costs.totals().gas_used
+    pub(super) const fn costs(&self) -> &Arc<Costs> {
+        &self.costs
     }
 
     /// Waits for a place in an account's window. The most urgent is served first. Claims and payments wait for as long as it takes.
@@ -262,8 +311,12 @@ impl Submitter {
     /// # Errors
     /// [`FacilitatorError::Busy`] if there is none in time, or too many wait that are as urgent.
     pub(crate) async fn enter(&self, urgency: Urgency) -> Result<Place, FacilitatorError> {
+        self.enter_of(urgency, None).await
+    }
+
+    async fn enter_of(&self, urgency: Urgency, of: Option<Address>) -> Result<Place, FacilitatorError> {
         let busy = || FacilitatorError::Busy { what: "places of the gas keys", retry_after: Duration::from_secs(2) };
-        let mut place = self.line.join(urgency).ok_or_else(busy)?;
+        let mut place = self.line.join(urgency, of).ok_or_else(busy)?;
         let entering = async {
             let mut freed = pin!(self.freed.notified());
             let given = poll_fn(|cx| {
@@ -305,22 +358,26 @@ impl Submitter {
         let urgency = place.urgency;
         // Others need it meanwhile.
         drop(place);
-        let account = self.accounts.iter().find(|account| account.address() == sender).ok_or_else(|| {
-            FacilitatorError::Misconfigured(format!("the key of {sender}, for which a permit was signed"))
-        })?;
-        let permit = timeout_at(until, account.enter()).await.map_err(|_| FacilitatorError::Busy {
+        if self.accounts.get(sender).is_none() {
+            let key = format!("the key of {sender}, for which a permit was signed");
+            return Err(FacilitatorError::Misconfigured(key));
+        }
+        let entering = timeout_at(until, self.enter_of(urgency, Some(sender))).await;
+        entering.unwrap_or(Err(FacilitatorError::Busy {
             what: "places of the gas key that a permit names",
             retry_after: Duration::from_secs(2),
-        })?;
-        Ok(Place { account: account.clone(), permit, urgency })
+        }))
     }
 
     fn serve(&self) {
-        // Where all that is sent is journalled, it is payments, and nothing is more urgent.
-        let kept = if self.journal.is_some() { 0 } else { KEPT };
-        self.line.serve(|urgency| match urgency.lane() {
-            Lane::AtRisk => self.accounts.try_enter(),
-            Lane::Deposit | Lane::Refund | Lane::Claim => self.accounts.try_enter_keeping(kept),
+        // Where no claims are sent, nothing is more urgent.
+        let kept = if self.keeps_for_claims() { KEPT } else { 0 };
+        self.line.serve(|urgency, of| {
+            let kept = if urgency.lane() == Lane::AtRisk { 0 } else { kept };
+            match of {
+                Some(of) => self.accounts.get(of)?.try_enter_keeping(kept),
+                None => self.accounts.try_enter_keeping(kept),
+            }
         });
     }
 
@@ -340,14 +397,44 @@ impl Submitter {
     ) -> Result<Sent, FacilitatorError> {
         let call = load.call();
         // Those that it waits for may have to offer as much.
-        let below = TYPICAL_GAS.saturating_mul(account.in_flight() as u64);
-        let most = urgency.max_fee(call.gas_limit.saturating_add(below));
+        let gas = call.gas_limit.saturating_add(account.gas_in_flight());
+        let most = urgency.max_fee(gas);
         let fees = self.node.fees_up_to(most).await?;
-        let lease = account.take(permit).await?;
+        if L::LEAVES_GAS && self.keeps_for_claims() && !self.leaves_gas(&account, call.gas_limit, fees, load).await? {
+            return Ok(Sent::Ended(Attempt { result: AttemptResult::Retry, watched: Vec::new() }));
+        }
+        let lease = account.take(permit, call.gas_limit).await?;
         if most > 0 {
-            lease.hurry(most);
+            lease.hurry(urgency.worth(), gas);
         }
         self.send(lease, call, (fees, most), load).await
+    }
+
+    /// Returns `true` if the account can still pay for claims after this transaction. Otherwise another account may, or this one when its
+    /// other transactions are in blocks and took less than they might.
+    async fn leaves_gas<L: Load>(
+        &self,
+        account: &Account,
+        gas: u64,
+        fees: Fees,
+        load: &mut L,
+    ) -> Result<bool, FacilitatorError> {
+        let in_flight = account.gas_in_flight();
+        let balance = account.balance().await?;
+        let pays_for = |gas: u64| balance >= U256::from(fees.max_fee.saturating_mul(gas.into()));
+        let alone = gas.saturating_add(KEPT_GAS);
+        if pays_for(alone.saturating_add(in_flight)) {
+            return Ok(true);
+        }
+        if pays_for(alone) && in_flight > 0 {
+            load.must_wait();
+            self.wait_for_block().await;
+            return Ok(false);
+        }
+        tracing::error!(account = %account.address(), %balance, "what is left to pay for gas is kept for claims");
+        account.rest(balance);
+        self.accounts.check_known_balances()?;
+        Ok(false)
     }
 
     /// Signs, journals and sends one transaction.
@@ -381,10 +468,10 @@ impl Submitter {
             false => self.node.send(&signed.raw, signed.hash, limit).await,
         };
         let result = match sent {
-            SendResult::Included(receipt) => self.included(lease, receipt, started),
+            SendResult::Included(receipt) => self.included::<L>(lease, receipt, started),
             // The nonce is ours in the ledger: somebody uses the key without it.
             SendResult::NonceContested if self.journal.is_some() => match self.node.rpc().receipt(signed.hash).await {
-                Ok(Some(receipt)) => self.included(lease, receipt, started),
+                Ok(Some(receipt)) => self.included::<L>(lease, receipt, started),
                 _ => {
                     tracing::warn!(account_nonce, "another process uses the settlement key");
                     lease.abandon();
@@ -405,7 +492,10 @@ impl Submitter {
                     account.narrow(is_delegated);
                 }
                 let has_removed = self.give_back(lease).await;
-                load.refused(signed.hash, has_removed, is_full);
+                load.refused(signed.hash, has_removed);
+                if is_full {
+                    load.must_wait();
+                }
                 match self.refused(&account, refusal).await {
                     Ok(()) => AttemptResult::Retry,
                     Err(error) => AttemptResult::Failed(error),
@@ -425,14 +515,14 @@ impl Submitter {
         Sender { network: self.node.network(), address: account.address() }
     }
 
-    /// Signs and journals a transaction that uses up a nonce. Returns `None` if another process has the nonce.
-    pub(super) async fn prepare_filler(
+    /// Signs and journals a transaction without payments that uses this nonce. Returns `None` if another process has the nonce.
+    pub(super) async fn prepare(
         &self,
         account: &Account,
         nonce: u64,
-        fees: Fees,
+        (call, fees): (Call, Fees),
     ) -> Result<Option<Signed>, FacilitatorError> {
-        let signed = account.sign(Call::filler(account).into_transaction(&self.node, nonce, fees)).await?;
+        let signed = account.sign(call.into_transaction(&self.node, nonce, fees)).await?;
         match self.journal(account, nonce, &signed, &[]).await {
             Ok(()) => Ok(Some(signed)),
             Err(LedgerError::NonceTaken { .. }) => Ok(None),
@@ -597,7 +687,7 @@ impl Submitter {
             };
             match inclusion {
                 Inclusion::Included(receipt) => {
-                    let result = self.included(flight.lease, receipt, started);
+                    let result = self.included::<L>(flight.lease, receipt, started);
                     return Attempt { result, watched: flight.watched };
                 }
                 Inclusion::NonceTaken => {
@@ -621,8 +711,10 @@ impl Submitter {
             }
             (check_at, checks) = (stop_at.min(Instant::now() + self.node.check_interval()), checks + 1);
             let is_next = self.is_next(&flight.lease, checks).await;
-            let is_due = !is_patient || STUCK_CHECKS.contains(&checks) || checks % PATIENT_CHECKS == 0;
-            if replacements >= L::MAX_REPLACEMENTS || !is_due {
+            let is_hurried = flight.lease.hurried() > 0;
+            let is_due = !is_patient || is_hurried || STUCK_CHECKS.contains(&checks) || checks % PATIENT_CHECKS == 0;
+            let most = if is_hurried { MAX_REPLACEMENTS } else { L::MAX_REPLACEMENTS };
+            if replacements >= most || !is_due {
                 continue;
             }
             match self.replace(&mut flight, load, (is_next, checks)).await {
@@ -702,9 +794,9 @@ impl Submitter {
         Ok(Some((raised, if is_cheap { "price" } else { "stuck" })))
     }
 
-    fn included(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
+    fn included<L: Load>(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
         self.node.observe_block(receipt.block());
-        self.costs.count_included(&receipt, started.elapsed());
+        self.costs.count_included(&receipt, L::IS_CALL, started.elapsed());
         lease.consumed();
         AttemptResult::Included(receipt)
     }
@@ -758,9 +850,10 @@ impl FillGaps for Submitter {
     }
 
     async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
-        let fees = self.node.fees().await?;
+        let most = lease.hurried();
+        let fees = self.node.fees_up_to(most).await?;
         let mut filler = Filler(Call::filler(lease.account()));
-        match self.send(lease, filler.call(), (fees, 0), &mut filler).await? {
+        match self.send(lease, filler.call(), (fees, most), &mut filler).await? {
             Sent::InFlight(flight) => {
                 let this = self.clone();
                 tokio::spawn(async move { this.follow(*flight, &mut filler).await });

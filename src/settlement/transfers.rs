@@ -51,6 +51,7 @@ impl Load for Transfers {
     const MAX_REPLACEMENTS: usize = 5;
     // Its caller waits: the first replacement must be in time.
     const COUNTS_BROADCAST: bool = true;
+    const LEAVES_GAS: bool = true;
 
     /// Returns the call that makes the payments: of the token for one payment, of the batch settler for several.
     fn call(&self) -> Call {
@@ -94,16 +95,15 @@ impl Load for Transfers {
         }
     }
 
-    fn refused(&mut self, transaction: B256, has_removed: bool, is_full: bool) {
-        for queued in &mut self.payments {
-            if is_full {
-                // It waits for its turn, and the queue bounds for how long.
-                queued.attempts = queued.attempts.saturating_sub(1);
-            }
-            if has_removed {
-                queued.ineffective.push(transaction);
-            }
+    fn refused(&mut self, transaction: B256, has_removed: bool) {
+        if has_removed {
+            self.payments.iter_mut().for_each(|queued| queued.ineffective.push(transaction));
         }
+    }
+
+    fn must_wait(&mut self) {
+        // The queue bounds for how long.
+        self.payments.iter_mut().for_each(|queued| queued.attempts = queued.attempts.saturating_sub(1));
     }
 
     fn lost_nonce(&mut self, is_late: bool) {

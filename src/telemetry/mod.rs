@@ -67,17 +67,12 @@ pub(crate) fn charged(network: Network, asset: Address, route: &Arc<str>, units:
     {
         let labels = vec![
             ::metrics::Label::new("network", network.to_string()),
-            ::metrics::Label::new("asset", asset.to_string()),
+            // Without the checksum, which takes a hash for every request.
+            ::metrics::Label::new("asset", format!("{asset:#x}")),
             ::metrics::Label::new("route", Arc::clone(route)),
         ];
         ::metrics::counter!(names::CHARGED, labels).increment(units.saturating_to());
     }
-}
-
-/// Counts an answer of a facilitator service.
-pub(crate) fn served(endpoint: &'static str, status: u16) {
-    #[cfg(feature = "metrics")]
-    ::metrics::counter!(names::SERVED, "endpoint" => endpoint, "status" => status.to_string()).increment(1);
 }
 
 /// Records a verification.

@@ -86,6 +86,18 @@ impl ChainFlags {
         builder.ledger(books.payments.clone()).build().await.map_err(Error::Node)
     }
 
+    /// Opens the payment channels of this key for an operator, beside the books of the seller: as the seller sends with its key.
+    pub(crate) async fn channels_of_seller(&self, key: PrivateKeySigner, books: &Books) -> Result<Channels, Error> {
+        let (channels, _) = match keys::find(Role::SETTLEMENT, &KeyFlags::default()).await? {
+            Some(settlement) if settlement.address() == key.address() => {
+                let own = self.settle(settlement, books).await?;
+                channels_of(&own, key, self.asset()?, books.channels.clone()).await?
+            }
+            _ => self.channels(key, books.channels.clone()).await?,
+        };
+        Ok(channels)
+    }
+
     /// Opens the payment channels of this key.
     pub(crate) async fn channels(
         &self,
@@ -93,8 +105,18 @@ impl ChainFlags {
         ledger: Arc<dyn ChannelLedger>,
     ) -> Result<(Channels, OnchainChannels), Error> {
         let contract = OnchainChannels::builder().network(self.network()).rpc_url(self.node()?.as_str());
-        open_channels(contract, key, self.asset()?, ledger).await
+        open_channels(contract.signer(key.clone()), key, self.asset()?, ledger).await
     }
+}
+
+/// Opens the payment channels of this key. The facilitator's key pays for gas.
+async fn channels_of(
+    facilitator: &OnchainFacilitator,
+    key: PrivateKeySigner,
+    asset: Asset,
+    ledger: Arc<dyn ChannelLedger>,
+) -> Result<(Channels, OnchainChannels), Error> {
+    open_channels(OnchainChannels::builder().facilitator(facilitator), key, asset, ledger).await
 }
 
 /// Returns the channels of a key, and the contract that has them.
@@ -104,7 +126,7 @@ async fn open_channels(
     asset: Asset,
     ledger: Arc<dyn ChannelLedger>,
 ) -> Result<(Channels, OnchainChannels), Error> {
-    let contract = contract.signer(key.clone()).asset(asset).build().await.map_err(Error::ChannelNode)?;
+    let contract = contract.asset(asset).build().await.map_err(Error::ChannelNode)?;
     let channels = Channels::builder(contract.clone(), AuthorizerKey::new(key)).ledger(ledger).build();
     Ok((channels.map_err(Error::Channels)?, contract))
 }
@@ -130,14 +152,13 @@ impl Settlement {
         let asset = chain.asset()?;
         let key = keys::require(Role::SETTLEMENT, &KeyFlags::default()).await?;
         let claimer = keys::find(Role::CHANNELS, &KeyFlags::default()).await?;
-        if claimer.as_ref().is_some_and(|claimer| claimer.address() == key.address()) {
-            return Err(Error::setting(
-                "CHANNELS_PRIVATE_KEY",
-                "is the settlement key, too: use another key for channels",
-            ));
-        }
+        let address = key.address();
         let own = chain.settle(key, &books).await?;
         let (channels, contract) = match claimer {
+            // One gas key for both.
+            Some(claimer) if claimer.address() == address => {
+                Some(channels_of(&own, claimer, asset.clone(), books.channels.clone()).await?)
+            }
             Some(claimer) => Some(chain.channels(claimer, books.channels.clone()).await?),
             None => None,
         }
@@ -185,9 +206,8 @@ impl Settlement {
         let builder = OnchainFacilitator::builder().network(asset.network).client(local.devnet.rpc_client());
         let builder = builder.signer(local.settlement_key.clone()).ledger(books.payments.clone());
         let own = builder.build().await.map_err(Error::Node)?;
-        let contract = OnchainChannels::builder().network(asset.network).client(local.devnet.rpc_client());
         let (channels, contract) =
-            open_channels(contract, local.channels_key.clone(), asset.clone(), books.channels.clone()).await?;
+            channels_of(&own, local.channels_key.clone(), asset.clone(), books.channels.clone()).await?;
         let (facilitator, channels, contract) = (Arc::new(own.clone()), Some(channels), Some(contract));
         Ok(Self { facilitator, own: Some(own), channels, contract, asset, books, local: Some(local) })
     }

@@ -175,7 +175,7 @@ fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
 async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open_existing().await?;
-    let (channels, _) = chain.channels(key, books.channels.clone()).await?;
+    let channels = chain.channels_of_seller(key, &books).await?;
     let claimed = channels.claim_all().await;
     books.close().await;
     let report = claimed.map_err(|error| Error::Failed {
@@ -200,7 +200,7 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
 async fn give_back(ledger: &LedgerAt, chain: &ChainFlags, idle: Duration, least: Usdc) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open_existing().await?;
-    let (channels, _) = chain.channels(key, books.channels.clone()).await?;
+    let channels = chain.channels_of_seller(key, &books).await?;
     let refunded = channels.refund_idle(idle, least).await;
     books.close().await;
     let report = refunded.map_err(|error| Error::Failed {

@@ -242,14 +242,10 @@ async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags, has_f
             Err(error) => report.silent(name, &error, "Try again, or use another node."),
         }
     }
-    let mut seen = None;
     for (name, role) in [("settlement key", Role::SETTLEMENT), ("channels key", Role::CHANNELS)] {
         match keys::find(role, &KeyFlags::default()).await {
             Ok(Some(key)) => {
                 check_key(report, node, name, &key, network.chain_id()).await;
-                if seen.replace(key.address()) == Some(key.address()) {
-                    report.add(Level::Wrong, name, "is the settlement key, too", "Use another key for channels.");
-                }
             }
             Ok(None) if role.is_settlement() && has_facilitator => report.ok(name, "is the facilitator's"),
             Ok(None) => {

@@ -163,7 +163,6 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "a `max_price`, and no key for channels",
         "a key for channels, and no node",
         "two keys for one purpose",
-        "one key for two purposes",
         "the node does not answer",
         "a network without a known USDC",
         "the node is of another chain",
@@ -351,9 +350,6 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
         }
         "two keys for one purpose" => {
             command.env("SETTLEMENT_PRIVATE_KEY_FILE", stage.path("other.key"));
-        }
-        "one key for two purposes" => {
-            command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
         }
         "the node does not answer" => {
             command.env("X402_RPC_URL", NOBODY);

@@ -226,7 +226,7 @@ impl Run {
         let verified = if lease.record().settlement == Settlement::None {
             let verified = facilitator.verify(payment).await?;
             let deadline = Instant::now() + ADMISSION_TIMEOUT;
-            admit(facilitator, payment, lease, verified, true, (&self.waiting, deadline)).await?
+            admit(facilitator, payment, lease, verified, true, (&self.waiting, 0, deadline)).await?
         } else {
             Verified::default()
         };

@@ -88,6 +88,10 @@ impl OnchainFacilitator {
         OnchainFacilitatorBuilder::default()
     }
 
+    pub(super) const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     /// Returns the address of the first settlement key, which pays for gas.
     pub fn settlement_address(&self) -> Address {
         self.engine.addresses().next().unwrap_or_default()
@@ -199,8 +203,10 @@ impl Facilitator for OnchainFacilitator {
         self.engine.journal().process_id()
     }
 
+    /// What calls on payment channels used is counted by whoever makes them.
     fn gas_used(&self) -> u64 {
-        self.stats().gas_used
+        let stats = self.stats();
+        stats.gas_used.saturating_sub(stats.gas_of_calls)
     }
 
     async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {

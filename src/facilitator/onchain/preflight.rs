@@ -115,6 +115,9 @@ pub enum OnchainBuildError {
         /// The difference.
         seconds: u64,
     },
+    /// Payment channels have a facilitator, which sends for them, and a signer, too.
+    #[error("payment channels send with the keys of the facilitator, or with others: set no signer, or no facilitator")]
+    TwoSenders,
     /// The chain lacks a contract that payment channels need.
     #[error("{network} has no contract {name} at {address}: payment channels cannot be used on this chain")]
     NoContract {

@@ -251,7 +251,7 @@ mod confirming {
             &self,
             facilitator: &Arc<R>,
         ) -> Result<(), FacilitatorError> {
-            let Some(head) = self.finality.head().await? else { return Ok(()) };
+            let Some(head) = self.finality.head(false).await? else { return Ok(()) };
             if head.is_reorged {
                 tracing::warn!(network = %self.network(), head = head.number(), "the chain was reorganized");
                 self.finality.check_settled(facilitator, None).await?;

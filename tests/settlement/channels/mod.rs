@@ -4,6 +4,7 @@ mod actions;
 mod faults;
 mod gas;
 mod line;
+mod one_key;
 mod passes;
 mod pauses;
 mod refusals;

@@ -535,6 +535,23 @@ async fn stranger_whose_settlements_revert_has_to_wait() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn settlements_under_way_count_towards_the_gas_of_an_hour() {
+    let slow = Scripted::new().settle(|_, _| async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        Ok(paid())
+    });
+    let service = FacilitatorService::builder(slow).gas_per_hour(1_600_000).build();
+    let ask = async || {
+        let body = request(&purchase(&customer(), authorization::random_address())).to_string();
+        let request = http::Request::post("/settle").body(Body::from(body)).unwrap();
+        service.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    let (first, second) = tokio::join!(ask(), ask());
+    assert_eq!((first, second), (200, 503), "a quarter may be used at once, which is one settlement");
+    assert_eq!(ask().await, 200);
+}
+
 /// Returns the memory of this process, in bytes.
 fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();

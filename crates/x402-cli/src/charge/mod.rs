@@ -64,8 +64,8 @@ WHAT THE SERVICE MAY SAY
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url, unless
                           --facilitator-url is given. It needs a little ETH and no USDC, and does not hold the income
-  CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers. With it, vouchers are taken. Keep it: another key makes
-                          other channels
+  CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers. With it, vouchers are taken. It may be the settlement key.
+                          Otherwise it needs ether of its own. Keep it: another key makes other channels
                           For both there are …_PRIVATE_KEY_FILE (a file that not everybody may read), and …_KEYSTORE with
                           …_KEYSTORE_PASSWORD or …_KEYSTORE_PASSWORD_FILE
   FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …

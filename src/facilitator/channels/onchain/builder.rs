@@ -5,25 +5,26 @@ use std::{sync::Arc, time::Duration};
 use alloy_network::TxSigner;
 use alloy_primitives::{Signature, U256};
 
-use super::{BlockRules, MAX_BLOCK_AGE, OnchainChannels};
+use super::{BlockRules, MAX_BLOCK_AGE, OnchainChannels, sender::OwnKeys};
 use crate::{
-    chain::escrow,
+    chain::{escrow, node::Node},
     facilitator::{
-        OnchainBuildError,
+        OnchainBuildError, OnchainFacilitator,
         onchain::{ChainSettings, LONGEST, chain_setters},
     },
     network::Asset,
-    settlement::{costs::Costs, submitter::Submitter},
+    settlement::{costs::Costs, engine::Engine, submitter::Submitter},
 };
 
 /// How many transactions of one key wait for a block at once, unless set: half of what nodes keep. They refuse more but for the one with the
 /// account's next nonce, and below a full window the gaps that a reorganization leaves would be filled one per block.
 const IN_FLIGHT: usize = 8;
 
-/// A builder of [`OnchainChannels`]. Network, node and signer are required; all else has defaults.
+/// A builder of [`OnchainChannels`]. A [`facilitator`](Self::facilitator), or network, node and signer, are required; all else has defaults.
 #[must_use]
 pub struct OnchainChannelsBuilder {
     chain: ChainSettings,
+    facilitator: Option<OnchainFacilitator>,
     assets: Vec<Asset>,
     max_block_age: Duration,
 }
@@ -31,14 +32,45 @@ pub struct OnchainChannelsBuilder {
 impl Default for OnchainChannelsBuilder {
     fn default() -> Self {
         let chain = ChainSettings { in_flight: IN_FLIGHT, ..ChainSettings::default() };
-        Self { chain, assets: Vec::new(), max_block_age: MAX_BLOCK_AGE }
+        Self { chain, facilitator: None, assets: Vec::new(), max_block_age: MAX_BLOCK_AGE }
     }
 }
 
 impl OnchainChannelsBuilder {
     chain_setters!();
 
-    /// Adds a key that pays for gas: any alloy transaction signer that signs within five seconds. Required. Nobody else may send with it.
+    /// Sends with the keys of this facilitator, so that one gas key is enough for both: journalled in its ledger, through its node, with its
+    /// clock, window, timeout and highest gas price. Such settings of this builder have no effect then, and it may have no signer.
+    ///
+    /// Claims at risk go before payments, other claims take turns with them, and refunds and deposits come last. One place in the window of
+    /// each key is kept for claims at risk, and payments leave it gas for claims: while there is less, they are refused with
+    /// [`FacilitatorError::InsufficientGas`](crate::facilitator::FacilitatorError::InsufficientGas).
+    ///
+    /// ```no_run
+    /// # async fn example(key: impl alloy_network::TxSigner<alloy_primitives::Signature> + Send + Sync + 'static)
+    /// # -> Result<(), tower_x402::facilitator::OnchainBuildError> {
+    /// use tower_x402::{
+    ///     Network,
+    ///     facilitator::{OnchainFacilitator, channels::OnchainChannels},
+    /// };
+    ///
+    /// let facilitator = OnchainFacilitator::builder()
+    ///     .network(Network::BASE)
+    ///     .rpc_url("https://mainnet.base.org")
+    ///     .signer(key)
+    ///     .build()
+    ///     .await?;
+    /// let channels = OnchainChannels::builder().facilitator(&facilitator).build().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn facilitator(mut self, facilitator: &OnchainFacilitator) -> Self {
+        self.facilitator = Some(facilitator.clone());
+        self
+    }
+
+    /// Adds a key that pays for gas: any alloy transaction signer that signs within five seconds. Required without a
+    /// [`facilitator`](Self::facilitator). Nobody else may send with it, and what it sends is not journalled.
     ///
     /// If the only key is a channel's receiver authorizer, its claims need no signature in the transaction, which saves some gas.
     pub fn signer(mut self, signer: impl TxSigner<Signature> + Send + Sync + 'static) -> Self {
@@ -95,7 +127,11 @@ impl OnchainChannelsBuilder {
     /// # Errors
     /// [`OnchainBuildError`] names the setting to change, or the contract that the chain lacks.
     pub async fn build(mut self) -> Result<OnchainChannels, OnchainBuildError> {
-        let node = self.chain.connect().await?;
+        let engine = self.facilitator.as_ref().map(OnchainFacilitator::engine);
+        let node = match engine {
+            Some(engine) => self.node_of(engine)?,
+            None => self.chain.connect().await?,
+        };
         let network = node.network();
         if self.assets.is_empty() {
             self.assets.push(network.usdc().ok_or(OnchainBuildError::Missing("asset"))?);
@@ -105,10 +141,29 @@ impl OnchainChannelsBuilder {
             return Err(OnchainBuildError::NoContract { name, address, network });
         }
         let ChainSettings { signers, clock, in_flight, confirm_timeout, depths, .. } = self.chain;
-        let costs = Arc::new(Costs::new(network, None, false));
-        let submitter = Submitter::new(node.clone(), None, signers, in_flight, costs, confirm_timeout);
-        let rules = BlockRules { max_age: self.max_block_age.as_secs(), depths, timeout: confirm_timeout };
-        Ok(OnchainChannels::new(node, self.assets, clock, Arc::new(submitter), rules))
+        let (sender, clock) = match engine {
+            Some(engine) => (OwnKeys::of(engine.clone()), engine.journal().clock().clone()),
+            None => {
+                let costs = Arc::new(Costs::new(network, None, false));
+                let submitter = Submitter::new(node.clone(), None, signers, in_flight, costs, confirm_timeout);
+                (submitter.into(), clock)
+            }
+        };
+        let rules = BlockRules { max_age: self.max_block_age.as_secs(), depths, timeout: sender.confirm_timeout() };
+        Ok(OnchainChannels::new(node, self.assets, clock, Arc::new(sender), rules))
+    }
+
+    /// Returns the node of a facilitator whose keys send.
+    fn node_of(&self, engine: &Engine) -> Result<Arc<Node>, OnchainBuildError> {
+        if !self.chain.signers.is_empty() {
+            return Err(OnchainBuildError::TwoSenders);
+        }
+        match self.chain.network {
+            Some(expected) if expected != engine.network() => {
+                Err(OnchainBuildError::WrongChain { expected, found: engine.network() })
+            }
+            _ => Ok(engine.node().clone()),
+        }
     }
 }
 

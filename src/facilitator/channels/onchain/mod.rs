@@ -52,9 +52,10 @@ const READS_AFTER: usize = 8;
 /// `RemoteFacilitator::channels` (feature `remote`) makes one without keys: somebody else's facilitator
 /// sends its transactions.
 ///
-/// The keys hold no customer's money, and must not be used by anybody else, an
-/// [`OnchainFacilitator`](crate::facilitator::OnchainFacilitator) included: account nonces are counted in this process. Transactions of a
-/// process that crashed are not followed further; what they did is found on the chain.
+/// The keys hold no customer's money. They are those of an [`OnchainFacilitator`](crate::facilitator::OnchainFacilitator), which journals what
+/// is sent ([`facilitator`](OnchainChannelsBuilder::facilitator)), or keys that nobody else may use
+/// ([`signer`](OnchainChannelsBuilder::signer)): their nonces are counted in this process, and transactions of a process that crashed are not
+/// followed further. What was done is found on the chain.
 ///
 /// - **Reading** takes one `eth_call` for 400 channels, through [Multicall3]. The chain's opcode `NUMBER` must return its own block number,
 ///   which it does not on Arbitrum.

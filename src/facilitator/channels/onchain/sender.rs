@@ -1,6 +1,6 @@
 //! Who gets calls of the contract into blocks.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
@@ -10,6 +10,7 @@ use crate::{
     facilitator::{FacilitatorError, NotReady, channels::ChannelError},
     settlement::{
         calls::CallOutcome,
+        engine::Engine,
         line::Urgency,
         submitter::{Call, Place, Submitter},
     },
@@ -67,8 +68,40 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     async fn send(&self, turn: Turn, what: B256, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
 }
 
+/// Sends with keys of this process: those that settle payments, or others.
+pub(super) struct OwnKeys {
+    submitter: Arc<Submitter>,
+    /// Sends again what it journalled, for as long as it is used.
+    _engine: Option<Arc<Engine>>,
+}
+
+impl OwnKeys {
+    /// Uses the keys with which payments are settled.
+    pub(super) fn of(engine: Arc<Engine>) -> Self {
+        let submitter = engine.submitter().clone();
+        submitter.keep_for_claims();
+        Self { submitter, _engine: Some(engine) }
+    }
+}
+
+impl From<Arc<Submitter>> for OwnKeys {
+    fn from(submitter: Arc<Submitter>) -> Self {
+        Self { submitter, _engine: None }
+    }
+}
+
+impl Deref for OwnKeys {
+    type Target = Arc<Submitter>;
+
+    fn deref(&self) -> &Arc<Submitter> {
+        &self.submitter
+    }
+}
+
+debug_fields!(OwnKeys { submitter });
+
 #[async_trait]
-impl Sender for Arc<Submitter> {
+impl Sender for OwnKeys {
     fn addresses(&self) -> Vec<Address> {
         Submitter::addresses(self).collect()
     }
@@ -78,7 +111,7 @@ impl Sender for Arc<Submitter> {
     }
 
     fn gas_used(&self) -> u64 {
-        Submitter::gas_used(self)
+        self.gas_of_calls()
     }
 
     async fn cannot_send(&self) -> Option<NotReady> {

@@ -73,6 +73,8 @@ pub(crate) struct Setup {
     pub(crate) store: Store,
     pub(crate) directory: PathBuf,
     pub(crate) gas_key: B256,
+    /// Transactions of channels are sent by the facilitator, which journals them.
+    pub(crate) has_one_key: bool,
     pub(crate) authorizer: B256,
     pub(crate) payer: B256,
     pub(crate) pay_to: Address,
@@ -177,12 +179,22 @@ async fn sell(setup: Setup, points: Arc<Points>) {
     let clock = Arc::new(Ahead::by(setup.ahead));
     let store = Arc::new(setup.store.open(clock.clone()).await);
     obey(points.clone(), clock.clone(), store.clone());
-    let contract = OnchainChannels::builder()
-        .network(Network::BASE_SEPOLIA)
-        .client(node::client(&setup.node, points.clone()))
-        .signer(key(setup.gas_key))
-        .clock(clock.clone())
-        .confirm_timeout(Duration::from_secs(10));
+    let exact = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).ledger(store.ledger.clone());
+    let exact = exact.clock(clock.clone()).confirm_timeout(Duration::from_secs(10));
+    let exact = match setup.has_one_key {
+        true => exact.client(node::client(&setup.node, points.clone())).signer(key(setup.gas_key)),
+        false => exact.rpc_url(&setup.node).signer(PrivateKeySigner::random()),
+    };
+    let exact = exact.build().await.expect("the node answers");
+    let contract = match setup.has_one_key {
+        true => OnchainChannels::builder().facilitator(&exact),
+        false => OnchainChannels::builder()
+            .network(Network::BASE_SEPOLIA)
+            .client(node::client(&setup.node, points.clone()))
+            .signer(key(setup.gas_key))
+            .clock(clock.clone())
+            .confirm_timeout(Duration::from_secs(10)),
+    };
     // All claims are asked for, except those of a channel with an announced withdrawal.
     let policy = ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1));
     let channels = Channels::builder(
@@ -195,15 +207,10 @@ async fn sell(setup: Setup, points: Arc<Points>) {
         .clock(clock.clone())
         .build()
         .expect("complete settings");
-    let exact = OnchainFacilitator::builder()
-        .network(Network::BASE_SEPOLIA)
-        .rpc_url(&setup.node)
-        .signer(PrivateKeySigner::random())
-        .ledger(store.ledger.clone());
     let layer = RequirePaymentLayer::builder()
         .price("$0.001")
         .pay_to(Network::BASE_SEPOLIA, setup.pay_to)
-        .facilitator(exact.build().await.expect("the node answers"))
+        .facilitator(exact)
         .vouchers_only(channels.clone())
         .clock(clock)
         .max_timeout(Duration::from_secs(VALID))

@@ -134,6 +134,8 @@ impl Stage {
         let pool = Pool::watch(&devnet, [gas.address(), other.address()], kills.seller.clone());
         let port = devnet.serve("127.0.0.1:0").await.expect("a free port");
         let target = Arc::default();
+        // On PostgreSQL its channels have a gas key of their own.
+        let has_one_key = matches!(store, None | Some(Store::Sqlite(_)));
         let setup = Setup {
             role: Role::Seller,
             node: port.url().to_string(),
@@ -141,6 +143,7 @@ impl Stage {
             store: store.unwrap_or_else(|| Store::Sqlite(directory.path().join("ledger.sqlite"))),
             directory: directory.path().to_owned(),
             gas_key: gas.to_bytes(),
+            has_one_key,
             authorizer: random_nonce(),
             payer: payer.to_bytes(),
             pay_to: random_address(),

@@ -1,0 +1,431 @@
+//! One gas key for payments and payment channels: one line, nonces without gaps, one journal, and gas that is kept for claims.
+
+use std::time::Duration;
+
+use alloy_consensus::Transaction as _;
+use alloy_primitives::{Address, address};
+use alloy_provider::Provider as _;
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
+use futures_util::future::join_all;
+use support::{
+    devnet::DevnetChain,
+    engine_stage::{Stage, new_key, paid_by, settlement_key},
+    escrow::Channel,
+    eventually::{eventually, in_time},
+};
+use tower_x402::{
+    Network,
+    facilitator::{
+        Facilitator as _, FacilitatorError, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder,
+        VerifyError,
+        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
+    },
+    ledger::{JournaledTransaction, Sender},
+    payment::{Prechecked, SettlementOutcome, Verified},
+    vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow},
+};
+use x402_devnet::{BlockTime, DevnetBuilder, Fault, Orphans};
+
+const RECEIVER: Address = address!("00000000000000000000000000000000000bacc1");
+const BLOCKS: Duration = Duration::from_millis(50);
+/// The pause between two passes of reconciliation.
+const PASS: Duration = Duration::from_millis(100);
+/// How long a transaction may take that is not to hang.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The blocks on top of one that is final: more than any test has.
+const FINALITY: u64 = 100_000;
+
+/// A facilitator whose key sends for channels, too.
+struct OneKey {
+    stage: Stage,
+    chain: DevnetChain,
+    channels: OnchainChannels,
+    authorizer: PrivateKeySigner,
+}
+
+impl OneKey {
+    async fn start(set: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder) -> Self {
+        Self::with_finality(FINALITY, set).await
+    }
+
+    async fn with_finality(
+        blocks: u64,
+        set: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+    ) -> Self {
+        let devnet = |devnet: DevnetBuilder| devnet.block_time(BlockTime::Every(BLOCKS)).finality_depth(blocks);
+        let set = |builder: OnchainFacilitatorBuilder| {
+            set(builder.block_time(BLOCKS).reconcile_interval(PASS).confirm_timeout(PATIENCE))
+        };
+        let stage = Stage::with(devnet, set).await;
+        let chain = DevnetChain::of(stage.devnet.clone()).await;
+        let channels = OnchainChannels::builder().facilitator(&stage.facilitator).build().await.unwrap();
+        Self { stage, chain, channels, authorizer: new_key() }
+    }
+
+    /// The next process with the same key and the same ledger.
+    async fn restarted(&self) -> (OnchainFacilitator, OnchainChannels) {
+        let facilitator = self.facilitator().reconcile_interval(PASS).confirm_timeout(PATIENCE).build().await.unwrap();
+        let channels = OnchainChannels::builder().facilitator(&facilitator).build().await.unwrap();
+        (facilitator, channels)
+    }
+
+    fn facilitator(&self) -> OnchainFacilitatorBuilder {
+        OnchainFacilitator::builder()
+            .network(self.stage.devnet.network())
+            .client(self.stage.devnet.rpc_client())
+            .signer(settlement_key())
+            .ledger(self.stage.ledger.clone())
+            .clock(self.stage.clock.clone())
+            .block_time(BLOCKS)
+            .confirm_timeout(Duration::from_secs(2))
+    }
+
+    async fn channel(&self) -> Channel {
+        Channel::funded(&self.chain, RECEIVER, &self.authorizer, 100_000).await
+    }
+
+    async fn sign(&self, channel: &Channel, units: u128) -> Deposit {
+        channel.sign_deposit(&self.chain, units, 1_800_000_000 + 3_600).await
+    }
+
+    /// A channel with a deposit that somebody else sent.
+    async fn filled(&self, units: u128) -> Channel {
+        let channel = self.channel().await;
+        let call = channel.deposit_call(&self.sign(&channel, units).await).abi_encode();
+        self.stage.devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, call).unwrap();
+        channel
+    }
+
+    /// The same, and its payer withdraws all of it.
+    async fn withdrawn(&self, units: u128) -> Channel {
+        let channel = self.filled(units).await;
+        let withdraw = escrow::initiateWithdrawCall { config: (&channel.config).into(), amount: units };
+        self.stage.devnet.execute(channel.config.payer, Escrow::ADDRESS, withdraw.abi_encode()).unwrap();
+        channel
+    }
+
+    async fn claim(&self, channel: &Channel, units: u128) -> Result<u128, ChannelError> {
+        let rows = [channel.row(units, units).await];
+        self.channels.claim(&rows, &AuthorizerKey::new(self.authorizer.clone())).await.map(|claimed| claimed.amount)
+    }
+
+    async fn deposit(&self, channel: &Channel, units: u128) -> Result<u128, ChannelError> {
+        let sent = self.sign(channel, units).await;
+        let made = self.channels.deposit(&channel.config, &channel.voucher(1), &sent).await;
+        made.map(|made| made.observed.state.balance)
+    }
+
+    async fn admitted(&self) -> (Prechecked, Verified) {
+        let payment = self.stage.payment(&self.stage.payer(1));
+        let verified = self.stage.admit(&payment).await;
+        (payment, verified)
+    }
+
+    async fn pending(&self) -> u64 {
+        self.stage.provider().get_transaction_count(settlement_key().address()).pending().await.unwrap()
+    }
+
+    /// What the key's transactions in blocks call, in the order of nonces.
+    async fn called(&self) -> Vec<Address> {
+        let mut sent = Vec::new();
+        for number in 0..=self.stage.devnet.block_number() {
+            let block = self.stage.provider().get_block_by_number(number.into()).full().await.unwrap().unwrap();
+            for transaction in block.transactions.into_transactions() {
+                if transaction.inner.signer() == settlement_key().address() {
+                    sent.push((transaction.nonce(), transaction.to().unwrap_or_default()));
+                }
+            }
+        }
+        sent.sort_unstable();
+        assert!(sent.iter().map(|(nonce, _)| *nonce).eq(0..sent.len() as u64), "{sent:?}");
+        sent.into_iter().map(|(_, to)| to).collect()
+    }
+
+    async fn journalled(&self) -> Vec<JournaledTransaction> {
+        let sender = Sender { network: self.stage.devnet.network(), address: settlement_key().address() };
+        self.stage.ledger.submissions(&sender, 0).await.unwrap()
+    }
+
+    /// Moves the clock of the ledger past the time for which a nonce is its process's.
+    fn a_minute_later(&self) {
+        self.stage.clock.advance(61);
+    }
+}
+
+fn is_paid(outcome: &Result<SettlementOutcome, FacilitatorError>) {
+    paid_by(outcome);
+}
+
+/// A process of its own, which ends with its call under way.
+async fn in_a_process_that_dies<T: Send + 'static>(
+    settings: OnchainFacilitatorBuilder,
+    call: impl AsyncFnOnce(OnchainChannels) -> T + Send + 'static,
+) -> T {
+    let process = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let result = runtime.block_on(async {
+            let facilitator = settings.build().await.unwrap();
+            call(OnchainChannels::builder().facilitator(&facilitator).build().await.unwrap()).await
+        });
+        runtime.shutdown_background();
+        result
+    };
+    tokio::task::spawn_blocking(process).await.unwrap()
+}
+
+#[tokio::test]
+async fn one_key_settles_payments_and_sends_deposits_claims_and_transfers_at_once() {
+    let one = OneKey::start(|builder| builder.batch_size(1)).await;
+    let mut channels = Vec::new();
+    for _ in 0..4 {
+        channels.push((one.channel().await, one.filled(10_000).await, one.withdrawn(5_000).await));
+    }
+    let mut payments = Vec::new();
+    for _ in 0..12 {
+        payments.push(one.admitted().await);
+    }
+    let paid = join_all(payments.iter().map(async |(payment, verified)| {
+        paid_by(&one.stage.settle(payment, verified).await);
+    }));
+    let moved = join_all(channels.iter().map(async |(new, filled, withdrawn)| {
+        let made = tokio::join!(one.deposit(new, 7_000), one.claim(filled, 3_000), one.claim(withdrawn, 5_000));
+        assert_eq!((made.0.unwrap(), made.1.unwrap(), made.2.unwrap()), (7_000, 3_000, 5_000));
+    }));
+    tokio::join!(paid, moved);
+    let token = one.stage.devnet.asset().address;
+    let settled = one.channels.settle(RECEIVER, token).await.unwrap().unwrap();
+    assert_eq!((settled.amount, one.stage.received()), (32_000, 12));
+    let called = one.called().await;
+    let counts = [token, Escrow::ADDRESS].map(|to| called.iter().filter(|called| **called == to).count());
+    assert_eq!((counts, called.len()), ([12, 13], 25), "no filler was needed");
+    let stats = one.stage.facilitator.stats();
+    assert_eq!((stats.transactions, stats.settled), (25, 12));
+    assert_eq!(one.channels.gas_used() + one.stage.facilitator.gas_used(), stats.gas_used, "counted once");
+    assert!(one.channels.gas_used() > 13 * 40_000 && one.stage.facilitator.gas_used() > 12 * 40_000, "{stats:?}");
+}
+
+/// The window is full of payments, but for the place that is kept.
+#[tokio::test]
+async fn a_claim_at_risk_is_sent_while_the_window_is_full_of_payments_that_hang() {
+    let one = OneKey::start(|builder| builder.batch_size(1).in_flight(3)).await;
+    let withdrawn = one.withdrawn(50_000).await;
+    let mut payments = Vec::new();
+    for _ in 0..5 {
+        payments.push(one.admitted().await);
+    }
+    one.stage.devnet.stall(true);
+    let settled = join_all(payments.iter().map(|(payment, verified)| one.stage.settle(payment, verified)));
+    let claimed = async {
+        eventually("the payments have their places", async || one.pending().await == 2).await;
+        let claiming = one.claim(&withdrawn, 50_000);
+        let waiting = eventually("the claim is in the pool", async || one.pending().await == 3);
+        let resumed = async {
+            waiting.await;
+            one.stage.devnet.stall(false);
+        };
+        tokio::join!(claiming, resumed).0
+    };
+    let (settled, claimed) = tokio::join!(settled, claimed);
+    settled.iter().for_each(is_paid);
+    assert_eq!(claimed.unwrap(), 50_000);
+    assert_eq!(one.called().await[2], Escrow::ADDRESS);
+}
+
+/// There is one place. A payment has it, and others wait for it.
+#[tokio::test]
+async fn a_claim_at_risk_is_sent_before_payments_that_wait() {
+    let one = OneKey::start(|builder| builder.batch_size(1).in_flight(1)).await;
+    let withdrawn = one.withdrawn(50_000).await;
+    let mut payments = Vec::new();
+    for _ in 0..4 {
+        payments.push(one.admitted().await);
+    }
+    one.stage.devnet.stall(true);
+    let settled = join_all(payments.iter().map(|(payment, verified)| one.stage.settle(payment, verified)));
+    let claimed = async {
+        eventually("a payment has the place", async || one.pending().await == 1).await;
+        let resumed = async {
+            eventually("the claim is simulated", async || one.stage.calls("eth_estimateGas") > 0).await;
+            // It is in the line.
+            tokio::time::sleep(2 * BLOCKS).await;
+            one.stage.devnet.stall(false);
+        };
+        tokio::join!(one.claim(&withdrawn, 50_000), resumed).0
+    };
+    let (settled, claimed) = tokio::join!(settled, claimed);
+    settled.iter().for_each(is_paid);
+    assert_eq!(claimed.unwrap(), 50_000);
+    assert_eq!(one.called().await[1], Escrow::ADDRESS);
+}
+
+/// A payment offers too little for the block, and may not offer more for itself.
+#[tokio::test]
+async fn a_claim_at_risk_does_not_wait_for_the_ceiling_of_a_payment_before_it() {
+    let one = OneKey::start(|builder| builder.max_gas_price(10_000_000)).await;
+    let withdrawn = one.withdrawn(90_000).await;
+    one.stage.devnet.set_base_fee(1_000_000);
+    let (payment, verified) = one.admitted().await;
+    one.stage.devnet.stall(true);
+    let settled = one.stage.settle(&payment, &verified);
+    let claimed = async {
+        eventually("the payment is sent", async || one.pending().await == 1).await;
+        one.stage.devnet.set_base_fee(15_000_000);
+        one.stage.devnet.stall(false);
+        let _ = one.claim(&withdrawn, 90_000).await;
+    };
+    let _ = tokio::join!(settled, claimed);
+    eventually("both are made", async || one.stage.next_nonce().await == 2).await;
+    assert_eq!((withdrawn.state(&one.chain).await, one.stage.received()), ((90_000, 90_000), 1));
+}
+
+#[tokio::test]
+async fn gas_for_claims_is_kept_from_payments() {
+    let one = OneKey::start(|builder| builder).await;
+    // The key has an ether: enough for some payments or claims, and not for two million gas beside them.
+    one.stage.devnet.set_base_fee(500_000_000_000);
+    let filled = one.filled(10_000).await;
+    let (payment, verified) = one.admitted().await;
+    let refused = one.stage.settle(&payment, &verified).await;
+    assert!(matches!(refused, Err(FacilitatorError::InsufficientGas { .. })), "{refused:?}");
+    let later = one.stage.payment(&one.stage.payer(1));
+    let refused = one.stage.verify(&later).await;
+    assert!(
+        matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::InsufficientGas { .. }))),
+        "nothing is worked for that could not be settled: {refused:?}"
+    );
+    assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
+    assert_eq!(one.stage.next_nonce().await, 1);
+}
+
+/// The node has lost what a process sent that died, and nobody asks again.
+#[tokio::test]
+async fn calls_of_a_dead_process_that_the_node_lost_are_sent_again() {
+    let one = OneKey::start(|builder| builder).await;
+    let (channel, withdrawn) = (one.channel().await, one.withdrawn(50_000).await);
+    let deposit = one.sign(&channel, 10_000).await;
+    let rows = vec![withdrawn.row(50_000, 50_000).await];
+    one.stage.devnet.stall(true);
+    let faults = one.stage.devnet.faults();
+    // Sent, and on its way lost.
+    faults.set(|call| if call.method.starts_with("eth_sendRaw") { Fault::DropBefore } else { Fault::None });
+    let (key, sent, config) = (AuthorizerKey::new(one.authorizer.clone()), deposit.clone(), channel.config);
+    let voucher = channel.voucher(1);
+    let settings = one.facilitator().reconcile_interval(Duration::from_secs(3_600));
+    let died = in_a_process_that_dies(settings, async move |it| {
+        let claimed = it.claim(&rows, &key).await.map(drop);
+        (claimed, it.deposit(&config, &voucher, &sent).await.map(drop))
+    });
+    let died = died.await;
+    assert!(matches!(died, (Err(ChannelError::Pending { .. }), Err(ChannelError::Pending { .. }))), "{died:?}");
+    let journalled = one.journalled().await;
+    assert_eq!(journalled.len(), 2);
+    assert!(journalled.iter().all(|transaction| transaction.payments.is_empty()));
+    faults.clear();
+    assert_eq!(one.pending().await, 0);
+    one.stage.devnet.stall(false);
+    let (_facilitator, next) = one.restarted().await;
+    // The same deposit is not made twice.
+    let made = in_time("the deposit is found", async {
+        loop {
+            match next.deposit(&channel.config, &channel.voucher(1), &deposit).await {
+                Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
+                known => return known.unwrap(),
+            }
+        }
+    });
+    assert_eq!(made.await.amount, 10_000);
+    assert_eq!(withdrawn.state(&one.chain).await, (50_000, 50_000));
+    assert_eq!(one.called().await, [Escrow::ADDRESS; 2]);
+    drop(next);
+}
+
+/// Its process died, and by now gas costs more than it offers.
+#[tokio::test]
+async fn a_claim_of_a_dead_process_that_hangs_is_made_at_a_higher_fee() {
+    let one = OneKey::start(|builder| builder).await;
+    let withdrawn = one.withdrawn(50_000).await;
+    let rows = vec![withdrawn.row(50_000, 50_000).await];
+    one.stage.devnet.stall(true);
+    let key = AuthorizerKey::new(one.authorizer.clone());
+    let settings = one.facilitator().reconcile_interval(Duration::from_secs(3_600));
+    let died = in_a_process_that_dies(settings, async move |it| it.claim(&rows, &key).await.map(drop)).await;
+    assert!(matches!(died, Err(ChannelError::Pending { .. })), "{died:?}");
+    one.stage.devnet.set_base_fee(500_000_000_000);
+    one.stage.devnet.stall(false);
+    tokio::time::sleep(4 * BLOCKS).await;
+    assert_eq!(one.stage.next_nonce().await, 0, "it hangs");
+    one.a_minute_later();
+    eventually("another process makes the claim", async || one.stage.next_nonce().await == 1).await;
+    assert_eq!(withdrawn.state(&one.chain).await, (50_000, 50_000));
+}
+
+/// Nothing but calls is in the ledger, and nobody asks again.
+#[tokio::test]
+async fn calls_that_a_reorganization_removed_are_sent_again() {
+    let one = OneKey::start(|builder| builder).await;
+    let (channel, filled) = (one.channel().await, one.filled(10_000).await);
+    let block = one.stage.devnet.block_number();
+    one.stage.devnet.stall(true);
+    let calls = async { tokio::join!(one.deposit(&channel, 7_000), one.claim(&filled, 3_000)) };
+    let resumed = async {
+        eventually("both are in the pool", async || one.pending().await == 2).await;
+        one.stage.devnet.stall(false);
+    };
+    let ((deposited, claimed), ()) = tokio::join!(calls, resumed);
+    assert_eq!((deposited.unwrap(), claimed.unwrap()), (7_000, 3_000));
+    one.stage.devnet.stall(true);
+    one.stage.devnet.reorg(one.stage.devnet.block_number() - block, Orphans::Lost);
+    assert_eq!(one.stage.next_nonce().await, 0);
+    one.stage.devnet.stall(false);
+    eventually("both are made again", async || one.stage.next_nonce().await == 2).await;
+    assert_eq!((channel.state(&one.chain).await, filled.state(&one.chain).await), ((7_000, 0), (10_000, 3_000)));
+    assert_eq!(one.called().await, [Escrow::ADDRESS; 2]);
+}
+
+/// Final ones are forgotten, though no payment becomes final.
+#[tokio::test]
+async fn calls_that_are_final_are_removed_from_the_journal() {
+    let one = OneKey::with_finality(2, |builder| builder).await;
+    let filled = one.filled(10_000).await;
+    one.claim(&filled, 3_000).await.unwrap();
+    eventually("the journal is empty", async || one.journalled().await.is_empty()).await;
+}
+
+/// Two processes share the key and the ledger, and both send both at once.
+#[tokio::test]
+async fn two_processes_with_one_key_use_each_nonce_once() {
+    let one = OneKey::start(|builder| builder.batch_size(1)).await;
+    let (other, others) = one.restarted().await;
+    let mut work = Vec::new();
+    for _ in 0..6 {
+        work.push((one.filled(10_000).await, one.filled(10_000).await, one.admitted().await, one.admitted().await));
+    }
+    let key = AuthorizerKey::new(one.authorizer.clone());
+    join_all(work.iter().map(async |(here, there, first, second)| {
+        let rows = [there.row(4_000, 4_000).await];
+        let (mine, theirs, paid, paid_there) = tokio::join!(
+            one.claim(here, 3_000),
+            others.claim(&rows, &key),
+            one.stage.settle(&first.0, &first.1),
+            other.settle(&second.0, &second.1),
+        );
+        assert_eq!((mine.unwrap(), theirs.unwrap().amount), (3_000, 4_000));
+        paid_by(&paid);
+        paid_by(&paid_there);
+    }))
+    .await;
+    assert_eq!(one.stage.received(), 12);
+    let called = one.called().await;
+    assert_eq!(called.iter().filter(|to| **to == Escrow::ADDRESS).count(), 12);
+}
+
+#[tokio::test]
+async fn channels_send_with_a_facilitators_keys_or_with_others_and_on_its_chain() {
+    let one = OneKey::start(|builder| builder).await;
+    let builder = || OnchainChannels::builder().facilitator(&one.stage.facilitator);
+    assert_eq!(builder().signer(new_key()).build().await.unwrap_err(), OnchainBuildError::TwoSenders);
+    let elsewhere = builder().network(Network::BASE).build().await;
+    assert!(matches!(elsewhere.unwrap_err(), OnchainBuildError::WrongChain { .. }));
+    assert_eq!(one.channels.senders(), [settlement_key().address()]);
+}

@@ -40,9 +40,7 @@ type Check = dyn Fn(&Value) -> Result<(), String> + Send + Sync;
 pub struct Extension {
     name: Box<str>,
     declaration: Value,
-    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "a server asks it"))]
     check: Option<Arc<Check>>,
-    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "a server asks for it"))]
     describes_resource: bool,
 }
 

@@ -8,6 +8,7 @@ use axum::{
     Router,
     routing::{get, post},
 };
+use tokio::signal::unix::{SignalKind, signal};
 use tower_x402::{
     Network,
     client::{Budget, Journal, Payer, PaymentMiddleware, key},
@@ -176,7 +177,12 @@ async fn sell_at_the_prices_of_charge() -> Result<(), Box<dyn Error>> {
 
 async fn serve(app: Router) -> Result<(), Box<dyn Error>> {
     let listener = tokio::net::TcpListener::bind(env::var("LISTEN")?).await?;
-    axum::serve(listener, app).with_graceful_shutdown(async { drop(tokio::signal::ctrl_c().await) }).await?;
+    let mut stop = signal(SignalKind::terminate())?;
+    axum::serve(listener, app)
+        .with_graceful_shutdown(async move {
+            stop.recv().await;
+        })
+        .await?;
     Ok(())
 }
 

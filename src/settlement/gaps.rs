@@ -112,7 +112,7 @@ mod tests {
         let account = accounts.iter().next().unwrap();
         let mut leases = Vec::new();
         for _ in 0..20 {
-            leases.push(account.take(account.enter().await).await.unwrap());
+            leases.push(account.take(account.enter().await, 100_000).await.unwrap());
         }
         let waiting = leases.pop().unwrap();
         drop(leases);

@@ -1,6 +1,6 @@
 //! One gas key for payments and payment channels: one line, nonces without gaps, one journal, and gas that is kept for claims.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use alloy_consensus::Transaction as _;
 use alloy_primitives::{Address, address};
@@ -21,7 +21,7 @@ use tower_x402::{
         VerifyError,
         channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
     },
-    ledger::{JournaledTransaction, Sender, TransactionLedger as _},
+    ledger::{JournaledTransaction, Sender},
     payment::{Prechecked, SettlementOutcome, Verified},
     vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow},
 };

@@ -77,7 +77,6 @@
 //! | `sqlite` | `ledger::SqliteLedger`, a durable ledger in one file, for one process | |
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
-//! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |
 //! | `full` | all but `secp256k1` | |
@@ -107,8 +106,8 @@
 //! - [Examples](https://github.com/tower-x402/tower-x402/tree/main/examples): a seller, a buyer, a facilitator, each as a program.
 //! - [DESIGN.md](https://github.com/tower-x402/tower-x402/blob/main/DESIGN.md) gives the reasons,
 //!   [SECURITY.md](https://github.com/tower-x402/tower-x402/blob/main/SECURITY.md) the threats and what holds against them.
-//! - Crates that build on this one: `x402-facilitator` settles for others over HTTP, `x402-devnet` is a chain for tests and first runs, and
-//!   `x402-market` has evaluators that sell verdicts and students that hire them; `x402-judges` and `x402-directory` build on that.
+//! - Crates that build on this one: `x402-facilitator` settles for others over HTTP, `x402-bazaar` describes routes for catalogues and reads
+//!   them, `x402-devnet` is a chain for tests and first runs, and `x402-market` has evaluators that sell verdicts and students that hire them; `x402-judges` and `x402-directory` build on that.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -132,14 +131,7 @@ mod decimal;
 pub mod eip3009;
 #[cfg(feature = "facilitator")]
 pub mod facilitator;
-#[cfg(all(
-    feature = "bazaar",
-    feature = "onchain",
-    feature = "remote",
-    feature = "reqwest",
-    feature = "server",
-    feature = "sqlite"
-))]
+#[cfg(all(feature = "onchain", feature = "remote", feature = "reqwest", feature = "server", feature = "sqlite"))]
 pub mod guide;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
@@ -187,7 +179,6 @@ mod tests {
         fn check<T: Send + Sync>() {}
         check::<crate::client::AddPaymentLayer>();
         check::<crate::client::Budget>();
-        check::<crate::client::DiscoveryClient>();
         check::<crate::client::Journal>();
         check::<crate::client::Payer>();
         check::<crate::client::PaymentError>();

@@ -115,7 +115,7 @@ impl Shop {
         );
         assert_eq!(demand.resource.url, "https://api.example/evaluate");
         let extensions = demand.extensions.as_ref().map(|extensions| extensions.read().expect("extensions"));
-        assert_eq!(extensions, Some(PaymentId::declaration()));
+        assert_eq!(extensions, Some(PaymentId::extension().declared()));
         let offers: Vec<_> = demand.accepts.iter().map(|offer| offer.read().expect("an offer")).collect();
         let offers: Vec<_> = offers.iter().map(|offer| ExactOffer::try_from(offer).expect("an offer")).collect();
         assert_eq!(offers.len(), 4);

@@ -152,6 +152,7 @@ use alloy_primitives::{Address, B256, U256};
 use tracing::Instrument as _;
 
 pub use exact::{SettleAnswer, Settler, Sponsor};
+pub use extensions::Echoed;
 use recording::Recording;
 pub use refusal::Refusal;
 pub(crate) use refusal::{Unfinished, Unread, Why};

@@ -109,7 +109,7 @@ impl Seller {
         if self.rules.deferred.is_some() && !facilitator.settles_in_background() {
             return Err(NotOffered::NotDeferrable(network));
         }
-        Ok(Offer { terms, facilitator: number, v1_network: None })
+        Ok(Offer { terms, facilitator: number })
     }
 }
 
@@ -169,8 +169,6 @@ pub struct Offer {
     pub(crate) terms: Arc<Terms>,
     /// Its number among those of the seller.
     pub(crate) facilitator: usize,
-    /// The name of its network in v1, if it is offered in v1.
-    pub(crate) v1_network: Option<&'static str>,
 }
 
 impl Offer {

@@ -8,7 +8,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     Beginning, Held as _, Offer, Presented, Refusal, Seller, Unfinished, Unread, VerifiedPayment, Why, detached,
-    exact::{ExactHeld, ExactRequest, Message, Presentation, PresentedPayment},
+    exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
+    extensions::Declared,
 };
 use crate::{
     ledger::{BodyDigest, Fingerprint, StoredResponse},
@@ -29,14 +30,14 @@ impl Seller {
         payment: PaymentPayload,
         request: &Request,
     ) -> Result<Begun, Refusal> {
-        let payment = PresentedPayment::new(Message::V2(payment));
+        let payment = PresentedPayment::new(payment);
         let presentation = Presentation {
             payer: payment.payer(),
             fingerprint: request.fingerprint(&self.name),
             id: payment.id(self.rules.payment_identifier)?,
             may_defer: true,
         };
-        let matched = payment.find_payment(self, offers, None).await?;
+        let matched = payment.find_payment(self, offers, &Declared::default()).await?;
         let paid = ExactRequest::new(self.clone(), matched, presentation).await?;
         match ExactHeld::begin(paid, &mut request.clone()).await? {
             Beginning::Work(held) => Ok(Begun::Work(Work::start(held, request.whole()).await?)),

@@ -5,10 +5,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, StatusCode, header};
 
-use super::challenge::Challenge;
+use super::{challenge::Challenge, v1};
 use crate::{
     network::Network,
-    protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
+    protocol::{Reason, SettlementResponse, header_name},
 };
 
 /// How much of a server's reason is kept, in characters.
@@ -86,9 +86,9 @@ impl<'a> AnswerHead<'a> {
         NextStep::Retry { after: self.retry_after }
     }
 
-    /// Reads what it says of a payment of this payer on this network, in this version of x402.
-    pub(super) fn said(&self, version: Version, network: Network, payer: Address) -> Said {
-        if let Some(said) = self.payment_response(version, network, payer) {
+    /// Reads what it says of a payment of this payer on this network.
+    pub(super) fn said(&self, network: Network, payer: Address) -> Said {
+        if let Some(said) = self.payment_response(network, payer) {
             return said;
         }
         let is_asked_again = self.status == StatusCode::PAYMENT_REQUIRED;
@@ -110,23 +110,16 @@ impl<'a> AnswerHead<'a> {
         if is_rejection { Said::Rejected } else { Said::Nothing }
     }
 
-    /// Reads `PAYMENT-RESPONSE`, if there is one.
-    fn payment_response(&self, version: Version, network: Network, payer: Address) -> Option<Said> {
-        let values_of = |version: Version| self.headers.get_all(version.response_header()).iter();
-        let mut values = values_of(version).peekable();
-        // Some servers report a payment of v1 in the header of v2.
-        if values.peek().is_none() && version == Version::V1 {
-            values = values_of(Version::V2).peekable();
-        }
+    /// Reads `PAYMENT-RESPONSE`, or what v1 calls so, if there is one.
+    fn payment_response(&self, network: Network, payer: Address) -> Option<Said> {
+        let names = [header_name::PAYMENT_RESPONSE, header_name::X_PAYMENT_RESPONSE];
+        let name = names.into_iter().find(|name| self.headers.contains_key(*name))?;
+        let mut values = self.headers.get_all(name).iter();
         let value = values.next()?.as_bytes();
         if values.next().is_some() {
             return Some(Said::Contradiction("comes twice"));
         }
-        let response: Result<SettlementResponse, _> = match version {
-            Version::V1 => decode_header::<v1::SettlementResponseV1>(value, MAX_PAYMENT_HEADER).map(Into::into),
-            Version::V2 => decode_header(value, MAX_PAYMENT_HEADER),
-        };
-        let Ok(response) = response else { return Some(Said::Contradiction("cannot be read")) };
+        let Ok(response) = v1::receipt(value) else { return Some(Said::Contradiction("cannot be read")) };
         let transaction = response.transaction.parse::<B256>().ok();
         if !response.success {
             let reason = response.error_reason.unwrap_or(Reason::UnexpectedSettleError);

@@ -1,4 +1,4 @@
-//! A 402 with its offers, in both versions of x402, and the payment header that answers it.
+//! A 402 with its offers, and the payment header that answers it.
 
 use alloy_primitives::B256;
 use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use url::Url;
 
-use super::{ChannelEntry, OfferRefusal, PaymentError};
+use super::{ChannelEntry, OfferRefusal, PaymentError, v1};
 use crate::{
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentId,
-        PaymentPayload, PaymentRequirements, Reason, ResourceInfo, V1, V2, Verbatim, Version, decode_header,
-        encode_header, extensions::only, header_name, payment_status, v1,
+        DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, PaymentId, PaymentPayload,
+        PaymentRequirements, Reason, ResourceInfo, V2, Verbatim, Version, decode_header, encode_header,
+        extension::{only, with_info},
+        header_name, payment_status,
     },
     vouchers::{ChannelOffer, ChannelPayload, SCHEME},
 };
@@ -45,65 +46,53 @@ impl OfferLocation {
 
 /// A 402 with offers. Its parts stay as the text that was received, because the payment returns them unchanged.
 #[derive(Clone)]
-pub(super) enum Challenge {
-    V1(ChallengeV1),
-    V2(ChallengeV2),
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ChallengeV2 {
-    /// Read only to refuse other versions.
-    #[serde(rename = "x402Version")]
-    _version: V2,
+pub(super) struct Challenge {
+    /// The version in which it is answered.
+    version: Version,
     error: Option<String>,
     resource: Option<Verbatim<ResourceInfo>>,
-    accepts: Vec<Verbatim<PaymentRequirements>>,
+    accepts: Vec<Result<Verbatim<PaymentRequirements>, OfferRefusal>>,
     extensions: Option<Verbatim<Map<String, Value>>>,
-}
-
-#[derive(Clone, Deserialize)]
-pub(super) struct ChallengeV1 {
-    /// Some servers put an object here.
-    #[serde(default)]
-    error: Value,
-    accepts: Vec<Verbatim<v1::PaymentRequirementsV1>>,
 }
 
 impl Challenge {
     /// Reads the headers or, if they have no offers, the body. Returns `None` if neither is of x402.
     pub(super) fn read(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Option<Self>, DecodeError> {
         #[derive(Deserialize)]
-        struct Versioned {
+        #[serde(rename_all = "camelCase")]
+        struct Required {
+            /// Read only to refuse other versions.
             #[serde(rename = "x402Version")]
-            _version: V1,
+            _version: V2,
+            error: Option<String>,
+            resource: Option<Verbatim<ResourceInfo>>,
+            accepts: Vec<Verbatim<PaymentRequirements>>,
+            extensions: Option<Verbatim<Map<String, Value>>>,
         }
         if let Some(value) = headers.get(header_name::PAYMENT_REQUIRED) {
-            return decode_header(value.as_bytes(), MAX_REQUIRED_HEADER).map(|challenge| Some(Self::V2(challenge)));
+            let required = decode_header(value.as_bytes(), MAX_REQUIRED_HEADER)?;
+            let Required { error, resource, accepts, extensions, .. } = required;
+            let accepts = accepts.into_iter().map(Ok).collect();
+            return Ok(Some(Self { version: Version::V2, error, resource, accepts, extensions }));
         }
-        let Some(body) = body.filter(|body| body.len() <= MAX_REQUIRED_BODY) else { return Ok(None) };
-        // serde would read an array as a struct, too.
-        let is_object = body.trim_ascii_start().starts_with(b"{");
-        if !is_object || serde_json::from_slice::<Versioned>(body).is_err() {
-            return Ok(None);
-        }
-        serde_json::from_slice(body).map(|challenge| Some(Self::V1(challenge))).map_err(DecodeError::Json)
+        let Some(body) = body else { return Ok(None) };
+        Ok(v1::read(body, MAX_OFFERS)?.map(|v1::OffersV1 { error, accepts }| Self {
+            version: Version::V1,
+            error,
+            resource: None,
+            accepts,
+            extensions: None,
+        }))
     }
 
-    pub(super) fn version(&self) -> Version {
-        match self {
-            Self::V1(_) => Version::V1,
-            Self::V2(_) => Version::V2,
-        }
+    /// Returns the version in which it is answered: that of its offers.
+    pub(super) const fn version(&self) -> Version {
+        self.version
     }
 
     /// Returns the server's error message, if it has one.
     pub(super) fn error(&self) -> Option<&str> {
-        let text = match self {
-            Self::V1(challenge) => challenge.error.as_str(),
-            Self::V2(challenge) => challenge.error.as_deref(),
-        };
-        text.filter(|text| !text.trim().is_empty())
+        self.error.as_deref().filter(|text| !text.trim().is_empty())
     }
 
     /// Returns the reason code in the error message.
@@ -118,15 +107,11 @@ impl Challenge {
 
     /// Returns the first offers, in the server's order. Those of payment channels are read only if `channels`.
     pub(super) fn offers(&self, channels: bool) -> Vec<Result<Offer, OfferRefusal>> {
-        match self {
-            Self::V1(challenge) => {
-                let offers = challenge.accepts.iter().take(MAX_OFFERS);
-                offers.map(|offer| Ok(Offer::of_transfer(ExactOffer::try_from(&read(offer)?)?))).collect()
-            }
-            Self::V2(challenge) => {
-                challenge.accepts.iter().take(MAX_OFFERS).map(|offer| Offer::read(&read(offer)?, channels)).collect()
-            }
-        }
+        let read = |offer: &Result<Verbatim<PaymentRequirements>, OfferRefusal>| {
+            let offer = offer.as_ref().map_err(Clone::clone)?;
+            Offer::read(&offer.read().map_err(|_| OfferRefusal::Unreadable)?, channels)
+        };
+        self.accepts.iter().take(MAX_OFFERS).map(read).collect()
     }
 
     /// Returns the offer that a channel was opened for, as far as the payer's books have it. A request for a refund has no price.
@@ -144,8 +129,8 @@ impl Challenge {
                 "withdrawDelay": config.withdraw_delay,
             },
         });
-        let accepts = vec![Verbatim::of(&serde_json::from_value(offer)?)?];
-        Ok(Self::V2(ChallengeV2 { _version: V2, error: None, resource: None, accepts, extensions: None }))
+        let accepts = vec![Ok(Verbatim::of(&serde_json::from_value(offer)?)?)];
+        Ok(Self { version: Version::V2, error: None, resource: None, accepts, extensions: None })
     }
 
     /// Returns the offer of this channel and its index, with the seller's books of it in a corrective 402.
@@ -165,51 +150,50 @@ impl Challenge {
     ///
     /// The id is a secret, so it is independent of the authorization's nonce, which the chain publishes.
     pub(super) fn add_payment_id(&mut self, secret: B256) -> bool {
-        if let Self::V2(ChallengeV2 { extensions: Some(extensions), .. }) = self
-            && let Some(with_id) = PaymentId::of_random(secret).add_to(extensions)
+        let with_id = self.extensions.as_ref().and_then(|declared| PaymentId::of_random(secret).add_to(declared));
+        let is_added = with_id.is_some();
+        self.extensions = with_id.or(self.extensions.take());
+        is_added
+    }
+
+    /// Adds these fields to the `info` of an extension, if the server declares it.
+    pub(super) fn add_info(&mut self, name: &str, info: &Map<String, Value>) {
+        if let Some(declared) = &self.extensions
+            && let Some(with_info) = with_info(declared, name, info)
         {
-            *extensions = with_id;
-            return true;
+            self.extensions = Some(with_info);
         }
-        false
     }
 
     /// Returns the URL where the server reports the status of a payment. Returns `None` if it is not on the origin of `paid`.
     pub(super) fn status_url(&self, paid: &Url) -> Option<Url> {
-        let Self::V2(ChallengeV2 { extensions: Some(extensions), .. }) = self else { return None };
-        status_url(payment_status::declared(&only(payment_status::NAME, extensions)?)?, paid)
+        status_url(payment_status::declared(&only(payment_status::NAME, self.extensions.as_ref()?)?)?, paid)
     }
 
     /// Returns the value of the payment header for the offer at `index`.
     ///
-    /// In v2 the offer, the resource and the extensions are returned as they came. v1 names scheme and network.
+    /// The offer, the resource and the extensions are returned as they came.
     pub(super) fn into_header(self, index: usize, payload: &ExactPayload) -> Result<String, serde_json::Error> {
-        match self {
-            Self::V1(challenge) => {
-                let offer = challenge.accepts.get(index).ok_or_else(no_offer)?.read()?;
-                let v1::PaymentRequirementsV1 { scheme, network, .. } = offer;
-                let payload = Verbatim::of(payload)?;
-                encode_header(&v1::PaymentPayloadV1 { x402_version: V1, scheme, network, payload })
+        match self.version {
+            Version::V1 => {
+                let accepted = self.accepts.get(index).and_then(|offer| offer.as_ref().ok()).ok_or_else(no_offer)?;
+                let offer = ExactOffer::try_from(&accepted.read()?).map_err(serde::de::Error::custom)?;
+                v1::header(&offer, Verbatim::of(payload)?)
             }
-            Self::V2(challenge) => challenge.into_header(index, payload),
+            Version::V2 => self.answer(index, payload),
         }
     }
 
     /// The same for the offer of a payment channel, which only v2 has.
     pub(super) fn channel_header(&self, index: usize, payload: &ChannelPayload) -> Result<String, serde_json::Error> {
-        match self {
-            Self::V1(_) => Err(no_offer()),
-            Self::V2(challenge) => challenge.clone().into_header(index, payload),
-        }
+        self.clone().answer(index, payload)
     }
-}
 
-impl ChallengeV2 {
-    fn into_header<P: Serialize>(self, index: usize, payload: &P) -> Result<String, serde_json::Error> {
+    fn answer<P: Serialize>(self, index: usize, payload: &P) -> Result<String, serde_json::Error> {
         encode_header(&PaymentPayload {
             x402_version: V2,
             resource: self.resource,
-            accepted: self.accepts.into_iter().nth(index).ok_or_else(no_offer)?,
+            accepted: self.accepts.into_iter().nth(index).and_then(Result::ok).ok_or_else(no_offer)?,
             payload: Verbatim::of(payload)?,
             extensions: self.extensions,
         })
@@ -263,10 +247,6 @@ impl Offer {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(offer: &'a Verbatim<T>) -> Result<T, OfferRefusal> {
-    offer.read().map_err(|_| OfferRefusal::Unreadable)
-}
-
 fn is_json(content_type: &HeaderValue) -> bool {
     let essence = content_type.to_str().ok().and_then(|text| text.split(';').next()).map(str::trim);
     essence.is_some_and(|essence| {
@@ -280,6 +260,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::protocol::MAX_REQUIRED_BODY;
 
     fn location(status: u16, headers: &[(&'static str, &'static str)]) -> OfferLocation {
         let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));

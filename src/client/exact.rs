@@ -205,8 +205,8 @@ impl ExactPayment {
 
     /// Reads what an answer says of this payment.
     fn read(&self, answer: &AnswerHead<'_>) -> Said {
-        let JournalEntry { version, network, payer, .. } = self.entry;
-        let said = answer.said(version, network, payer);
+        let JournalEntry { network, payer, .. } = self.entry;
+        let said = answer.said(network, payer);
         let Said::Paid { response, .. } = &said else { return said };
         let most: U256 = self.entry.amount.into();
         let is_right = |amount: &String| match (parse_decimal(amount), self.entry.facilitator) {

@@ -14,10 +14,7 @@ use super::{
     purchase::Identity,
     wallet::{Asked, date_of},
 };
-use crate::protocol::{
-    Version,
-    header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
-};
+use crate::protocol::header_name::{PAYMENT_SIGNATURE, X_PAYMENT};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -184,7 +181,7 @@ async fn send_paid<X: Exchange>(
         payment.set_sent(true);
         let (response, next) = match timeout(retry.attempt_timeout, exchange.send()).await {
             Ok(Ok(response)) => {
-                let (body, response) = read_rejection::<X>(response, payment.version(), retry).await;
+                let (body, response) = read_rejection::<X>(response, retry).await;
                 let (status, headers) = X::head(&response);
                 let next = payment.answered(status, headers, body.as_deref());
                 (Ok(response), next)
@@ -240,13 +237,9 @@ fn may_be_repeated(status: StatusCode) -> bool {
 }
 
 /// Reads the body of another 402 of v1, which has the reason for it.
-async fn read_rejection<X: Exchange>(
-    response: X::Response,
-    version: Version,
-    retry: &RetryPolicy,
-) -> (Option<Bytes>, X::Response) {
+async fn read_rejection<X: Exchange>(response: X::Response, retry: &RetryPolicy) -> (Option<Bytes>, X::Response) {
     let (status, headers) = X::head(&response);
-    match OfferLocation::of(status, headers) == OfferLocation::Body && version == Version::V1 {
+    match OfferLocation::of(status, headers) == OfferLocation::Body {
         true => X::read_body(response, retry.body_timeout()).await,
         false => (None, response),
     }

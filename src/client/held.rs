@@ -89,7 +89,7 @@ impl<'a> HeldPayment<'a> {
             return Ok(());
         }
         let asked = Asked { purchase: key.map(|key| (key, identity.request)), ..asked };
-        let payment = self.payer.sign(&challenge, asked).await?;
+        let payment = self.payer.sign(challenge, asked).await?;
         self.kept = Some(Kept { identity, payment });
         Ok(())
     }

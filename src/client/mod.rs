@@ -50,14 +50,12 @@
 //!
 //! # Finding something to pay for
 //!
-//! `DiscoveryClient` (features `bazaar` and `reqwest`) reads the list of paid resources that a facilitator publishes.
+//! `DiscoveryClient`, of the crate `x402-bazaar`, reads the list of paid resources that a facilitator publishes.
 
 mod answer;
 mod budget;
 mod challenge;
 mod channels;
-#[cfg(all(feature = "bazaar", feature = "reqwest"))]
-mod discovery;
 mod error;
 mod exact;
 mod exchange;
@@ -81,6 +79,7 @@ mod reconcile;
 mod response_body;
 mod sums;
 mod totals;
+mod v1;
 mod wallet;
 
 pub use answer::NextStep;
@@ -90,11 +89,6 @@ pub use channels::refund_channels;
 pub use channels::{ChannelEntry, ChannelFinding, ChannelPolicy, PendingDeposit, Refund, SignedRefundRequest};
 #[cfg(feature = "onchain")]
 pub use channels::{ChannelReconciliation, finalize_withdrawal, initiate_withdrawal, reconcile_channels};
-#[cfg(all(feature = "bazaar", feature = "reqwest"))]
-pub use discovery::{
-    Discovered, DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter, DiscoveryPage,
-    ListedResource,
-};
 pub use error::{AddPaymentError, OfferRefusal, PaymentError, Refusal};
 pub use exchange::RetryPolicy;
 pub use journal::{Journal, JournalEntry, JournalError};

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 use http::{HeaderMap, Method};
+use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
@@ -51,6 +52,8 @@ struct Inner {
     wallet: Arc<Wallet>,
     policy: OfferPolicy,
     purchases: Purchases,
+    /// What is added to the extensions of a 402, by their names.
+    extensions: Vec<(String, Map<String, Value>)>,
 }
 
 impl Payer {
@@ -65,7 +68,7 @@ impl Payer {
             clock: Arc::new(SystemClock),
             nonces: Arc::new(OsNonces),
         };
-        PayerBuilder { wallet, policy: OfferPolicy::default(), assets: None }
+        PayerBuilder { wallet, policy: OfferPolicy::default(), assets: None, extensions: Vec::new() }
     }
 
     /// Returns the budget.
@@ -121,15 +124,17 @@ impl Payer {
             return Ok(None);
         };
         let asked = Asked { method, url, date: date_of(headers), purchase: None };
-        let mut payment = self.sign(&challenge, asked).await?;
+        let mut payment = self.sign(challenge, asked).await?;
         // The caller may send it from here on.
         payment.set_sent(true);
         Ok(Some(payment))
     }
 
     /// Signs for the best offer that can be paid. If there is none, the error is that of the best offer.
-    pub(super) async fn sign(&self, challenge: &Challenge, asked: Asked<'_>) -> Result<SignedPayment, PaymentError> {
-        let Inner { wallet, policy, .. } = &*self.0;
+    pub(super) async fn sign(&self, mut challenge: Challenge, asked: Asked<'_>) -> Result<SignedPayment, PaymentError> {
+        let Inner { wallet, policy, extensions, .. } = &*self.0;
+        extensions.iter().for_each(|(name, info)| challenge.add_info(name, info));
+        let challenge = &challenge;
         let channel =
             asked.purchase.and_then(|(key, _)| self.budget().journal().with_books(|books| books.of_purchase(key)));
         let mut refusal = None;
@@ -201,6 +206,7 @@ pub struct PayerBuilder {
     policy: OfferPolicy,
     /// `None` for the default tokens.
     assets: Option<Vec<Asset>>,
+    extensions: Vec<(String, Map<String, Value>)>,
 }
 
 impl PayerBuilder {
@@ -288,6 +294,25 @@ impl PayerBuilder {
         self
     }
 
+    /// Adds these fields to the `info` of the extension of this name, wherever a server declares it. A payment returns all extensions of its
+    /// 402; nothing is added if the server itself declares one of
+    /// the fields. Call it again for other extensions.
+    ///
+    /// ```
+    /// # #[cfg(feature = "local-signer")] {
+    /// use alloy_signer_local::PrivateKeySigner;
+    /// use serde_json::Map;
+    /// use tower_x402::client::Payer;
+    ///
+    /// let name = Map::from_iter([("name".to_owned(), "Ada".into())]);
+    /// let payer = Payer::builder(PrivateKeySigner::random()).extension("greeting", name).build();
+    /// # }
+    /// ```
+    pub fn extension(mut self, name: impl Into<String>, info: Map<String, Value>) -> Self {
+        self.extensions.push((name.into(), info));
+        self
+    }
+
     /// Sets the clock. Default: [`SystemClock`].
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.wallet.clock = clock;
@@ -304,6 +329,7 @@ impl PayerBuilder {
     pub fn build(mut self) -> Payer {
         let default = || [Network::BASE, Network::BASE_SEPOLIA].into_iter().filter_map(Network::usdc).collect();
         self.policy.assets = self.assets.unwrap_or_else(default);
-        Payer(Arc::new(Inner { wallet: Arc::new(self.wallet), policy: self.policy, purchases: Purchases::default() }))
+        let Self { wallet, policy, extensions, .. } = self;
+        Payer(Arc::new(Inner { wallet: Arc::new(wallet), policy, purchases: Purchases::default(), extensions }))
     }
 }

@@ -18,7 +18,10 @@ use crate::{
 /// The rule by which a scheme pays. A scheme signs in its own way; from there on, a payment is this.
 #[async_trait]
 pub(super) trait SchemePayment: fmt::Debug + Send + Sync {
-    fn version(&self) -> Version;
+    /// Returns the version of x402 that it is made in: v2 for all schemes but `exact`.
+    fn version(&self) -> Version {
+        Version::V2
+    }
 
     /// Returns the value of the payment header.
     fn header(&self) -> &HeaderValue;

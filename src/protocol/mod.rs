@@ -12,25 +12,22 @@
 //! # Ok::<(), protocol::DecodeError>(())
 //! ```
 
-#[cfg(feature = "bazaar")]
-pub mod bazaar;
 mod exact;
 mod exact_payload;
-pub(crate) mod extensions;
+pub(crate) mod extension;
 mod header;
 mod messages;
+mod payment_id;
 pub mod payment_status;
 mod reason;
-#[cfg(feature = "bazaar")]
-mod schema;
-#[cfg(any(feature = "facilitator", all(feature = "bazaar", feature = "reqwest")))]
+#[cfg(feature = "facilitator")]
 pub(crate) mod timestamp;
 pub mod v1;
 mod version;
 
 pub use exact::{ExactOffer, OfferError, PaymentFlow, TransferMethod};
 pub use exact_payload::ExactPayload;
-pub use extensions::{PaymentId, PaymentIdError};
+pub use extension::Extension;
 pub use header::{
     DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,
 };
@@ -38,6 +35,7 @@ pub use messages::{
     FacilitatorRequest, PaymentPayload, PaymentRequired, PaymentRequirements, ResourceInfo, SettlementResponse,
     SupportedKind, SupportedResponse, Verbatim, VerifyResponse,
 };
+pub use payment_id::{PaymentId, PaymentIdError};
 pub use reason::Reason;
 pub use version::{UnknownVersion, V1, V2, Version};
 

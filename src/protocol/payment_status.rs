@@ -26,16 +26,17 @@ use alloy_primitives::B256;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::Extension;
 #[cfg(feature = "server")]
 use crate::network::Network;
 
 /// The extension's name.
 pub const NAME: &str = "payment-status";
 
-/// Returns the extension that a server offers in a 402: it reports the status of payments at `url`.
-pub fn declaration(url: &str) -> Map<String, Value> {
+/// Returns the extension that a server declares: it reports the status of payments at `url`.
+pub fn extension(url: &str) -> Extension {
     let schema = json!({ "type": "object", "properties": { "url": { "type": "string" } }, "required": ["url"] });
-    Map::from_iter([(NAME.to_owned(), json!({ "info": { "url": url }, "schema": schema }))])
+    Extension::new(NAME, json!({ "url": url }), schema)
 }
 
 /// Returns the extension for a payment that the server will settle: the parameters to ask for its status with, and the URL if there is
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn only_a_declaration_has_a_url() {
-        assert_eq!(declared(&declaration("/payments/status")), Some("/payments/status"));
+        assert_eq!(declared(&extension("/payments/status").declared()), Some("/payments/status"));
         for other in [json!({}), json!({ NAME: {} }), json!({ NAME: { "info": { "url": 7 } } }), json!({ NAME: "/s" })]
         {
             assert_eq!(declared(other.as_object().unwrap()), None, "{other}");

@@ -26,9 +26,9 @@ use super::{
     response::ResponseBody,
 };
 use crate::{
-    charge::{Offer, Refusal, Unfinished, Unread, Why},
+    charge::{Echoed, Offer, Refusal, Unfinished, Unread, Why},
     ledger::channels::ChannelRecord,
-    protocol::{SettlementResponse, Version, encode_header, v1},
+    protocol::{SettlementResponse, encode_header},
     telemetry::RequestOutcome,
     upto::ALLOWANCE_REQUIRED,
     vouchers::{ChannelId, VoucherState},
@@ -102,15 +102,15 @@ impl Answer {
     }
 
     /// Returns the answer to a payment that was refused, without an offer.
-    pub(super) fn of(mut refusal: Refusal, version: Version) -> Self {
+    pub(super) fn of(mut refusal: Refusal) -> Self {
         let (status, ended) = outcome_of(refusal.why());
         let mut answer = Self::problem(status, refusal.code(), &refusal.detail(), refusal.transaction());
         answer.0.ended = ended;
-        answer.finish(&mut refusal, version)
+        answer.finish(&mut refusal)
     }
 
     /// Adds what a refusal says besides its code.
-    fn finish(mut self, refusal: &mut Refusal, version: Version) -> Self {
+    fn finish(mut self, refusal: &mut Refusal) -> Self {
         if let Some(delay) = refusal.retry_after() {
             self.0.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
         }
@@ -120,7 +120,7 @@ impl Answer {
             self.0.headers.insert(VARY, names);
         }
         let receipt = refusal.take_receipt();
-        self.with_receipt(receipt.and_then(|receipt| Receipt::of(&receipt, version)))
+        self.with_receipt(receipt.and_then(|receipt| Receipt::of(&receipt)))
     }
 
     /// Adds a receipt, if there is one.
@@ -151,8 +151,8 @@ pub(super) struct RequestContext {
     pub(super) offers: Arc<[Offer]>,
     /// Where the request was sent.
     pub(super) target: Target<'static>,
-    /// The version of the protocol in which the payment came.
-    pub(super) version: Version,
+    /// What the payer returned of the seller's extensions.
+    pub(super) echoed: Echoed,
     /// The request's headers, which its response may depend on.
     pub(super) asked: HeaderMap,
 }
@@ -161,7 +161,7 @@ impl RequestContext {
     pub(super) fn new(config: Arc<Config>, offers: Arc<[Offer]>, parts: &request::Parts) -> Self {
         let target = config.catalogue.target(&parts.uri, &parts.headers).into_owned();
         let asked = parts.headers.clone();
-        Self { config, offers, target, version: Version::default(), asked }
+        Self { config, offers, target, echoed: Echoed::default(), asked }
     }
 
     /// The 402 without an error.
@@ -182,12 +182,12 @@ impl RequestContext {
                 let more = corrective_fields(record);
                 catalogue.render_corrective(&self.target, &self.offers, error, (*offer, more))
             }
-            _ => return Answer::of(refusal, self.version),
+            _ => return Answer::of(refusal),
         };
         let (status, ended) = outcome_of(refusal.why());
         let mut answer = Answer::payment_required(status, offers);
         answer.0.ended = ended;
-        answer.finish(&mut refusal, self.version)
+        answer.finish(&mut refusal)
     }
 }
 
@@ -220,25 +220,18 @@ fn outcome_of(why: &Why) -> (StatusCode, RequestOutcome) {
     }
 }
 
-/// `PAYMENT-RESPONSE`, or what v1 calls so.
+/// `PAYMENT-RESPONSE`.
 #[derive(Debug)]
-pub(super) struct Receipt {
-    name: HeaderName,
-    value: HeaderValue,
-}
+pub(super) struct Receipt(HeaderValue);
 
 impl Receipt {
     /// Returns `None` only for what cannot be written in a header.
-    pub(super) fn of(settlement: &SettlementResponse, version: Version) -> Option<Self> {
-        let (name, value) = match version {
-            Version::V1 => (X_PAYMENT_RESPONSE, encode_header(&v1::SettlementResponseV1::from(settlement))),
-            Version::V2 => (PAYMENT_RESPONSE, encode_header(settlement)),
-        };
-        Some(Self { name, value: value.ok()?.try_into().ok()? })
+    pub(super) fn of(settlement: &SettlementResponse) -> Option<Self> {
+        encode_header(settlement).ok()?.try_into().ok().map(Self)
     }
 
     fn attach(self, headers: &mut HeaderMap) {
-        headers.insert(self.name, self.value);
+        headers.insert(PAYMENT_RESPONSE, self.0);
     }
 }
 

@@ -1,11 +1,10 @@
 //! Describes what a layer charges for, and checks the description.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Uri, request, response};
-use serde_json::{Map, Value};
 
 use super::{
     config::{Config, Settings},
@@ -15,16 +14,14 @@ use super::{
     offer::{Catalogue, Location, Offered, PaymentOption, Price, PriceError, Pricing, Quote},
     page::{self, BrowserPage},
 };
-#[cfg(feature = "bazaar")]
-use crate::protocol::bazaar::{Discovery, InvalidDiscovery};
 use crate::{
     channels::Channels,
-    charge::{DeferredPolicy, Limits, Seller},
+    charge::{DeferredPolicy, Limits, Seller, extensions::Declared},
     clock::Clock,
     facilitator::Facilitator,
     network::{Asset, Network},
     payment::Terms,
-    protocol::{PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, TransferMethod, Verbatim, payment_status},
+    protocol::{Extension, PaymentFlow, PaymentId, PaymentRequirements, ResourceInfo, TransferMethod, payment_status},
     upload::{EvictingSemaphore, permits_for},
     usdc::{ParseUsdcError, Usdc},
     vouchers::SCHEME,
@@ -57,8 +54,7 @@ pub struct RequirePaymentLayerBuilder {
     /// `None` if it is the request that says where the resource is.
     location: Option<Location>,
     trusts_proxy: bool,
-    #[cfg(feature = "bazaar")]
-    discovery: Option<Discovery>,
+    extensions: Vec<Extension>,
     speaks_v1: bool,
     takes_permits: bool,
     settings: Settings,
@@ -186,16 +182,7 @@ impl RequirePaymentLayerBuilder {
         let voucher_offers = voucher_offers(&self.settings, &options)?;
         // Payments by voucher cannot be looked up.
         let status_url = self.settings.rules.status_url.as_deref().filter(|_| takes_exact);
-        let extensions = declarations(self.settings.rules.payment_identifier, status_url);
-        #[cfg(feature = "bazaar")]
-        let extensions = match &self.discovery {
-            Some(_) if self.location.is_none() => return Err(BuildError::NoPublicUrl),
-            Some(discovery) => {
-                extensions.into_iter().chain(discovery.extension().map_err(BuildError::Discovery)?).collect()
-            }
-            None => extensions,
-        };
-        let extensions = Verbatim::of(&extensions).ok().filter(|_| !extensions.is_empty());
+        let extensions = declared(self.extensions, &self.location, self.settings.rules.payment_identifier, status_url)?;
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
         let offered = Offered {
@@ -242,6 +229,8 @@ impl RequirePaymentLayerBuilder {
     ///     async move { Ok(if is_preview { Quote::Free } else { Usdc::from_atomic(1_000).into() }) }
     /// });
     /// ```
+    ///
+    /// The quote may say [who is paid](Quote::To), too, so that one layer charges for many sellers.
     pub fn price_with<P, F>(mut self, price: P) -> Self
     where
         P: Fn(&request::Parts) -> F + Send + Sync + 'static,
@@ -433,21 +422,36 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Declares in the extension [`bazaar`](crate::protocol::bazaar) what the route takes and returns. A facilitator that catalogues
-    /// what it settles lists it for clients that look for such a service. It describes one route: give others layers of their own. Needs
-    /// [`public_origin`](Self::public_origin) or [`resource_url`](Self::resource_url), or nobody could find it.
+    /// Declares an extension in the 402. A payer returns it with its payment and may add values to it, which the handler reads from
+    /// [`Echoed`](super::Echoed) in the request's extensions. A facilitator that uses extensions gets it, too. Call it again to declare several.
+    ///
+    /// An echo is refused before anything is reserved or paid if it is not what was declared (402, `extension_echo_mismatch`), if the
+    /// extension's own [`check`](Extension::check) refuses it, or if it is longer than 8 KiB (400). What was not declared is not passed on.
+    ///
+    /// This sells a greeting to whoever the payer names:
     ///
     /// ```
-    /// # use serde_json::json;
-    /// # use tower_x402::{protocol::bazaar::{BodyType, Discovery}, server::RequirePaymentLayer};
-    /// let builder = RequirePaymentLayer::builder()
-    ///     .public_origin("https://api.example")
-    ///     .description("Evaluates arithmetic")
-    ///     .discovery(Discovery::post(BodyType::Json).body(json!({ "output": "2 + 2 = 4" })).output(json!({ "score": 1.0 })));
+    /// use http::{Request, Response};
+    /// use serde_json::{Value, json};
+    /// use tower_x402::{protocol::Extension, server::{Echoed, RequirePaymentLayer}};
+    ///
+    /// let greeting = Extension::new("greeting", json!({}), json!({ "properties": { "name": { "type": "string" } } }))
+    ///     .check(|info| match info.get("name") {
+    ///         None => Ok(()),
+    ///         Some(Value::String(name)) if name.len() <= 40 => Ok(()),
+    ///         Some(_) => Err("name is a text of at most 40 bytes".to_owned()),
+    ///     });
+    /// let builder = RequirePaymentLayer::builder().extension(greeting);
+    ///
+    /// async fn greet<B>(request: Request<B>) -> Response<String> {
+    ///     let echoed = request.extensions().get::<Echoed>().cloned().unwrap_or_default();
+    ///     let info: Option<Value> = echoed.info("greeting").unwrap_or_default();
+    ///     let name = info.as_ref().and_then(|info| info["name"].as_str()).unwrap_or("stranger");
+    ///     Response::new(format!("Hello, {name}!"))
+    /// }
     /// ```
-    #[cfg(feature = "bazaar")]
-    pub fn discovery(mut self, discovery: Discovery) -> Self {
-        self.discovery = Some(discovery);
+    pub fn extension(mut self, extension: Extension) -> Self {
+        self.extensions.push(extension);
         self
     }
 
@@ -548,8 +552,7 @@ impl Default for RequirePaymentLayerBuilder {
             resource: ResourceInfo::default(),
             location: None,
             trusts_proxy: false,
-            #[cfg(feature = "bazaar")]
-            discovery: None,
+            extensions: Vec::new(),
             speaks_v1: true,
             takes_permits: false,
             settings: Settings::default(),
@@ -637,14 +640,16 @@ pub enum BuildError {
     /// A URL is not an absolute one with http or https.
     #[error("{0:?} is not an absolute http or https URL")]
     Url(String),
-    /// The discovery information is not valid.
-    #[cfg(feature = "bazaar")]
-    #[error("what the route takes and returns cannot be declared")]
-    Discovery(#[source] InvalidDiscovery),
-    /// Discovery needs a public URL: call `public_origin` or `resource_url`.
-    #[cfg(feature = "bazaar")]
-    #[error("discovery needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)")]
-    NoPublicUrl,
+    /// Two extensions have one name.
+    #[error(
+        "the extension {0:?} is declared twice: declare it once, and with .payment_identifier(true) or .status_url(…) not at all"
+    )]
+    ExtensionTwice(String),
+    /// An extension describes the resource, which has no public URL: call `public_origin` or `resource_url`.
+    #[error(
+        "the extension {0:?} describes the resource, which needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)"
+    )]
+    NoPublicUrl(String),
     /// There are more labels than the protocol allows.
     #[error("{0} tags: the protocol allows five")]
     TooManyTags(usize),
@@ -751,11 +756,23 @@ fn check_location(location: Option<&Location>) -> Result<(), BuildError> {
     }
 }
 
-/// Returns the extensions that the 402 declares for two settings.
-fn declarations(payment_identifier: bool, status_url: Option<&str>) -> Map<String, Value> {
-    let ids = payment_identifier.then(PaymentId::declaration).unwrap_or_default();
-    let status = status_url.map(payment_status::declaration).unwrap_or_default();
-    ids.into_iter().chain(status).collect()
+/// Returns the extensions that the 402 declares: those of the seller, and those that follow from other settings.
+fn declared(
+    sellers: Vec<Extension>,
+    location: &Option<Location>,
+    payment_identifier: bool,
+    status_url: Option<&str>,
+) -> Result<Declared, BuildError> {
+    let ids = payment_identifier.then(PaymentId::extension);
+    let known: Vec<_> = ids.into_iter().chain(status_url.map(payment_status::extension)).collect();
+    let mut names = HashSet::new();
+    if let Some(twice) = sellers.iter().chain(&known).find(|extension| !names.insert(extension.name())) {
+        return Err(BuildError::ExtensionTwice(twice.name().to_owned()));
+    }
+    if let Some(homeless) = sellers.iter().find(|extension| extension.described().is_some() && location.is_none()) {
+        return Err(BuildError::NoPublicUrl(homeless.name().to_owned()));
+    }
+    Ok(Declared::new(sellers, known))
 }
 
 /// A path that begins with two slashes names a host.

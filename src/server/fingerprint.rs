@@ -14,8 +14,9 @@ pub(super) static HEADERS: [HeaderName; 2] = [AUTHORIZATION, COOKIE];
 
 impl Fingerprint {
     /// Returns the fingerprint of a request's head, presented to this seller, whose prices depend on the headers `priced_by` too. Every
-    /// part is preceded by its length and the values of a header by their number, so that none can pass for another.
-    pub(super) fn of(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Self {
+    /// part is preceded by its length and the values of a header by their number, so that none can pass for another. `echoed` is the digest of
+    /// what the payer added to the seller's extensions.
+    pub(super) fn of(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName], echoed: Option<B256>) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_be_bytes());
@@ -53,6 +54,11 @@ impl Fingerprint {
                 add(parts.uri.authority().map_or("", |authority| authority.as_str()).as_bytes());
             }
         }
+        if let Some(echoed) = echoed {
+            // No header has such a name.
+            add(b"\0extensions");
+            add(echoed.as_slice());
+        }
         Self { digest: B256::from_slice(&hash.finalize()), names_caller }
     }
 }
@@ -80,7 +86,7 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        Fingerprint::of(&request.body(()).unwrap().into_parts().0, ["https://api.example", ""], names)
+        Fingerprint::of(&request.body(()).unwrap().into_parts().0, ["https://api.example", ""], names, None)
     }
 
     #[test]

@@ -28,12 +28,12 @@ use super::{
     payment_header::RawHeader,
     request_body::{LazyBody, RequestBody, read_whole},
     response::ResponseBody,
+    v1,
     work::{Content, Handler},
 };
 use crate::{
     channels::Channels,
-    charge::{Refusal, Why, batch, exact::Message},
-    protocol::Version,
+    charge::{Refusal, Why, batch},
     telemetry::{self, RequestOutcome},
     upload::{Upload, permits_for},
 };
@@ -127,7 +127,9 @@ where
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
             return ResponseFuture::ready(answer.into_response(telemetry::request), cors);
         }
-        let is_paid = !matches!(RawHeader::of(headers, self.config.catalogue.speaks_v1()), Ok(None));
+        let raw = RawHeader::of(headers, self.config.catalogue.in_v1().is_some());
+        let is_paid = !matches!(raw, Ok(None));
+        let is_v1 = raw.is_ok_and(|raw| raw.is_some_and(|raw| raw.is_v1()));
         if is_paid && request.method() == Method::HEAD {
             let detail = "a HEAD request has no response to pay for; nothing was charged";
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "head_not_payable", detail, None);
@@ -143,11 +145,12 @@ where
                 let (parts, body) = request.into_parts();
                 let context = RequestContext::new(config.clone(), offers.clone(), &parts);
                 let served = paid_request::serve(context, self.inner.clone(), parts, LazyBody::Untouched(body));
-                ResponseFuture::paid(Box::pin(served), cors)
+                ResponseFuture::paid(Box::pin(served), cors, is_v1)
             }
             None => ResponseFuture::paid(
                 Box::pin(price_and_serve(config.clone(), self.inner.clone(), request, is_paid)),
                 cors,
+                is_v1,
             ),
         }
     }
@@ -184,7 +187,7 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
     let (mut parts, body) = request.into_parts();
     let body = match read_to_price(&config, body).await {
         Ok(body) => body,
-        Err(refusal) => return Ok(Answer::of(refusal, Version::V2).into_response(telemetry::request)),
+        Err(refusal) => return Ok(Answer::of(refusal).into_response(telemetry::request)),
     };
     let offers = match config.catalogue.offers(&mut parts, body.bytes()).await {
         // A refund needs no price, and its request may have none.
@@ -225,7 +228,7 @@ async fn read_to_price<B: Content>(config: &Config, mut body: Upload<B>) -> Resu
 /// Returns `true` if the request asks for a refund, which has no price.
 fn is_refund(parts: &request::Parts) -> bool {
     let Ok(Some(header)) = RawHeader::of(&parts.headers, false) else { return false };
-    matches!(header.read(), Ok(Message::V2(payment)) if batch::is_refund(&payment))
+    header.read().is_ok_and(|payment| batch::is_refund(&payment))
 }
 
 /// Reads what is left of a request's body in the background, and drops it.
@@ -250,6 +253,8 @@ pin_project! {
         #[pin]
         kind: Kind<S, B, R>,
         cors: Option<Cors>,
+        // Whether the payment was turned into one of v2, and its receipt has to be turned back.
+        is_v1: bool,
     }
 }
 
@@ -273,15 +278,15 @@ where
     S: Service<Request<RequestBody<B>>>,
 {
     pub(super) fn ready(response: Response<ResponseBody<R>>, cors: Option<Cors>) -> Self {
-        Self { kind: Kind::Ready { response: Some(response) }, cors }
+        Self { kind: Kind::Ready { response: Some(response) }, cors, is_v1: false }
     }
 
     pub(super) fn preflight(response: Oneshot<S, Request<RequestBody<B>>>) -> Self {
-        Self { kind: Kind::Passed { response }, cors: None }
+        Self { kind: Kind::Passed { response }, cors: None, is_v1: false }
     }
 
-    pub(super) fn paid(response: Boxed<R, S::Error>, cors: Option<Cors>) -> Self {
-        Self { kind: Kind::Paid { response }, cors }
+    pub(super) fn paid(response: Boxed<R, S::Error>, cors: Option<Cors>, is_v1: bool) -> Self {
+        Self { kind: Kind::Paid { response }, cors, is_v1 }
     }
 }
 
@@ -302,6 +307,9 @@ where
             KindProjection::Passed { response } => head_only(ready!(response.poll(cx))?),
             KindProjection::Paid { response } => ready!(response.as_mut().poll(cx))?,
         };
+        if *this.is_v1 {
+            v1::turn_back(response.headers_mut());
+        }
         if let Some(cors) = this.cors {
             cors.apply(response.headers_mut());
         }

@@ -83,6 +83,116 @@
 //! A malformed id is refused with 400. Where ids are not offered they are not bound either; only a payment that was bound before still
 //! needs its own.
 //!
+//! # Extensions
+//!
+//! A seller may declare any [`Extension`](crate::protocol::Extension) of x402 in its 402, by
+//! [`extension`](RequirePaymentLayerBuilder::extension). Its handler reads what the payer returned from [`Echoed`]. What the payer added is a
+//! part of the request that its payment is bound to. The crate `x402-bazaar`, which describes routes for catalogues, is one that is made so.
+//!
+//! # Before and after a payment
+//!
+//! There are no hooks: a layer above this one sees what comes and what leaves, one below it sees what was verified, and what the work made of
+//! it before that is charged. To let somebody in without a payment, quote nothing.
+//!
+//! ```
+//! # #[cfg(all(feature = "onchain", feature = "reqwest", feature = "local-signer"))]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use axum::{
+//!     Router,
+//!     extract::Request,
+//!     http::{StatusCode, header::AUTHORIZATION},
+//!     middleware::{Next, from_fn},
+//!     response::{IntoResponse, Response},
+//!     routing::post,
+//! };
+//! use tower_x402::{
+//!     Usdc,
+//!     client::{Payer, PaymentMiddleware},
+//!     facilitator::OnchainFacilitator,
+//!     primitives::{U256, address},
+//!     protocol::{MAX_PAYMENT_HEADER, PaymentPayload, SettlementResponse, decode_header},
+//!     server::{Quote, RequirePaymentLayer, VerifiedPayment},
+//!     signers::PrivateKeySigner,
+//! };
+//! # static SEEN: std::sync::Mutex<Vec<&str>> = std::sync::Mutex::new(Vec::new());
+//! # fn note(what: &'static str) { SEEN.lock().unwrap().push(what); }
+//! # fn seen() -> Vec<&'static str> { std::mem::take(&mut *SEEN.lock().unwrap()) }
+//!
+//! /// Above: before anything was verified, and after the settlement or a failure.
+//! async fn around(request: Request, next: Next) -> Response {
+//!     let header = request.headers().get("payment-signature").map(|header| header.as_bytes());
+//!     let payment = header.map(|header| decode_header::<PaymentPayload>(header, MAX_PAYMENT_HEADER));
+//!     if let Some(Ok(payment)) = &payment {
+//!         note("before verification");
+//!         if payment.payload.text().contains("0x000000000000000000000000000000000000dEaD") {
+//!             return StatusCode::FORBIDDEN.into_response();
+//!         }
+//!     }
+//!     let response = next.run(request).await;
+//!     let header = response.headers().get("payment-response").map(|header| header.as_bytes());
+//!     match header.map(|header| decode_header::<SettlementResponse>(header, MAX_PAYMENT_HEADER)) {
+//!         Some(Ok(receipt)) if receipt.success => note("after settlement"),
+//!         // The code is in `error` of `PAYMENT-REQUIRED`, or in the receipt.
+//!         _ if payment.is_some() => note("on failure"),
+//!         _ => {}
+//!     }
+//!     response
+//! }
+//!
+//! /// Below: after the payment was verified, and before it is settled.
+//! async fn within(request: Request, next: Next) -> Response {
+//!     let payment = request.extensions().get::<VerifiedPayment>();
+//!     note(if payment.is_some() { "after verification" } else { "let in" });
+//!     let response = next.run(request).await;
+//!     // Were this not a success, nothing would be charged.
+//!     note("before settlement");
+//!     response
+//! }
+//! # let devnet = x402_devnet::Devnet::start().await?;
+//! # let (gas_key, buyer) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+//! # devnet.fund(gas_key.address(), U256::from(10).pow(U256::from(18)));
+//! # devnet.mint(buyer.address(), "$1".parse()?)?;
+//! # let facilitator = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client()).signer(gas_key).build().await?;
+//!
+//! let paywall = RequirePaymentLayer::builder()
+//!     .price_with(|request| {
+//!         // The price sees `Authorization`, since a payment is bound to it.
+//!         let is_staff = request.headers.get(AUTHORIZATION).is_some_and(|key| key == "Bearer of-the-staff");
+//!         async move { Ok(if is_staff { Quote::Free } else { Usdc::from_atomic(1_000).into() }) }
+//!     })
+//!     .pay_to(devnet.network(), address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"))
+//!     .facilitator(facilitator)
+//!     .build()?;
+//! let app = Router::new()
+//!     .route("/evaluate", post(async || "well done"))
+//!     .layer(from_fn(within))
+//!     .layer(paywall)
+//!     .layer(from_fn(around));
+//! # let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+//! # let url = format!("http://{}/evaluate", listener.local_addr()?);
+//! # tokio::spawn(async move { axum::serve(listener, app).await });
+//!
+//! let plain = reqwest::Client::new();
+//! let paying = |key: PrivateKeySigner| {
+//!     let payer = Payer::builder(key).asset(devnet.asset()).build();
+//!     reqwest_middleware::ClientBuilder::new(plain.clone()).with(PaymentMiddleware::new(payer)).build()
+//! };
+//! assert_eq!(paying(buyer).post(&url).send().await?.status(), 200);
+//! assert_eq!(seen(), ["before verification", "after verification", "before settlement", "after settlement"]);
+//!
+//! let poor = PrivateKeySigner::random();
+//! assert_eq!(paying(poor).post(&url).send().await?.status(), 402);
+//! assert_eq!(seen(), ["before verification", "on failure"]);
+//!
+//! assert_eq!(plain.post(&url).bearer_auth("of-the-staff").send().await?.status(), 200);
+//! assert_eq!(seen(), ["let in", "before settlement"]);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(all(feature = "onchain", feature = "reqwest", feature = "local-signer")))]
+//! # fn main() {}
+//! ```
+//!
 //! # Statuses
 //!
 //! | status | when | what the client should do |
@@ -137,6 +247,7 @@ mod request_body;
 mod resource_url;
 mod response;
 mod status;
+mod v1;
 mod work;
 
 pub use actual_price::ActualPrice;
@@ -151,6 +262,6 @@ pub use response::ResponseBody;
 pub use status::PaymentStatus;
 
 pub use crate::charge::{
-    DeferredPolicy, VerifiedPayment,
+    DeferredPolicy, Echoed, VerifiedPayment,
     queue::{AdmissionQueue, QueuePermit},
 };

@@ -12,14 +12,14 @@ use super::{
     fingerprint::HEADERS,
     header_names::{PAYMENT_SIGNATURE, X_PAYMENT},
     resource_url::Target,
+    v1::OffersV1,
 };
 use crate::{
-    charge::{Offer, batch::VoucherOffer, extensions::Extensions},
+    charge::{Offer, batch::VoucherOffer, extensions::Declared},
     network::Asset,
     payment::Terms,
     protocol::{
-        ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, TransferMethod, V1, V2, Verbatim,
-        encode_header, v1,
+        ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, TransferMethod, V2, encode_header,
     },
     usdc::Usdc,
 };
@@ -32,6 +32,18 @@ pub enum Quote {
     Free,
     /// The request costs this much.
     Amount(Usdc),
+    /// The request costs this much, and this address is paid in place of the layer's own payees: one layer can charge for many sellers.
+    ///
+    /// All rules for [prices](super::RequirePaymentLayerBuilder::price_with) hold for the payee: it depends on nothing that a payment is not
+    /// bound to. Its payments are in the layer's ledger like all others, so whoever else is paid at this address shares that ledger, and credit
+    /// ([`deferred`](super::RequirePaymentLayerBuilder::deferred)) is given to a payer whichever seller it paid before. Vouchers are offered for
+    /// the layer's own payees only. The zero address is answered 500.
+    To {
+        /// The payee.
+        pay_to: Address,
+        /// The price.
+        amount: Usdc,
+    },
 }
 
 impl From<Usdc> for Quote {
@@ -165,7 +177,7 @@ pub(super) struct Offered {
     pub(super) max_timeout_seconds: u64,
     pub(super) resource: ResourceInfo,
     pub(super) location: Location,
-    pub(super) extensions: Option<Verbatim<Map<String, Value>>>,
+    pub(super) extensions: Declared,
 }
 
 /// All that the layer offers.
@@ -202,7 +214,10 @@ pub(super) struct RenderedOffers {
 
 impl Catalogue {
     pub(super) fn new(offered: Offered, speaks_v1: bool) -> Self {
-        let in_v1 = speaks_v1.then(|| OffersV1::of(&offered));
+        let in_v1 = speaks_v1.then(|| {
+            let offers = offered.options.iter().map(|option| option.offer(U256::ZERO, offered.max_timeout_seconds));
+            OffersV1::of(&offers.collect::<Vec<_>>(), &offered.resource)
+        });
         let mut catalogue = Self { offered, in_v1, fixed: None, prebuilt: None };
         if let Price::Fixed(amount) = catalogue.offered.pricing.price {
             let offers = catalogue.offers_at(amount);
@@ -212,9 +227,9 @@ impl Catalogue {
         catalogue
     }
 
-    /// Returns `true` if payments of v1 are read.
-    pub(super) fn speaks_v1(&self) -> bool {
-        self.in_v1.is_some()
+    /// Returns what reads payments of v1, unless v1 is turned off.
+    pub(super) fn in_v1(&self) -> Option<&OffersV1> {
+        self.in_v1.as_ref()
     }
 
     /// Returns the offers at a fixed price.
@@ -239,10 +254,21 @@ impl Catalogue {
 
     /// Returns the offers for this request, or `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
     pub(super) async fn offers(&self, request: &mut Parts, body: &Bytes) -> Result<Option<Arc<[Offer]>>, PriceError> {
-        match self.offered.pricing.quote(request, body).await? {
-            Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),
-            Quote::Amount(_) | Quote::Free => Ok(None),
+        let (amount, pay_to) = match self.offered.pricing.quote(request, body).await? {
+            Quote::Free => return Ok(None),
+            Quote::Amount(amount) => (amount, None),
+            Quote::To { pay_to, amount } => (amount, Some(pay_to)),
+        };
+        if amount == Usdc::ZERO {
+            return Ok(None);
         }
+        let offers = self.offers_to(pay_to, amount);
+        let is_payable = self.offered.takes_exact || !self.voucher_offers(&offers).is_empty();
+        if pay_to.is_some_and(|payee| payee.is_zero() || !is_payable) {
+            let detail = "the payee of this request cannot be paid here: it is the zero address, or only vouchers are taken, which are for others";
+            return Err(PriceError::new(StatusCode::INTERNAL_SERVER_ERROR, detail));
+        }
+        Ok(Some(offers))
     }
 
     /// Writes the 402 for a request; `error` is a code and a sentence.
@@ -281,15 +307,18 @@ impl Catalogue {
         if let Some(fixed) = &self.fixed {
             return fixed.by_voucher.clone();
         }
-        let amount = offers.first().map(|offer| offer.terms.offer().amount.to_string());
-        let at =
-            |amount: &str| self.offered.voucher_offers.iter().map(|offer| VoucherOffer::at(offer, amount)).collect();
-        amount.as_deref().map_or_else(Arc::default, at)
+        let Some(amount) = offers.first().map(|offer| offer.terms.offer().amount.to_string()) else {
+            return Arc::default();
+        };
+        // An offer for a payee that is not the layer's has no channels.
+        let payees: Vec<_> = offers.iter().map(|offer| offer.terms.offer().pay_to.to_string()).collect();
+        let templates = self.offered.voucher_offers.iter().filter(|offer| payees.contains(&offer.pay_to));
+        templates.map(|offer| VoucherOffer::at(offer, &amount)).collect()
     }
 
     /// Returns the extensions that the 402 declares.
-    pub(super) fn extensions(&self) -> Extensions<'_> {
-        self.offered.extensions.as_ref()
+    pub(super) fn declared(&self) -> &Declared {
+        &self.offered.extensions
     }
 
     /// Returns what tells this seller from others that share its ledger and may see equal paths: nested routers shorten them. It is
@@ -331,15 +360,17 @@ impl Catalogue {
 
     /// Returns the offers at this amount.
     pub(super) fn offers_at(&self, amount: Usdc) -> Arc<[Offer]> {
-        let offer = |(index, option): (usize, &PaymentOption)| {
-            let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));
-            Offer {
-                terms: Arc::new(Terms::new(option.offer(amount.into(), self.offered.max_timeout_seconds))),
-                facilitator: option.facilitator,
-                v1_network: option.asset.network.v1_name().filter(|_| is_in_v1),
-            }
+        self.offers_to(None, amount)
+    }
+
+    /// Returns the offers at this amount, to this payee or to the layer's own.
+    fn offers_to(&self, payee: Option<Address>, amount: Usdc) -> Arc<[Offer]> {
+        let offer = |option: &PaymentOption| {
+            let offer = option.offer(amount.into(), self.offered.max_timeout_seconds);
+            let pay_to = payee.unwrap_or(offer.pay_to);
+            Offer { terms: Arc::new(Terms::new(ExactOffer { pay_to, ..offer })), facilitator: option.facilitator }
         };
-        self.offered.options.iter().enumerate().map(offer).collect()
+        self.offered.options.iter().map(offer).collect()
     }
 
     fn prebuild(&self, offers: &[Offer]) -> Option<Prebuilt> {
@@ -378,7 +409,7 @@ impl Catalogue {
             error: Some(code.to_owned()),
             resource: ResourceInfo { url: url.to_owned(), ..self.offered.resource.clone() },
             accepts,
-            extensions: self.offered.extensions.clone(),
+            extensions: self.offered.extensions.text().cloned(),
         };
         let mut header: HeaderValue = encode_header(&required).ok()?.try_into().ok()?;
         let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, url, &sentence)) {
@@ -425,56 +456,6 @@ fn shortened(mut required: PaymentRequired, mut kept: usize, longest: usize) -> 
 }
 
 debug_fields!(Catalogue |this| { price: this.offered.pricing.price, options: this.offered.options });
-
-/// Each option as v1 has it, without the amount and the URL, which depend on the request. `None` where it is not offered in v1.
-#[derive(Clone, Debug)]
-struct OffersV1(Vec<Option<v1::PaymentRequirementsV1>>);
-
-impl OffersV1 {
-    fn of(Offered { options, max_timeout_seconds, resource, .. }: &Offered) -> Self {
-        let write = |option: &PaymentOption| {
-            let network = option.asset.network.v1_name()?;
-            let offer = option.offer(Default::default(), *max_timeout_seconds).to_requirements();
-            is_offered_in_v1(option, options).then(|| v1::PaymentRequirementsV1::of(&offer, network, resource))
-        };
-        Self(options.iter().map(write).collect())
-    }
-
-    /// Returns `true` if the option at `index` is offered.
-    fn includes(&self, index: usize) -> bool {
-        self.0.get(index).is_some_and(Option::is_some)
-    }
-
-    /// Writes the body of a 402. Returns `None` if nothing is offered in v1. `offers` are in the order of the options.
-    fn body(&self, offers: &[Offer], url: &str, error: &str) -> Option<Bytes> {
-        let written = self.0.iter().zip(offers).filter_map(|(written, offer)| {
-            let written = v1::PaymentRequirementsV1 {
-                max_amount_required: offer.terms.offer().amount.to_string(),
-                resource: url.to_owned(),
-                ..written.clone()?
-            };
-            Verbatim::of(&written).ok()
-        });
-        let accepts: Vec<_> = written.collect();
-        if accepts.is_empty() {
-            return None;
-        }
-        let required = v1::PaymentRequiredV1 { x402_version: V1, error: Some(error.to_owned()), accepts };
-        serde_json::to_vec(&required).ok().map(Bytes::from)
-    }
-}
-
-/// v1 cannot tell flows apart, and its clients expect the money to move after the work: another flow is offered only where
-/// that one is not. It has authorizations only.
-fn is_offered_in_v1(option: &PaymentOption, options: &[PaymentOption]) -> bool {
-    if option.method != TransferMethod::Authorization {
-        return false;
-    }
-    let is_usual = |other: &PaymentOption| {
-        other.flow == PaymentFlow::Authorization && other.asset == option.asset && other.pay_to == option.pay_to
-    };
-    option.flow == PaymentFlow::Authorization || !options.iter().any(is_usual)
-}
 
 /// The two forms of a 402 for a fixed price, to be filled in with the URL of what a request asks for.
 #[derive(Clone, Debug)]
@@ -532,7 +513,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::network::Network;
+    use crate::{network::Network, protocol::Verbatim};
 
     fn rendered(url: &str) -> RenderedOffers {
         let json = |times| {

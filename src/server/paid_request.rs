@@ -17,10 +17,10 @@ use crate::{
         Beginning, Held, Limits, Presented, Refusal, Unread, Why,
         batch::{self, BatchHeld, BatchRequest, PrecheckedVoucher},
         detached,
-        exact::{ExactHeld, ExactRequest, Message, Presentation, PresentedPayment},
+        exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
     },
     ledger::{BodyDigest, Fingerprint, StoredResponse},
-    protocol::{PaymentPayload, Version},
+    protocol::PaymentPayload,
     telemetry::RequestOutcome,
     upload::Arrived,
 };
@@ -56,38 +56,46 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     parts: Parts,
     body: LazyBody<B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error> {
-    let message = match read_header(&mut context, &parts) {
-        Ok(Some(message)) => message,
+    let (payment, may_defer) = match read_header(&mut context, &parts) {
+        Ok(Some(read)) => read,
         Ok(None) => return Ok(context.payment_required().into_response(ExactHeld::COUNT)),
         Err(refusal) => return Ok(context.refuse(refusal).into_response(ExactHeld::COUNT)),
     };
     let limits = context.config.settings.rules.limits;
     let mut request = HttpRequest { context: &context, body, limits };
-    match (context.config.settings.channels.clone(), message) {
-        (Some(channels), Message::V2(payment)) if batch::is_voucher(&payment) => {
+    match context.config.settings.channels.clone() {
+        Some(channels) if batch::is_voucher(&payment) => {
             let begun = Box::pin(begin_batch(&context, channels, payment, &parts, &mut request)).await;
             let body = request.body;
             Box::pin(go_on(context, begun, inner, parts, body)).await
         }
-        (_, message) => {
-            let begun = begin_exact(&context, message, &parts, &mut request).await;
+        _ => {
+            let begun = begin_exact(&context, payment, may_defer, &parts, &mut request).await;
             let body = request.body;
             go_on(context, begun, inner, parts, body).await
         }
     }
 }
 
-/// Reads the payment header, whatever scheme it is of.
-fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<Message>, Refusal> {
-    let Some(raw) = RawHeader::of(&parts.headers, context.config.catalogue.speaks_v1())? else { return Ok(None) };
-    context.version = raw.version;
-    raw.read().map(Some)
+/// Reads the payment header, whatever scheme it is of. The second value is whether its payer can be told where to ask what became of the
+/// payment.
+fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<(PaymentPayload, bool)>, Refusal> {
+    let catalogue = &context.config.catalogue;
+    let in_v1 = catalogue.in_v1();
+    let Some(raw) = RawHeader::of(&parts.headers, in_v1.is_some())? else { return Ok(None) };
+    let payment = match in_v1.filter(|_| raw.is_v1()) {
+        Some(in_v1) => in_v1.read(raw, &context.offers)?,
+        None => raw.read()?,
+    };
+    context.echoed = catalogue.declared().read(payment.extensions.as_ref())?;
+    Ok(Some((payment, !raw.is_v1())))
 }
 
 /// Begins a request that is paid by one authorization: matches the payment to an offer and checks payee, amount, window and signature.
 async fn begin_exact<B: Content>(
     context: &RequestContext,
-    message: Message,
+    payment: PaymentPayload,
+    may_defer: bool,
     parts: &Parts,
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<ExactHeld>, Refusal> {
@@ -96,21 +104,15 @@ async fn begin_exact<B: Content>(
         let detail = "only vouchers of payment channels (batch-settlement) are taken here";
         return Err(Refusal::rejected(crate::protocol::Reason::UnsupportedScheme, detail));
     }
-    let header = PresentedPayment::new(message);
+    let header = PresentedPayment::new(payment);
     let id = header.id(config.settings.rules.payment_identifier)?;
-    let mut matched = header.find_payment(&config.seller, &context.offers, config.catalogue.extensions()).await?;
+    let mut matched = header.find_payment(&config.seller, &context.offers, config.catalogue.declared()).await?;
     if matched.facilitator.uses_extensions() {
         let url = config.catalogue.public_url(&context.target);
-        let echo = url.and_then(|url| header.echo(&url, config.catalogue.extensions()));
+        let echo = url.and_then(|url| header.echo(&url, config.catalogue.declared()));
         matched.payment = matched.payment.with_echoed(echo);
     }
-    let presentation = Presentation {
-        payer: header.payer(),
-        fingerprint: context.fingerprint(parts),
-        id,
-        // A client of v1 could not be told where to ask for it.
-        may_defer: context.version == Version::V2,
-    };
+    let presentation = Presentation { payer: header.payer(), fingerprint: context.fingerprint(parts), id, may_defer };
     let paid = ExactRequest::new(config.seller.clone(), matched, presentation).await?;
     ExactHeld::begin(paid, request).await
 }
@@ -125,8 +127,8 @@ async fn begin_batch<B: Content>(
 ) -> Result<Beginning<BatchHeld>, Refusal> {
     let config = &context.config;
     let asks_for_ids = config.settings.rules.payment_identifier;
-    let (offers, extensions) = (config.catalogue.voucher_offers(&context.offers), config.catalogue.extensions());
-    let prechecked = PrecheckedVoucher::read(&channels, asks_for_ids, &offers, extensions, &payment)?;
+    let (offers, declared) = (config.catalogue.voucher_offers(&context.offers), config.catalogue.declared());
+    let prechecked = PrecheckedVoucher::read(&channels, asks_for_ids, &offers, declared, &payment)?;
     let head = context.fingerprint(parts);
     BatchHeld::begin(BatchRequest::new(config.seller.clone(), channels, prechecked, head), request).await
 }
@@ -139,27 +141,24 @@ async fn go_on<H: Held, S: Handler<B, R>, B: Content, R: Content>(
     parts: Parts,
     body: LazyBody<B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error> {
-    let version = context.version;
     match begun {
         Ok(Beginning::Work(held)) => {
             let if_panicked = held.if_panicked();
             // Boxed, since it is passed on several times until it is a task.
             match detached(Box::pin(work::run(context, held, inner, parts, body))).await {
                 Some(response) => response,
-                None => Ok(Answer::of(if_panicked.await, version).into_response(H::COUNT)),
+                None => Ok(Answer::of(if_panicked.await).into_response(H::COUNT)),
             }
         }
-        Ok(Beginning::Replay(stored, receipt)) => {
-            Ok(match (KeptResponse::read(&stored), Receipt::of(&receipt, version)) {
-                (Some(kept), Some(receipt)) => {
-                    (H::COUNT)(RequestOutcome::Replayed);
-                    replayed(kept, receipt)
-                }
-                _ => Answer::of(Why::NotKept.into(), version).into_response(H::COUNT),
-            })
-        }
+        Ok(Beginning::Replay(stored, receipt)) => Ok(match (KeptResponse::read(&stored), Receipt::of(&receipt)) {
+            (Some(kept), Some(receipt)) => {
+                (H::COUNT)(RequestOutcome::Replayed);
+                replayed(kept, receipt)
+            }
+            _ => Answer::of(Why::NotKept.into()).into_response(H::COUNT),
+        }),
         Ok(Beginning::Refunded(channel, receipt)) => {
-            Ok(Answer::refunded(channel).with_receipt(Receipt::of(&receipt, version)).into_response(H::COUNT))
+            Ok(Answer::refunded(channel).with_receipt(Receipt::of(&receipt)).into_response(H::COUNT))
         }
         Err(refusal) => Ok(context.refuse(refusal).into_response(H::COUNT)),
     }
@@ -214,6 +213,6 @@ impl RequestContext {
     /// Returns what identifies the head of the request.
     fn fingerprint(&self, parts: &Parts) -> Fingerprint {
         let catalogue = &self.config.catalogue;
-        Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by())
+        Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by(), self.echoed.added())
     }
 }

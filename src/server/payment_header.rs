@@ -1,57 +1,62 @@
-//! The payment header: the message in it, in whichever version of the protocol.
+//! The payment header, and the message in it.
 
 use http::HeaderMap;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::header_names::{PAYMENT_SIGNATURE, X_PAYMENT};
 use crate::{
-    charge::{Refusal, exact::Message},
-    protocol::{DecodeError, MAX_PAYMENT_HEADER, Reason, Version, decode_header},
+    charge::Refusal,
+    protocol::{DecodeError, MAX_PAYMENT_HEADER, PaymentPayload, Reason, decode_header},
 };
 
 /// The one payment header of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RawHeader<'a> {
-    pub(super) version: Version,
     value: &'a [u8],
+    is_v1: bool,
 }
 
 impl<'a> RawHeader<'a> {
     /// Returns the payment header, if there is one. That of v1 is ignored where v1 is turned off.
     pub(super) fn of(headers: &'a HeaderMap, speaks_v1: bool) -> Result<Option<Self>, Refusal> {
-        let v2 = headers.get_all(&PAYMENT_SIGNATURE).iter().map(|value| (Version::V2, value));
-        let v1 = headers.get_all(&X_PAYMENT).iter().map(|value| (Version::V1, value));
+        let v2 = headers.get_all(&PAYMENT_SIGNATURE).iter().map(|value| (value, false));
+        let v1 = headers.get_all(&X_PAYMENT).iter().map(|value| (value, true));
         let mut found = v2.chain(v1.filter(|_| speaks_v1));
         match (found.next(), found.next()) {
-            (first, None) => Ok(first.map(|(version, value)| Self { version, value: value.as_bytes() })),
+            (first, None) => Ok(first.map(|(value, is_v1)| Self { value: value.as_bytes(), is_v1 })),
             (_, Some(_)) => Err(Refusal::malformed(Reason::InvalidPayload, "more than one payment header")),
         }
     }
 
-    /// Reads the message in the header, whatever scheme it is of.
-    pub(super) fn read(self) -> Result<Message, Refusal> {
-        let message = match self.version {
-            Version::V1 => decode_header(self.value, MAX_PAYMENT_HEADER).map(Message::V1),
-            Version::V2 => decode_header(self.value, MAX_PAYMENT_HEADER).map(Message::V2),
-        };
-        message.map_err(|error| unreadable(&error, self))
+    /// Returns `true` if it is that of v1, which [`OffersV1`](super::v1::OffersV1) reads.
+    pub(super) const fn is_v1(&self) -> bool {
+        self.is_v1
+    }
+
+    /// Reads the message in the header of v2, whatever scheme it is of.
+    pub(super) fn read(self) -> Result<PaymentPayload, Refusal> {
+        self.decode(2)
+    }
+
+    /// Decodes the message in the header, which is to be of this version.
+    pub(super) fn decode<T: DeserializeOwned>(self, version: u64) -> Result<T, Refusal> {
+        decode_header(self.value, MAX_PAYMENT_HEADER).map_err(|error| unreadable(&error, self.value, version))
     }
 }
 
-fn unreadable(error: &DecodeError, header: RawHeader<'_>) -> Refusal {
+fn unreadable(error: &DecodeError, header: &[u8], expected: u64) -> Refusal {
     #[derive(Deserialize)]
     struct Versioned {
         #[serde(rename = "x402Version")]
         version: u64,
     }
     // A byte order mark, in base64.
-    if header.value.starts_with(b"77u/") {
+    if header.starts_with(b"77u/") {
         let detail = "the header's JSON begins with a byte order mark (U+FEFF): leave it out";
         return Refusal::malformed(Reason::InvalidPayload, detail);
     }
-    let expected = u64::from(u8::from(header.version));
     if let DecodeError::Json(_) = error
-        && let Ok(Versioned { version }) = decode_header(header.value, header.value.len())
+        && let Ok(Versioned { version }) = decode_header(header, header.len())
         && version != expected
     {
         let detail = format!("x402Version {version} is not read in this header, only {expected}");
@@ -66,7 +71,10 @@ mod tests {
     use base64_simd::STANDARD;
 
     use super::*;
-    use crate::charge::{Why, exact::PresentedPayment};
+    use crate::{
+        charge::{Why, exact::PresentedPayment},
+        protocol::v1,
+    };
 
     const ACCEPTED: &str = r#""accepted":{"scheme":"exact"}"#;
     const SIGNATURE: &str = r#""signature":"0x0a0B""#;
@@ -78,17 +86,18 @@ mod tests {
         )
     }
 
-    fn read(version: Version, json: &str) -> Result<PresentedPayment, Refusal> {
+    fn read(json: &str) -> Result<PresentedPayment, Refusal> {
         let value = STANDARD.encode_to_string(json);
-        RawHeader { version, value: value.as_bytes() }.read().map(PresentedPayment::new)
+        RawHeader { value: value.as_bytes(), is_v1: false }.read().map(PresentedPayment::new)
     }
 
     fn v2(fields: &[&str]) -> Result<PresentedPayment, Refusal> {
-        read(Version::V2, &format!(r#"{{"x402Version":2,{}}}"#, fields.join(",")))
+        read(&format!(r#"{{"x402Version":2,{}}}"#, fields.join(",")))
     }
 
-    fn v1(fields: &[&str]) -> Result<PresentedPayment, Refusal> {
-        read(Version::V1, &format!(r#"{{"x402Version":1,{}}}"#, fields.join(",")))
+    fn v1(fields: &[&str]) -> Result<v1::PaymentPayloadV1, Refusal> {
+        let value = STANDARD.encode_to_string(format!(r#"{{"x402Version":1,{}}}"#, fields.join(",")));
+        RawHeader { value: value.as_bytes(), is_v1: true }.decode(1)
     }
 
     fn payload(fields: &[&str]) -> String {
@@ -99,7 +108,7 @@ mod tests {
     fn no_key_may_be_there_twice() {
         let payload_once = payload(&[SIGNATURE, &authorization(FROM)]);
         assert!(v2(&[ACCEPTED, &payload_once]).unwrap().payload().is_ok());
-        assert!(v1(&[r#""scheme":"exact""#, r#""network":"base""#, &payload_once]).unwrap().payload().is_ok());
+        assert!(v1(&[r#""scheme":"exact""#, r#""network":"base""#, &payload_once]).unwrap().payload.read().is_ok());
         for twice in [ACCEPTED, &payload_once, r#""x402Version":2"#, r#""resource":null"#, r#""extensions":null"#] {
             let fields = [ACCEPTED, &payload_once, r#""resource":null"#, r#""extensions":null"#, twice];
             assert!(v2(&fields).is_err(), "{twice}");
@@ -125,7 +134,7 @@ mod tests {
     #[test]
     fn byte_order_mark_is_named() {
         let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
-        let Err(refusal) = read(Version::V2, &format!("\u{feff}{payment}")) else { panic!("it is read") };
+        let Err(refusal) = read(&format!("\u{feff}{payment}")) else { panic!("it is read") };
         let Why::Malformed(rejection) = refusal.why() else { panic!("{refusal}") };
         assert_eq!(rejection.reason, Reason::InvalidPayload);
         assert!(rejection.detail.contains("byte order mark"), "{}", rejection.detail);
@@ -134,9 +143,9 @@ mod tests {
     #[test]
     fn nothing_may_follow_a_payment() {
         let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
-        assert!(read(Version::V2, &payment).is_ok());
+        assert!(read(&payment).is_ok());
         for text in [format!("{payment}{{}}"), format!("{payment},"), payment[..payment.len() - 1].to_owned()] {
-            assert!(read(Version::V2, &text).is_err(), "{text}");
+            assert!(read(&text).is_err(), "{text}");
         }
     }
 
@@ -144,8 +153,8 @@ mod tests {
     fn longer_header_than_the_limit_is_refused() {
         let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
         let longest = STANDARD.estimated_decoded_length(MAX_PAYMENT_HEADER);
-        assert!(read(Version::V2, &format!("{payment:longest$}")).is_ok());
-        assert!(read(Version::V2, &format!("{payment:0$}", longest + 1)).is_err());
+        assert!(read(&format!("{payment:longest$}")).is_ok());
+        assert!(read(&format!("{payment:0$}", longest + 1)).is_err());
     }
 
     #[test]

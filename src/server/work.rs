@@ -17,7 +17,7 @@ use super::{
     response::{PaidBody, ResponseBody},
 };
 use crate::{
-    charge::{Held, Refusal, Unfinished, VerifiedPayment, Why},
+    charge::{Echoed, Held, Refusal, Unfinished, VerifiedPayment, Why},
     ledger::BodyDigest,
     telemetry::{self, RequestOutcome},
 };
@@ -54,7 +54,7 @@ pub(super) async fn run<H: Held, S: Handler<B, R>, B: Content, R: Content>(
     let settings = &context.config.settings;
     let deadline = Instant::now() + settings.rules.limits.handler_deadline;
     let (body, read) = body.into_hashed();
-    let paid = Request::from_parts(paid_head(parts, held.payment()), body);
+    let paid = Request::from_parts(paid_head(parts, held.payment(), context.echoed.clone()), body);
     match run_handler(inner, paid, settings, held.response_limit(), deadline).await {
         Ok((parts, body)) => {
             let charged = Box::pin(charge(&context, held, read, parts, body, deadline)).await;
@@ -68,7 +68,7 @@ pub(super) async fn run<H: Held, S: Handler<B, R>, B: Content, R: Content>(
             (H::COUNT)(RequestOutcome::Unsuccessful);
             take_overrides(&mut parts);
             let receipt = held.release(read.digest()).await;
-            if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt, context.version)) {
+            if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt)) {
                 mark_paid(&mut parts, receipt);
             }
             Ok(Response::from_parts(parts, ResponseBody::inner(body)))
@@ -126,7 +126,7 @@ async fn charge<H: Held, R: Content>(
     let payment = held.payment();
     let units = amount.map_or(payment.amount, U256::from);
     telemetry::charged(payment.network, payment.asset, &context.config.settings.route, units);
-    if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt, context.version)) {
+    if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt)) {
         mark_paid(&mut parts, receipt);
     }
     Ok(Response::from_parts(parts, body.deliver(held.deliver())))
@@ -165,9 +165,11 @@ async fn run_handler<S: Handler<B, R>, B: Content, R: Content>(
     Ok((parts, body))
 }
 
-/// Makes the head of the handler's request: with the payment in its extensions, and without the header that carried it.
-fn paid_head(mut parts: Parts, payment: VerifiedPayment) -> Parts {
+/// Makes the head of the handler's request: with the payment and what its payer echoed in its extensions, and without the
+/// header that carried it.
+fn paid_head(mut parts: Parts, payment: VerifiedPayment, echoed: Echoed) -> Parts {
     parts.extensions.insert(payment);
+    parts.extensions.insert(echoed);
     // Bearer data until the payment is settled; a handler that logs its headers must not log it.
     parts.headers.remove(&PAYMENT_SIGNATURE);
     parts.headers.remove(&X_PAYMENT);

@@ -30,11 +30,10 @@ use tokio::{
 };
 use tower_x402::{
     Network,
-    client::{DiscoveryClient, DiscoveryFilter},
     facilitator::{OnchainFacilitator, RemoteFacilitator},
-    protocol::bazaar::{BodyType, Discovery},
     server::RequirePaymentLayer,
 };
+use x402_bazaar::{self as bazaar, BodyType, Discovery, DiscoveryClient, DiscoveryFilter};
 use x402_facilitator::FacilitatorService;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -137,7 +136,7 @@ async fn sell_one(chain: &AnvilChain, facilitator: String) -> Value {
         .service_name("Judge")
         .tags(["math"])
         .payment_identifier(true)
-        .discovery(discovery())
+        .extension(discovery().extension().unwrap())
         .build()
         .unwrap();
     let router = Router::new().route("/evaluate", post(async |_: String| r#"{"score":1}"#)).route_layer(layer);
@@ -177,7 +176,7 @@ async fn our_declarations_equal_those_of_the_official_package_on_anvil() {
                 "output": { "example": { "score": 1 }, "schema": { "required": ["score"] } } }),
         ),
     ] {
-        let asked = json!({ "extensions": ours.extension().unwrap(), "config": config, "method": method });
+        let asked = json!({ "extensions": ours.extension().unwrap().declared(), "config": config, "method": method });
         let said = script(&["bazaar.mjs", "declared", &asked.to_string()], &[]).await;
         assert_eq!(said["same"], true, "{asked}\n{said}");
         assert_eq!((&said["valid"]["valid"], &said["spec"]["valid"]), (&json!(true), &json!(true)), "{said}");
@@ -188,7 +187,7 @@ async fn our_declarations_equal_those_of_the_official_package_on_anvil() {
         Discovery::post(BodyType::Json).query(example.clone()).query_schema(schema.clone()),
         Discovery::get().output(json!("text")),
     ] {
-        let asked = json!({ "extensions": ours.extension().unwrap(), "config": {}, "method": "GET" });
+        let asked = json!({ "extensions": ours.extension().unwrap().declared(), "config": {}, "method": "GET" });
         let said = script(&["bazaar.mjs", "declared", &asked.to_string()], &[]).await;
         assert_eq!((&said["valid"]["valid"], &said["spec"]["valid"]), (&json!(true), &json!(true)), "{said}");
     }
@@ -197,7 +196,6 @@ async fn our_declarations_equal_those_of_the_official_package_on_anvil() {
 /// Our validator supports less of JSON Schema than Ajv, and agrees with Ajv on what it supports.
 #[tokio::test]
 async fn our_validator_agrees_with_the_official_one_on_anvil() {
-    use tower_x402::protocol::bazaar;
     let values = [
         json!(null),
         json!(true),
@@ -276,7 +274,7 @@ async fn official_discovery_client_finds_a_paid_resource_in_our_catalogue_on_anv
     assert_eq!(item["resource"], "https://judge.example/evaluate");
     assert_eq!((&item["type"], &item["x402Version"]), (&json!("http"), &json!(2)));
     assert_eq!(item["accepts"], json!([settled["paymentRequirements"]]));
-    assert_eq!(item["extensions"]["bazaar"], discovery().extension().unwrap()["bazaar"]);
+    assert_eq!(item["extensions"]["bazaar"], discovery().extension().unwrap().declared()["bazaar"]);
     assert_eq!((&item["serviceName"], &item["tags"]), (&json!("Judge"), &json!(["math"])));
     let none = script(&["bazaar.mjs", "list", &facilitator, r#"{"type":"mcp"}"#], &[]).await;
     assert_eq!(none["items"], json!([]));
@@ -301,5 +299,5 @@ async fn official_facilitator_receives_our_servers_declaration_on_anvil() {
     let theirs = script(&["bazaar.mjs", "settled", &settled.to_string()], &[]).await;
     assert_eq!(theirs["resourceUrl"], "https://judge.example/evaluate", "{settled}");
     assert_eq!((&theirs["method"], &theirs["description"]), (&json!("POST"), &json!("Evaluates arithmetic")));
-    assert_eq!(theirs["discoveryInfo"], discovery().extension().unwrap()["bazaar"]["info"]);
+    assert_eq!(theirs["discoveryInfo"], discovery().extension().unwrap().declared()["bazaar"]["info"]);
 }

@@ -6,6 +6,7 @@ use std::{
     future::{Ready, ready},
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use alloy_primitives::{Address, B256, U256};
@@ -19,8 +20,8 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer as _, Service};
 use tower_x402::{
-    Asset, Clock, ManualClock, Network,
-    channels::Channels,
+    Asset, Clock, ManualClock, Network, Usdc,
+    channels::{Channels, ClaimPolicy},
     client::{AddPayment, AddPaymentLayer, Budget, Payer},
     eip3009::{Authorization, PaymentSignature, TokenDomain},
     facilitator::{
@@ -275,8 +276,10 @@ impl ChannelFacilitator for RichChannels {
 /// The channels of a seller whose payers are rich. Call it in a runtime.
 pub fn rich_channels(ledger: Arc<dyn ChannelLedger>, clock: Arc<dyn Clock>) -> Channels {
     let authorizer = PrivateKeySigner::from_bytes(&B256::repeat_byte(0xaa)).expect("a key");
-    let channels = Channels::builder(RichChannels, AuthorizerKey::new(authorizer)).ledger(ledger).clock(clock);
-    channels.build().expect("complete settings")
+    // Claims never come to an end here, so that everything is sold on credit.
+    let claims = ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1));
+    let channels = Channels::builder(RichChannels, AuthorizerKey::new(authorizer)).ledger(ledger).claims(claims);
+    channels.clock(clock).build().expect("complete settings")
 }
 
 /// Signs the vouchers of one channel, one after the other.

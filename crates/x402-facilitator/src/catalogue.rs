@@ -15,8 +15,9 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use tower_x402::{
     payment::{EchoedMetadata, Prechecked},
-    protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar},
+    protocol::{PaymentRequirements, ResourceInfo, Verbatim},
 };
+use x402_bazaar as bazaar;
 
 use crate::{FacilitatorServiceBuilder, messages::Answer};
 

@@ -441,7 +441,7 @@ impl Shared {
         let mut all = SupportedResponse::default();
         #[cfg(feature = "bazaar")]
         if self.catalogue.is_some() {
-            all.extensions.push(tower_x402::protocol::bazaar::NAME.to_owned());
+            all.extensions.push(x402_bazaar::NAME.to_owned());
         }
         for facilitator in &self.facilitators {
             let Ok(supported) = facilitator.supported().await else {

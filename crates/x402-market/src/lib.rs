@@ -38,7 +38,8 @@
 //!
 //! ```no_run
 //! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
-//! # use tower_x402::client::{Budget, DiscoveryClient, Payer};
+//! # use tower_x402::client::{Budget, Payer};
+//! # use x402_bazaar::DiscoveryClient;
 //! # use x402_market::{Student, Submission, Task};
 //! let payer = Payer::builder(key).budget(Budget::builder().total("$1.00".parse()?).build()).build();
 //! let bazaar = DiscoveryClient::builder("https://www.x402.org/facilitator").build()?;

@@ -23,7 +23,7 @@ pub(crate) use request::BatchRequest;
 
 use super::{
     Refusal,
-    extensions::{Extensions, check_extensions, payment_id},
+    extensions::{Declared, payment_id},
 };
 use crate::{
     channels::Channels,
@@ -134,7 +134,7 @@ impl PrecheckedVoucher {
         channels: &Channels,
         asks_for_ids: bool,
         offers: &[VoucherOffer],
-        offered: Extensions<'_>,
+        declared: &Declared,
         payment: &PaymentPayload,
     ) -> Result<Self, Refusal> {
         let payload: ChannelPayload = serde_json::from_str(payment.payload.text()).map_err(|error| {
@@ -186,7 +186,7 @@ impl PrecheckedVoucher {
         let (price, refusal) = match terms {
             Err((code, detail)) => (0, Some(Refusal::rejected(code, detail))),
             Ok(price) if refund.is_some() => (price, None),
-            Ok(price) => match check_extensions(payment.extensions.as_ref(), offered) {
+            Ok(price) => match declared.check(payment.extensions.as_ref()) {
                 Ok(()) => (price, None),
                 Err(rejection) => (price, Some(rejection.into())),
             },

@@ -21,7 +21,7 @@ mod settle;
 mod settler;
 
 pub(crate) use held::ExactHeld;
-pub(crate) use matching::{Message, PresentedPayment};
+pub(crate) use matching::PresentedPayment;
 pub(crate) use request::{ExactRequest, Matched, Presentation};
 pub use settler::{SettleAnswer, Settler, Sponsor};
 

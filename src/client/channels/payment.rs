@@ -28,7 +28,7 @@ use crate::{
     },
     eip3009::TokenDomain,
     network::Asset,
-    protocol::{Reason, SettlementResponse, Version},
+    protocol::{Reason, SettlementResponse},
     usdc::Usdc,
     vouchers::{
         ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature,
@@ -496,10 +496,6 @@ impl VoucherPayment {
 
 #[async_trait]
 impl SchemePayment for VoucherPayment {
-    fn version(&self) -> Version {
-        Version::V2
-    }
-
     fn header(&self) -> &HeaderValue {
         &self.header
     }
@@ -524,7 +520,7 @@ impl SchemePayment for VoucherPayment {
 
     fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep {
         let Hold::Held(lease) = &self.hold else { return NextStep::Conclude };
-        let said = answer.said(Version::V2, lease.entry.network, lease.entry.config.payer);
+        let said = answer.said(lease.entry.network, lease.entry.config.payer);
         let why = said.why(answer.status);
         match said {
             Said::Paid { response, transaction } => match self.reported((*response, transaction), answer) {

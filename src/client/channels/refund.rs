@@ -20,7 +20,7 @@ use crate::{
         challenge::{Challenge, header_of},
         wallet::Wallet,
     },
-    protocol::{Version, header_name},
+    protocol::header_name,
     usdc::Usdc,
     vouchers::{ChannelId, ChannelPayload, RefundRequest},
 };
@@ -118,7 +118,7 @@ impl SignedRefundRequest {
 
     /// Returns the name of the payment header.
     pub const fn header_name(&self) -> HeaderName {
-        HeaderName::from_static(Version::V2.payment_header())
+        HeaderName::from_static(header_name::PAYMENT_SIGNATURE)
     }
 
     /// Returns the value of the payment header, marked as sensitive.
@@ -135,7 +135,7 @@ impl SignedRefundRequest {
     pub async fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Result<bool, PaymentError> {
         let entry = &mut self.lease.entry;
         let answer = AnswerHead::new(status, headers, None, self.wallet.now(), || false);
-        let refund = match answer.said(Version::V2, entry.network, entry.config.payer) {
+        let refund = match answer.said(entry.network, entry.config.payer) {
             Said::Paid { response, transaction } => refunded(*response, entry).map(|amount| (amount, transaction)),
             Said::Failed { reason, .. } => {
                 self.result.reason = Some(reason.as_str().into());

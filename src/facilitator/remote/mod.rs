@@ -54,8 +54,8 @@ const VERIFY_TRIES: u32 = 2;
 /// - **One settlement at a time** runs for a payment, among all processes that share the ledger. It is always for our own
 ///   offer, not the payer's copy. It is repeated after a timeout, a 5xx status or a lost connection, and while the facilitator answers
 ///   `settlement_pending`.
-/// - **The `resource` and `extensions` that the payer returned** ([`EchoedMetadata`](crate::payment::EchoedMetadata)) are forwarded unchanged, for
-///   facilitators that catalogue what they settle (the extension `bazaar`). This process repeats a settlement with the identical
+/// - **The `resource` that the payer returned, and of the `extensions` those that the seller declares**
+///   ([`EchoedMetadata`](crate::payment::EchoedMetadata)) are forwarded as they came, for facilitators that use extensions. This process repeats a settlement with the identical
 ///   body. The ledger does not keep them: a process that takes over the payment sends it without them, unless the payer presents it
 ///   again. Offer and authorization are the same.
 /// - **Indeterminate outcomes are [`SettlementOutcome::Unknown`]**: the ledger has the payment as unknown from before the request leaves until

@@ -19,12 +19,9 @@ use axum::{
     routing::get,
 };
 use tokio::net::TcpListener;
-use tower_x402::{
-    Network,
-    client::{DiscoveryClient, PaymentMiddleware},
-    facilitator::RemoteFacilitator,
-};
+use tower_x402::{Network, client::PaymentMiddleware, facilitator::RemoteFacilitator};
 use url::Url;
+use x402_bazaar::DiscoveryClient;
 use x402_facilitator::FacilitatorService;
 use x402_market::{
     AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, EvaluatorService,

@@ -16,11 +16,8 @@ use axum::{
 };
 use http::StatusCode;
 use serde_json::{Value, json};
-use tower_x402::{
-    Network,
-    client::{DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter},
-    protocol::OfferError,
-};
+use tower_x402::{Network, protocol::OfferError};
+use x402_bazaar::{DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter};
 
 fn all() -> DiscoveryFilter {
     DiscoveryFilter::default()

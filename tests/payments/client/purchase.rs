@@ -596,7 +596,7 @@ async fn failed_work_is_repeated_only_where_that_is_safe() {
                 "accepts": [offer(1_000).to_requirements()],
             });
             if with_id {
-                demand["extensions"] = PaymentId::declaration().into();
+                demand["extensions"] = PaymentId::extension().declared().into();
             }
             let replies = (0..9).map(|_| if retry_after { later(code, None) } else { status(code) }).collect();
             let server = Server::paid(encode(demand), replies).await;

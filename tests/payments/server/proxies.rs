@@ -12,14 +12,8 @@ use support::{
     scripted::{Scripted, customer, echo, layer, not_yet, serve},
     shop::{Answer, App, demand, evaluate, paid, send},
 };
-use tower_x402::{
-    Asset, Network,
-    protocol::{
-        PaymentFlow,
-        bazaar::{BodyType, Discovery},
-    },
-    server::RequirePaymentLayerBuilder,
-};
+use tower_x402::{Asset, Network, protocol::PaymentFlow, server::RequirePaymentLayerBuilder};
+use x402_bazaar::{BodyType, Discovery};
 
 /// Offers of a size that the description makes up for.
 fn offers(chains: u64, description: usize) -> RequirePaymentLayerBuilder {
@@ -118,7 +112,7 @@ async fn offers_that_proxies_do_not_pass_on_are_warned_of_when_they_are_made() {
 async fn each_extension_of_a_402_has_a_schema_that_its_info_matches() {
     let discovery =
         Discovery::post(BodyType::Json).body(json!({ "output": "2 + 2 = 4" })).output(json!({ "score": 1 }));
-    let layer = offers(0, 10).public_origin("https://api.example").discovery(discovery);
+    let layer = offers(0, 10).public_origin("https://api.example").extension(discovery.extension().unwrap());
     let extensions = demand(&send(&app_of(layer), evaluate("a")).await)["extensions"].clone();
     let names: Vec<_> = extensions.as_object().unwrap().keys().cloned().collect();
     assert_eq!(names, ["bazaar", "payment-identifier", "payment-status"]);

@@ -168,6 +168,10 @@ async fn our_server_asks_their_facilitators_as_they_understood_it_and_reads_thei
                     understood["paymentPayload"].as_object_mut().unwrap().remove(echo);
                 }
             }
+            if let Some(declared) = body["paymentPayload"]["extensions"].as_object() {
+                let echoed = understood["paymentPayload"]["extensions"].as_object_mut().unwrap();
+                echoed.retain(|name, _| declared.contains_key(name));
+            }
             assert_eq!(body, understood, "{file}: {path} is asked in another way");
         }
     }

@@ -4,12 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 use serde_json::{Value, json};
-use tower_x402::{
-    ManualClock, Network,
-    client::{DiscoveryClient, DiscoveryFilter, ListedResource},
-    protocol::bazaar::{BodyType, Discovery},
-    server::RequirePaymentLayerBuilder,
-};
+use tower_x402::{ManualClock, Network, server::RequirePaymentLayerBuilder};
+use x402_bazaar::{BodyType, Discovery, DiscoveryClient, DiscoveryFilter, ListedResource};
 use x402_facilitator::FacilitatorServiceBuilder;
 
 use super::{
@@ -39,7 +35,7 @@ fn discoverable(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder
         .service_name("Judge")
         .tags(["math", "judge"])
         .payment_identifier(true)
-        .discovery(discovery)
+        .extension(discovery.extension().unwrap())
 }
 
 /// Buys from the seller, and returns the 402 as clients do.
@@ -126,7 +122,7 @@ async fn settle(stage: &Stage, resource: Value, extensions: Value) -> Value {
 }
 
 fn extension() -> Value {
-    Value::Object(Discovery::get().extension().unwrap())
+    Value::Object(Discovery::get().extension().unwrap().declared())
 }
 
 #[tokio::test]
@@ -226,7 +222,7 @@ async fn routes_with_a_template_are_one_resource_and_methods_are_several() {
         extension["bazaar"]["routeTemplate"] = template.into();
         settle(&stage, json!({ "url": format!("https://judge.example{path}") }), extension).await;
     }
-    let delete = Value::Object(Discovery::delete().extension().unwrap());
+    let delete = Value::Object(Discovery::delete().extension().unwrap().declared());
     settle(&stage, json!({ "url": "https://judge.example/users/9" }), delete).await;
     let found = all(&stage).await;
     let paths: Vec<_> = found.iter().map(|resource| resource.url.path()).collect();

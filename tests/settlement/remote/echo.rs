@@ -1,4 +1,5 @@
-//! The `resource` and `extensions` that a payer returns reach the facilitator unchanged, and do not affect the payment.
+//! The `resource` that a payer returns, and of its `extensions` those that the seller declares, reach the facilitator unchanged, and do not
+//! affect the payment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,9 +10,10 @@ use serde_json::{Value, json};
 use tower_x402::{
     Clock as _, ManualClock,
     ledger::{Ledger, MemoryLedger, ResponseLimits, Settlement},
-    protocol::PaymentFlow,
+    protocol::{Extension, PaymentFlow},
     server::RequirePaymentLayerBuilder,
 };
+use x402_bazaar::Discovery;
 
 use super::stage::{Reply, Seller, Stage, Turn, refusal, still_pending};
 use support::{
@@ -22,10 +24,14 @@ use support::{
 const ORIGIN: &str = "https://shop.example";
 /// As no serializer would write it.
 const RESOURCE: &str = r#"{ "url":"https://shop.example/evaluate", "new" : 1e2 }"#;
-const EXTENSIONS: &str = r#"{"payment-status":{ "info" :{"url":"/status","more":1.50}},  "of-mine":[ 1 ] }"#;
+const EXTENSIONS: &str =
+    r#"{"payment-status":{ "info" :{"url":"/status","more":1.50}},  "of-mine":{"info":{ }}, "other":7 }"#;
+/// What is forwarded of it.
+const FORWARDED: &str = r#"{"of-mine":{"info":{ }},"payment-status":{ "info" :{"url":"/status","more":1.50}}}"#;
 
 fn declared(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder {
-    layer.public_origin(ORIGIN).status_url("/status")
+    let of_mine = Extension::new("of-mine", json!({}), json!({}));
+    layer.public_origin(ORIGIN).status_url("/status").extension(of_mine)
 }
 
 /// A request with this payment, and with this resource and these extensions to the byte.
@@ -60,7 +66,7 @@ async fn echo_reaches_the_facilitator_unchanged() {
         assert_eq!(answer.status, 200, "{flow}: {answer:?}");
         for body in [stage.settles(), stage.verifies.lock().unwrap().clone()].concat() {
             let text = String::from_utf8(body.to_vec()).unwrap();
-            assert!(text.contains(RESOURCE) && text.contains(EXTENSIONS), "{flow}: {text}");
+            assert!(text.contains(RESOURCE) && text.contains(FORWARDED), "{flow}: {text}");
         }
         assert_eq!((stage.settles().len(), seller.income(&stage).await), (1, PRICE));
     }
@@ -114,7 +120,7 @@ async fn payment_is_the_same_after_a_restart_loses_its_echo() {
     let mut last = payloads.pop().unwrap();
     assert_eq!((&last["resource"], &last["extensions"]), (&Value::Null, &Value::Null));
     let mut echoed = payloads.swap_remove(0);
-    assert_eq!(echoed["extensions"]["of-mine"], json!([1]));
+    assert_eq!(echoed["extensions"]["of-mine"]["info"], json!({}));
     for field in ["resource", "extensions"] {
         echoed.as_object_mut().unwrap().remove(field);
         last.as_object_mut().unwrap().remove(field);
@@ -159,13 +165,37 @@ async fn echo_of_another_resource_is_not_forwarded() {
         ("another path", r#"{"url":"https://shop.example/other"}"#, EXTENSIONS),
         ("no resource", "null", EXTENSIONS),
         ("not a resource", "[]", EXTENSIONS),
-        ("discovery that was not offered", RESOURCE, r#"{"bazaar":{"info":{"input":{"type":"http"}},"schema":{}}}"#),
     ] {
         stage.settles.lock().unwrap().clear();
         let purchase = buy(&stage, &seller).await;
         assert_eq!(send(&seller.app, echoing(&purchase, resource, extensions)).await.status, 200, "{what}");
         let payload = payloads(&stage.settles()).pop().unwrap();
         assert_eq!((&payload["resource"], &payload["extensions"]), (&Value::Null, &Value::Null), "{what}");
+    }
+}
+
+/// A facilitator may show a description of the resource to others.
+#[tokio::test]
+async fn description_that_is_not_the_sellers_is_not_forwarded() {
+    let stage = Stage::open().await;
+    let seller = stage.seller_with(stage.remote(), declared).await;
+    let discovery = Discovery::get().extension().unwrap();
+    let own = Value::Object(discovery.declared()).to_string();
+    let describing = stage.seller_with(stage.remote(), |layer| declared(layer).extension(discovery)).await;
+    let invented = r#"{"bazaar":{"info":{"input":{"type":"http"}},"schema":{}}}"#;
+    let added = own.replacen('{', r#"{"other":1,"#, 1).replacen(r#""info":{"#, r#""routeTemplate":"/x","info":{"#, 1);
+    for (what, seller, extensions, forwarded) in [
+        ("not declared", &seller, invented, None),
+        ("not declared, and ours", &seller, own.as_str(), None),
+        ("added to", &describing, added.as_str(), None),
+        ("returned", &describing, own.as_str(), Some(serde_json::from_str::<Value>(&own).unwrap())),
+    ] {
+        stage.settles.lock().unwrap().clear();
+        let purchase = buy(&stage, seller).await;
+        assert_eq!(send(&seller.app, echoing(&purchase, RESOURCE, extensions)).await.status, 200, "{what}");
+        let payload = payloads(&stage.settles()).pop().unwrap();
+        assert_eq!(payload.get("extensions").cloned(), forwarded, "{what}");
+        assert_eq!(payload["resource"]["url"], format!("{ORIGIN}/evaluate"), "{what}");
     }
 }
 

@@ -15,10 +15,10 @@ use serde_json::json;
 use tower_x402::{
     Asset,
     facilitator::Facilitator,
-    protocol::bazaar::{BodyType, Discovery},
     server::{AdmissionQueue, BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use url::Url;
+use x402_bazaar::{BodyType, Discovery, InvalidDiscovery};
 
 #[cfg(feature = "serve")]
 pub use program::{Evaluator, ServeError};
@@ -104,7 +104,7 @@ impl EvaluatorBuilder {
         self
     }
 
-    /// Sets whether the 402 describes the resource (extension [`bazaar`](tower_x402::protocol::bazaar)), so that facilitators may list it.
+    /// Sets whether the 402 describes the resource (extension [`bazaar`](x402_bazaar)), so that facilitators may list it.
     /// Default: `true`. It needs a card whose endpoint is an absolute URL.
     pub fn listed(mut self, listed: bool) -> Self {
         self.listed = listed;
@@ -153,7 +153,7 @@ impl EvaluatorBuilder {
             .mime_type("application/json")
             .facilitator(facilitator.clone());
         if listed && work.pricing.endpoint.parse::<Url>().is_ok() {
-            paywall = paywall.discovery(discovery(work.skills.first().map_or("", String::as_str)));
+            paywall = paywall.extension(discovery(work.skills.first().map_or("", String::as_str)).extension()?);
         }
         for token in &work.pricing.accepts {
             paywall = paywall.pay_to_in(Asset::from(token), work.pricing.pay_to);
@@ -190,6 +190,9 @@ pub enum EvaluatorError {
     /// Payments cannot be taken with these settings.
     #[error(transparent)]
     Paywall(#[from] BuildError),
+    /// The resource cannot be described.
+    #[error(transparent)]
+    Description(#[from] InvalidDiscovery),
     /// A limit is zero.
     #[error("max_body, max_judgements and time_limit must be greater than zero")]
     ZeroLimit,

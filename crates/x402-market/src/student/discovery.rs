@@ -11,8 +11,8 @@ use alloy_primitives::Address;
 use async_trait::async_trait;
 use auto_impl::auto_impl;
 use tokio::{task::JoinSet, time::timeout};
-use tower_x402::client::{DiscoveryClient, DiscoveryFilter};
 use url::Url;
+use x402_bazaar::{DiscoveryClient, DiscoveryFilter};
 
 use super::{
     Inner,

@@ -57,7 +57,8 @@ use super::{
 ///
 /// ```no_run
 /// # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::client::{Budget, DiscoveryClient, Payer};
+/// use tower_x402::client::{Budget, Payer};
+/// use x402_bazaar::DiscoveryClient;
 /// use x402_market::{Student, Submission, Task, Truth};
 ///
 /// let budget = Budget::builder().per_payment("$0.01".parse()?).total("$1.00".parse()?).build();

@@ -1,17 +1,14 @@
-//! Discovery: lists the resources that a facilitator knows.
+//! Lists the resources that a facilitator knows.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use ::reqwest::{Client, ClientBuilder, StatusCode, redirect};
+use jiff::Timestamp;
+use reqwest::{Client, ClientBuilder, StatusCode, redirect};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::{Map, Value, value::RawValue};
 use tokio::time::timeout;
+use tower_x402::protocol::{ExactOffer, OfferError, PaymentRequirements, Verbatim, v1};
 use url::Url;
-
-use crate::{
-    body::{ReadBodyError, read_body},
-    protocol::{ExactOffer, OfferError, PaymentRequirements, Verbatim, timestamp, v1},
-};
 
 /// The largest page that is read, in bytes.
 const MAX_PAGE: usize = 4 << 20;
@@ -32,8 +29,8 @@ const MAX_OFFERS: usize = 64;
 /// read are skipped and counted. Nothing is paid and no resource is requested; see [`ListedResource`] for what a list proves.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), tower_x402::client::DiscoveryError> {
-/// use tower_x402::client::{DiscoveryClient, DiscoveryFilter};
+/// # async fn example() -> Result<(), x402_bazaar::DiscoveryError> {
+/// use x402_bazaar::{DiscoveryClient, DiscoveryFilter};
 ///
 /// let facilitator = DiscoveryClient::builder("https://www.x402.org/facilitator").build()?;
 /// let found = facilitator.list(&DiscoveryFilter::default().kind("http")).await?;
@@ -131,19 +128,27 @@ impl DiscoveryClient {
 
     async fn get(&self, url: Url) -> Result<Vec<u8>, DiscoveryError> {
         let request = self.client.get(url).header(http::header::ACCEPT, "application/json");
-        let response = request.send().await.map_err(|_| DiscoveryError::Unreachable)?;
+        let mut response = request.send().await.map_err(|_| DiscoveryError::Unreachable)?;
         if response.status() != StatusCode::OK {
             return Err(DiscoveryError::Status(response.status()));
         }
-        read_body(response, MAX_PAGE).await.map_err(|error| match error {
-            ReadBodyError::TooLarge => DiscoveryError::TooLarge,
-            ReadBodyError::Broken => DiscoveryError::Unreachable,
-        })
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|_| DiscoveryError::Unreachable)? {
+            if body.len() + chunk.len() > MAX_PAGE {
+                return Err(DiscoveryError::TooLarge);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
     }
 }
 
-// Path, query and the client's headers may hold a key.
-debug_fields!(DiscoveryClient |this| { host: this.url.host_str() });
+impl fmt::Debug for DiscoveryClient {
+    /// Path, query and the client's headers may hold a key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiscoveryClient").field("host", &self.url.host_str()).finish_non_exhaustive()
+    }
+}
 
 /// Builder of a [`DiscoveryClient`].
 #[must_use]
@@ -181,7 +186,11 @@ impl DiscoveryClientBuilder {
     }
 }
 
-debug_fields!(DiscoveryClientBuilder { request_timeout });
+impl fmt::Debug for DiscoveryClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiscoveryClientBuilder").field("request_timeout", &self.request_timeout).finish_non_exhaustive()
+    }
+}
 
 /// A filter for resources: those that match everything that is set. The default matches all.
 ///
@@ -338,9 +347,9 @@ impl ListedResource {
         self.accepts.iter().take(MAX_OFFERS).filter_map(read).collect()
     }
 
-    /// Returns the `info` of the extension [`bazaar`](crate::protocol::bazaar), which describes input and output, if there is one.
+    /// Returns the `info` of the [description](crate::Discovery), which has input and output, if there is one.
     pub fn info(&self) -> Option<Value> {
-        self.raw.read().ok()?.get("extensions")?.get("bazaar")?.get("info").cloned()
+        self.raw.read().ok()?.get("extensions")?.get(crate::NAME)?.get("info").cloned()
     }
 
     /// Reads an item. Returns `None` if it names no URL that could be requested.
@@ -366,7 +375,7 @@ impl ListedResource {
             service_name: read.service_name,
             tags: read.tags.unwrap_or_default(),
             last_updated: match read.last_updated {
-                Some(Value::String(text)) => timestamp::parse(&text),
+                Some(Value::String(text)) => seconds_of(&text),
                 Some(Value::Number(seconds)) => seconds.as_u64(),
                 _ => None,
             },
@@ -433,4 +442,37 @@ struct Described {
 fn lenient<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
     let value = Value::deserialize(deserializer)?;
     Ok(serde_json::from_value(value).ok())
+}
+
+/// Parses a text such as `2026-11-21T10:15:30.250+01:00` as Unix seconds, without the fraction. Returns `None` if it is no time, or one
+/// before 1970.
+fn seconds_of(text: &str) -> Option<u64> {
+    u64::try_from(text.parse::<Timestamp>().ok()?.as_second()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_read_in_any_form_of_rfc_3339() {
+        for (text, seconds) in [
+            // By `date -u -d @N +%FT%TZ`.
+            ("1970-01-01T00:00:00Z", Some(0)),
+            ("2000-02-29T23:59:59Z", Some(951_868_799)),
+            ("2026-11-21T10:15:30Z", Some(1_795_256_130)),
+            ("1970-01-01t01:00:00.123456789+01:00", Some(0)),
+            ("1969-12-31 23:30:00-00:30", Some(0)),
+            ("1970-01-01T00:00:00+00:01", None),
+            ("1970-02-30T00:00:00Z", None),
+            ("1970-01-01T24:00:00Z", None),
+            ("1970-01-01T00:00:00", None),
+            ("1970-01-01", None),
+            ("yesterday", None),
+            ("", None),
+            ("\u{e9}970-01-01T00:00:00Z", None),
+        ] {
+            assert_eq!(seconds_of(text), seconds, "{text}");
+        }
+    }
 }

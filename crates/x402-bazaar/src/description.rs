@@ -1,16 +1,12 @@
-//! The extension `bazaar`: the input and output of a paid route, for clients that search for one.
-//!
-//! A server declares it in the `extensions` of its 402. Payers echo it, so that the facilitator that settles gets it and can list the
-//! route at `GET /discovery/resources`. The form is that of the
-//! [specification](https://github.com/coinbase/x402/blob/main/specs/extensions/bazaar.md) and of the official packages:
-//! `info` holds examples, `schema` describes `info` in JSON Schema.
+//! The description of a paid route: its input and output, for clients that search for one.
 
 use serde_json::{Map, Value, json};
+use tower_x402::protocol::Extension;
 
-pub use super::schema::SchemaError;
+use crate::schema::{self, SchemaError};
 
 /// The extension's name.
-pub const NAME: &str = super::extensions::BAZAAR;
+pub const NAME: &str = "bazaar";
 
 /// The encoding of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,15 +37,15 @@ impl BodyType {
 ///
 /// ```
 /// use serde_json::json;
-/// use tower_x402::protocol::bazaar::{BodyType, Discovery};
+/// use x402_bazaar::{BodyType, Discovery};
 ///
 /// let discovery = Discovery::post(BodyType::Json)
 ///     .body(json!({ "output": "17 * 23 = 391" }))
 ///     .body_schema(json!({ "properties": { "output": { "type": "string" } }, "required": ["output"] }))
 ///     .output(json!({ "score": 1.0 }));
-/// let extensions = discovery.extension()?;
-/// assert_eq!(extensions["bazaar"]["info"]["input"]["method"], "POST");
-/// # Ok::<(), tower_x402::protocol::bazaar::InvalidDiscovery>(())
+/// let extension = discovery.extension()?;
+/// assert_eq!(extension.declared()["bazaar"]["info"]["input"]["method"], "POST");
+/// # Ok::<(), x402_bazaar::InvalidDiscovery>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
@@ -139,11 +135,11 @@ impl Discovery {
         self
     }
 
-    /// Returns the extension as a server offers it, under its [name](NAME).
+    /// Returns the extension as a server declares it, under its [name](NAME).
     ///
     /// # Errors
     /// [`InvalidDiscovery`] if an example does not match its schema: facilitators would refuse the extension.
-    pub fn extension(&self) -> Result<Map<String, Value>, InvalidDiscovery> {
+    pub fn extension(&self) -> Result<Extension, InvalidDiscovery> {
         if self.body_type.is_none() && (self.body.is_some() || self.body_schema.is_some()) {
             return Err(InvalidDiscovery::Body(self.method));
         }
@@ -157,9 +153,9 @@ impl Discovery {
                 return Err(InvalidDiscovery::Schema(SchemaError::InvalidSchema("schema")));
             }
         }
-        let extension = json!({ "info": self.info(), "schema": self.schema() });
-        check(&extension)?;
-        Ok(Map::from_iter([(NAME.to_owned(), extension)]))
+        let extension = Extension::new(NAME, self.info(), self.schema()).describes_resource();
+        check(&extension.declared()[NAME])?;
+        Ok(extension)
     }
 
     fn info(&self) -> Value {
@@ -276,7 +272,7 @@ pub fn check(extension: &Value) -> Result<(), InvalidDiscovery> {
         }
         _ => return Err(InvalidDiscovery::Form("info.input.type")),
     }
-    super::schema::check(schema, info)?;
+    schema::check(schema, info)?;
     Ok(())
 }
 
@@ -312,10 +308,10 @@ mod tests {
             Discovery::patch(BodyType::Text).body(json!("words")).output(json!([1, 2])),
             described.clone(),
         ] {
-            let extension = discovery.extension().unwrap();
+            let extension = discovery.extension().unwrap().declared();
             assert_eq!(check(&extension[NAME]), Ok(()), "{extension:?}");
         }
-        let extension = described.extension().unwrap().remove(NAME).unwrap();
+        let extension = described.extension().unwrap().declared().remove(NAME).unwrap();
         let input = json!({ "type": "http", "method": "POST", "bodyType": "json", "body": { "output": "4" },
             "queryParams": { "k": "1" } });
         assert_eq!(extension["info"]["input"], input);
@@ -342,7 +338,7 @@ mod tests {
 
     #[test]
     fn an_extension_that_facilitators_refuse_is_invalid() {
-        let good = Discovery::get().extension().unwrap().remove(NAME).unwrap();
+        let good = Discovery::get().extension().unwrap().declared().remove(NAME).unwrap();
         for (field, value) in [
             ("/info", json!(null)),
             ("/schema", json!([])),

@@ -7,8 +7,6 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use super::extensions::is_same;
-
 /// The greatest depth of nested schemas and values, including references.
 const MAX_DEPTH: usize = 48;
 /// The bound on the work, in [steps](Checker::charge).
@@ -320,6 +318,18 @@ fn is_of(kind: &str, value: &Value) -> bool {
         "number" => value.is_number(),
         "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
         _ => false,
+    }
+}
+
+/// Returns `true` if two values are equal as JSON: `1.0` equals 1.
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| is_same(a, b)))
+        }
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b)),
+        (Value::Number(x), Value::Number(y)) => x == y || x.as_f64() == y.as_f64(),
+        _ => a == b,
     }
 }
 

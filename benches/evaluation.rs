@@ -164,7 +164,7 @@ async fn open(chain: &DevnetChain, rpc_url: &str, flow: Flow) -> (Arc<VerifiedCa
     let card = AgentCard::builder("The judge", url.clone()).skill("arithmetic", "Marks sums", Score::MAX);
     let card = card.price("$0.001").pay_to(Network::BASE_SEPOLIA, payee.address()).build().unwrap();
     let card = card.sign(&payee).await.unwrap();
-    let credit = DeferredPolicy::default().history(1).per_payer(Usdc::from_atomic(PRICE * 1_000));
+    let credit = DeferredPolicy::default().per_payer(Usdc::from_atomic(PRICE * 1_000));
     let evaluator =
         EvaluatorService::builder(card, ArithmeticJudge).facilitator(facilitator).paywall(|paywall| match flow {
             Flow::Authorization => paywall.flow(PaymentFlow::Authorization),

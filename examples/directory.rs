@@ -1,30 +1,21 @@
 //! A directory as a service: lists evaluators, and pools reports of payers about them.
-#![allow(clippy::print_stdout)]
 
-use std::{
-    io::{self, IsTerminal as _, Write as _},
-    net::SocketAddr,
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+#[path = "serving.rs"]
+mod serving;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use alloy_primitives::Address;
 use anyhow::Context as _;
-use axum::{Router, extract::ConnectInfo, http::Request};
+use axum::Router;
 use clap::Parser;
 use serde_json::json;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-    time::timeout,
-};
-use tower::ServiceExt as _;
-use tower_x402::{Asset, Network, server::PeerAddress};
+use tower_x402::{Asset, Network};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 use x402_devnet::{Devnet, DevnetPort};
 use x402_directory::{DirectoryService, DirectoryStore, PaymentChecker};
+
+use serving::{Serving, Signals, announce, exit_of, listen, log_of};
 
 /// How long a stopping directory waits for requests.
 const LAST_REQUESTS: Duration = Duration::from_secs(30);
@@ -113,21 +104,13 @@ impl Flags {
 #[tokio::main]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,directory=info".into());
-    let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    logs.with_env_filter(filter).init();
-    match run(flags).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("directory: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    log_of("directory");
+    exit_of("directory", run(flags).await)
 }
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
+    let mut signals = Signals::catch()?;
+    let listener = listen(&flags.listen).await?;
     let (checker, port) = flags.payment_checker().await?;
     let directory = DirectoryService::builder(flags.store().await?)
         .payment_checker(checker)
@@ -135,36 +118,18 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         .rate(f64::from(flags.rate) / 60.0, f64::from(flags.rate))
         .build()?;
     let upkeep = tokio::spawn(directory.clone().upkeep());
-    // Behind a proxy the peer is the proxy: insert the address that the proxy reports instead.
-    let service = directory.map_request(|mut request: Request<axum::body::Body>| {
-        if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
-            request.extensions_mut().insert(PeerAddress(peer.ip()));
-        }
-        request
-    });
-    let app = Router::new().fallback_service(service).into_make_service_with_connect_info::<SocketAddr>();
-    let ready = json!({
+    announce(&json!({
         "listening": listener.local_addr()?.to_string(),
         "network": flags.network,
         "asset": flags.network.usdc().map(|usdc| usdc.address.to_string()),
         "rpc_url": port.as_ref().map(|port| port.url().to_string()),
-    });
-    // A closed standard output is no reason to fail.
-    let _ = writeln!(io::stdout().lock(), "{ready}");
+    }))?;
     info!(network = %flags.network, nodes = flags.rpc_url.len(), "listing evaluators");
 
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = axum::serve(listener, app).with_graceful_shutdown(async {
-        let _ = stopped.await;
-    });
-    let serving = tokio::spawn(async { serving.await });
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    let _ = stop.send(());
-    if timeout(LAST_REQUESTS, serving).await.is_err() {
-        warn!("a client kept its request open");
+    let serving = Serving::begin(listener, Router::new().fallback_service(directory));
+    signals.next().await;
+    if let Err(error) = serving.finish(LAST_REQUESTS).await {
+        warn!("{error:#}");
     }
     upkeep.abort();
     Ok(())

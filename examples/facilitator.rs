@@ -1,35 +1,25 @@
 //! A facilitator as a service: verifies and settles payments for sellers that have no node.
-#![allow(clippy::print_stdout)]
 
+#[path = "serving.rs"]
+mod serving;
 #[path = "settings.rs"]
 mod settings;
 
-use std::{
-    io::{self, IsTerminal as _, Write as _},
-    net::SocketAddr,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{process::ExitCode, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::Context as _;
-use axum::{Router, extract::ConnectInfo, http::Request, routing::get};
+use axum::{Router, routing::get};
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::json;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-    time::timeout,
-};
-use tower::ServiceExt as _;
-use tower_x402::{Network, facilitator::OnchainFacilitator, server::PeerAddress};
+use tower_x402::{Network, facilitator::OnchainFacilitator};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 use x402_devnet::{Devnet, DevnetPort};
 use x402_facilitator::FacilitatorService;
 
+use serving::{Serving, Signals, announce, exit_of, listen, log_of};
 use settings::{LedgerAt, TokenFlags, private_key};
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
@@ -120,23 +110,15 @@ impl Flags {
 #[tokio::main]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,facilitator=info".into());
-    let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    logs.with_env_filter(filter).init();
-    match run(flags).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("facilitator: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    log_of("facilitator");
+    exit_of("facilitator", run(flags).await)
 }
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
     // The recorder must be installed before the facilitator is built.
     let numbers = flags.metrics.then(|| PrometheusBuilder::new().install_recorder()).transpose()?;
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
+    let mut signals = Signals::catch()?;
+    let listener = listen(&flags.listen).await?;
     let asset = flags.token.on(flags.network)?;
     let (facilitator, rpc_url, _port) = flags.facilitator().await?;
     let mut service =
@@ -156,14 +138,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     if let Some(resources) = flags.catalogue {
         service = service.catalogue(resources, Duration::from_secs(30 * 86_400));
     }
-    // Behind a proxy the peer is the proxy: insert the address that the proxy reports instead.
-    let service = service.build().map_request(|mut request: Request<axum::body::Body>| {
-        if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
-            request.extensions_mut().insert(PeerAddress(peer.ip()));
-        }
-        request
-    });
-    let mut app = Router::new().fallback_service(service);
+    let mut app = Router::new().fallback_service(service.build());
     if let Some(numbers) = numbers {
         let shown = numbers.clone();
         app = app.route("/metrics", get(async move || shown.render()));
@@ -174,30 +149,19 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
             }
         });
     }
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    let ready = json!({
+    announce(&json!({
         "listening": listener.local_addr()?.to_string(),
         "rpc_url": rpc_url,
         "asset": asset.address.to_string(),
         "network": flags.network,
         "settlement_address": facilitator.settlement_address().to_string(),
-    });
-    // A closed standard output is no reason to fail.
-    let _ = writeln!(io::stdout().lock(), "{ready}");
+    }))?;
     info!(network = %flags.network, keys = keys.len(), "settling for others");
 
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = axum::serve(listener, app).with_graceful_shutdown(async {
-        let _ = stopped.await;
-    });
-    let serving = tokio::spawn(async { serving.await });
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    let _ = stop.send(());
-    if timeout(LAST_REQUESTS, serving).await.is_err() {
-        warn!("a client kept its request open");
+    let serving = Serving::begin(listener, app);
+    signals.next().await;
+    if let Err(error) = serving.finish(LAST_REQUESTS).await {
+        warn!("{error:#}");
     }
     if !facilitator.drain(LAST_REQUESTS).await {
         warn!("some settlements are still open; the next process continues with them from the ledger");

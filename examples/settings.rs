@@ -4,9 +4,10 @@ use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use tower_x402::{
     Asset, Network,
+    client::key,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger, channels::ChannelLedger},
 };
 
@@ -98,13 +99,8 @@ impl TokenFlags {
 
 /// Reads a private key from the environment, if there is one. Errors do not contain it.
 pub(crate) fn private_key(name: &str) -> anyhow::Result<Option<PrivateKeySigner>> {
-    let text = match std::env::var(name) {
-        Ok(text) if !text.trim().is_empty() => text,
-        Ok(_) | Err(std::env::VarError::NotPresent) => return Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not a private key: expected 32 bytes in hex"),
-    };
-    match text.trim().parse() {
-        Ok(key) => Ok(Some(key)),
-        Err(_) => bail!("{name} is not a private key: expected 32 bytes in hex"),
+    match std::env::var_os(name) {
+        Some(text) if !text.is_empty() => Ok(Some(key::from_env(name)?)),
+        _ => Ok(None),
     }
 }

@@ -7,6 +7,7 @@
 /// Puts a price on a route.
 ///
 /// [production]: production
+/// [upto]: upto
 /// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/charge.md")]
 pub mod charge {}
@@ -14,6 +15,7 @@ pub mod charge {}
 /// Lets a program pay for what it requests.
 ///
 /// [charge]: charge
+/// [upto]: upto
 /// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/pay.md")]
 pub mod pay {}

@@ -267,7 +267,7 @@ impl Flags {
     /// Returns the credit limits of the flow `deferred`.
     pub(crate) fn credit(&self) -> Option<DeferredPolicy> {
         let answers = |n| self.price.checked_mul(n).unwrap_or(Usdc::MAX);
-        let policy = DeferredPolicy::default().per_payer(answers(20)).history(3);
+        let policy = DeferredPolicy::default().per_payer(answers(20));
         (self.flow == Flow::Deferred).then_some(policy)
     }
 

@@ -1,34 +1,34 @@
 //! An evaluator that charges for its verdicts over x402: on arithmetic, prose, or anything a language model judges.
-#![allow(clippy::print_stdout)]
 
 mod admin;
 mod chain;
 mod flags;
 mod judge;
 mod service;
+#[path = "../serving.rs"]
+mod serving;
 #[path = "../settings.rs"]
 mod settings;
 
-use std::{
-    io::{self, IsTerminal as _, Write as _},
-    net::SocketAddr,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Parser as _;
 use serde::Serialize;
 use tokio::{
     net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, timeout},
 };
 use tower_x402::{Network, facilitator::Facilitator as _, ops::Operator};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
-use crate::{chain::Chain, flags::Flags, judge::Specialist, service::Evaluator};
+use crate::{
+    chain::Chain,
+    flags::Flags,
+    judge::Specialist,
+    service::Evaluator,
+    serving::{Serving, Signals, announce, exit_of, listen, log_of},
+};
 
 /// How long a stopping evaluator waits for the requests in progress: a handler's deadline and a settlement.
 const LAST_REQUESTS: Duration = Duration::from_secs(90);
@@ -38,25 +38,14 @@ const LAST_SETTLEMENTS: Duration = Duration::from_secs(45);
 #[tokio::main]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,evaluator=info".into());
-    let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    logs.with_env_filter(filter).init();
+    log_of("evaluator");
     if let Some((which, format)) = flags.printing() {
         let printed = async { admin::print(flags.open_ledger().await?.payments, which, format.into()).await };
-        return match printed.await {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("evaluator: {error:#}");
-                ExitCode::from(2)
-            }
-        };
+        return exit_of("evaluator", printed.await);
     }
     let server = match Server::start(&flags).await {
         Ok(server) => server,
-        Err(error) => {
-            eprintln!("evaluator: {error:#}");
-            return ExitCode::from(2);
-        }
+        Err(error) => return exit_of("evaluator", Err(error)),
     };
     match server.run().await {
         Ok(()) => ExitCode::SUCCESS,
@@ -89,8 +78,8 @@ struct Server {
 
 impl Server {
     async fn start(flags: &Flags) -> anyhow::Result<Self> {
-        let signals = Signals::catch().context("signals cannot be caught")?;
-        let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
+        let signals = Signals::catch()?;
+        let listener = listen(&flags.listen).await?;
         let chain = Chain::connect(flags).await?;
         let pay_to = chain.pay_to;
         let specialist = Specialist::of(flags)?;
@@ -125,16 +114,13 @@ impl Server {
                 }
             })?
             .channels(chain.channels.clone());
-        let ready = Ready {
+        announce(&Ready {
             listening,
             rpc_url: chain.rpc_url.as_deref(),
             asset: chain.asset.address.to_string(),
             pay_to: pay_to.to_string(),
             network: chain.asset.network,
-        };
-        let ready = serde_json::to_string(&ready)?;
-        // A closed standard output is no reason to fail.
-        let _ = writeln!(io::stdout().lock(), "{ready}");
+        })?;
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let token = flags.admin_token.clone();
         let admin = token.map(|token| {
@@ -150,20 +136,15 @@ impl Server {
 
     /// Serves until a signal, then finishes the requests in progress.
     async fn run(mut self) -> anyhow::Result<()> {
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let mut router = self.evaluator.router();
         if let Some(admin) = self.admin {
             router = router.merge(admin);
         }
-        let serving = axum::serve(self.listener, router).with_graceful_shutdown(async {
-            let _ = stopped.await;
-        });
-        let serving = tokio::spawn(async { serving.await });
+        let serving = Serving::begin(self.listener, router);
         self.signals.next().await;
         info!("stopping: answering the requests in progress");
-        let _ = stop.send(());
         let finished = async {
-            timeout(LAST_REQUESTS, serving).await.context("a client kept its request open")???;
+            serving.finish(LAST_REQUESTS).await?;
             let deadline = Instant::now() + LAST_SETTLEMENTS;
             if let Some(channels) = &self.chain.channels {
                 // What is not claimed now has to wait until the evaluator runs again.
@@ -182,24 +163,5 @@ impl Server {
         }
         info!(stats = ?self.evaluator.stats().await?, "stopped");
         Ok(())
-    }
-}
-
-/// The signals that stop the process.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn catch() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! The plots.
+//! The pictures.
 
 use std::path::Path;
 
@@ -6,39 +6,28 @@ use plotters::{coord::Shift, prelude::*};
 
 use super::{
     canvas::{COLORS, FONT, Picture, both},
-    report::{Curve, Estimate, Report},
+    report::Estimate,
 };
 
-/// Draws quality, diversity and the teachers' scores over the training into `out`.
-pub(crate) fn draw(out: &Path, world: &str, reports: &[Report]) -> anyhow::Result<()> {
-    let some = |of: fn(&Curve) -> Vec<Option<Estimate>>| move |curve: &Curve| of(curve);
-    let all = |estimates: &[Estimate]| estimates.iter().copied().map(Some).collect();
-    let quality = Lines {
-        reports,
-        title: "Expected quality of an output, with 95 % intervals",
-        of: &move |curve| all(&curve.quality),
-    };
-    both(out, &format!("learning-{world}-quality"), &quality)?;
-    let diversity =
-        Lines { reports, title: "How undecided the student is, in nats", of: &move |curve| all(&curve.entropy) };
-    both(out, &format!("learning-{world}-diversity"), &diversity)?;
-    let believed = Lines {
-        reports,
-        title: "By how much scores are above the truth",
-        of: &some(|curve| curve.believed_above_truth.clone()),
-    };
-    both(out, &format!("learning-{world}-believed"), &believed)
-}
-
-/// A line with its interval for each arm.
-struct Lines<'a> {
-    reports: &'a [Report],
-    title: &'a str,
-    of: &'a dyn Fn(&Curve) -> Vec<Option<Estimate>>,
-}
-
 /// The width of the legend, in pixels.
-const LEGEND: u32 = 170;
+const LEGEND: u32 = 190;
+
+/// A line with its interval for each name.
+pub(crate) struct Lines<'a> {
+    pub(crate) title: &'a str,
+    /// What is to the right.
+    pub(crate) x: &'a str,
+    /// Labels of whole numbers from 0; without them, numbers are shown.
+    pub(crate) labels: &'a [&'a str],
+    pub(crate) lines: Vec<(String, Vec<(f64, Estimate)>)>,
+}
+
+impl Lines<'_> {
+    /// Draws into `out`, as `name.svg` and `name.png`.
+    pub(crate) fn draw_into(&self, out: &Path, name: &str) -> anyhow::Result<()> {
+        both(out, name, self)
+    }
+}
 
 impl Picture for Lines<'_> {
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> anyhow::Result<()>
@@ -46,41 +35,40 @@ impl Picture for Lines<'_> {
         B::ErrorType: 'static,
     {
         area.fill(&WHITE)?;
-        let lines: Vec<(&Report, Vec<(usize, Estimate)>)> = self
-            .reports
-            .iter()
-            .map(|report| {
-                let points = report.curve.groups.iter().copied().zip((self.of)(&report.curve));
-                (report, points.filter_map(|(group, point)| Some((group, point?))).collect())
-            })
-            .collect();
-        let shown = || lines.iter().flat_map(|(_, points)| points);
-        let groups = shown().map(|(group, _)| *group).max().unwrap_or(1);
-        let low = shown().map(|(_, point)| point.mean).fold(f64::MAX, f64::min);
-        let high = shown().map(|(_, point)| point.mean).fold(f64::MIN, f64::max);
-        let margin = ((high - low) * 0.05).max(0.01);
-        let (low, high) = (low - margin, high + margin);
+        let points = || self.lines.iter().flat_map(|(_, points)| points);
+        let left = points().map(|(x, _)| *x).fold(f64::MAX, f64::min);
+        let right = points().map(|(x, _)| *x).fold(f64::MIN, f64::max);
+        let most = points().map(|(_, y)| y.high).fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(area)
             .caption(self.title, (FONT, 18))
             .margin(12)
             .margin_right(LEGEND)
             .x_label_area_size(40)
             .y_label_area_size(56)
-            .build_cartesian_2d(0..groups, low..high)?;
-        chart.configure_mesh().x_desc("group").label_style((FONT, 13)).light_line_style(TRANSPARENT).draw()?;
+            .build_cartesian_2d(left..right, 0.0..most * 1.05)?;
+        let label = |x: &f64| match self.labels.get(x.round() as usize) {
+            Some(label) if (x - x.round()).abs() < 1e-9 => (*label).to_owned(),
+            Some(_) => String::new(),
+            None => ((x * 100.0).round() / 100.0).to_string(),
+        };
+        chart
+            .configure_mesh()
+            .x_desc(self.x)
+            .x_label_formatter(&label)
+            .label_style((FONT, 13))
+            .light_line_style(TRANSPARENT)
+            .draw()?;
         let (width, _) = area.dim_in_pixel();
-        let drawn = lines.iter().enumerate().filter(|(_, (_, points))| !points.is_empty());
-        for (place, (number, (report, points))) in drawn.enumerate() {
-            let color = color(number);
-            let within = |value: f64| value.clamp(low, high);
-            let above = points.iter().map(|(group, point)| (*group, within(point.high)));
-            let below = points.iter().rev().map(|(group, point)| (*group, within(point.low)));
+        for (place, (name, points)) in self.lines.iter().enumerate() {
+            let color = color(place);
+            let above = points.iter().map(|(x, y)| (*x, y.high));
+            let below = points.iter().rev().map(|(x, y)| (*x, y.low));
             chart.draw_series([Polygon::new(above.chain(below).collect::<Vec<_>>(), color.mix(0.12).filled())])?;
-            let line = points.iter().map(|(group, point)| (*group, point.mean));
+            let line = points.iter().map(|(x, y)| (*x, y.mean));
             chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
             let at = ((width - LEGEND + 8) as i32, 48 + 20 * place as i32);
             area.draw(&PathElement::new([(at.0, at.1 + 7), (at.0 + 16, at.1 + 7)], color.stroke_width(3)))?;
-            area.draw(&Text::new(report.arm.clone(), (at.0 + 22, at.1), (FONT, 13)))?;
+            area.draw(&Text::new(name.clone(), (at.0 + 22, at.1), (FONT, 13)))?;
         }
         area.present()?;
         Ok(())

@@ -1,18 +1,14 @@
-//! Summarizes all runs of an arm.
+//! Means over seeds with their intervals, as tables in Markdown.
 
-use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
-use serde::Serialize;
+use super::{course::Outcome, rng::Rng};
 
-use super::{
-    arms::Arm,
-    conduct::Outcome,
-    run::{Settings, mean},
-    world::{ASPECTS, Seller, sellers},
-};
+/// How many samples a bootstrap takes.
+const SAMPLES: usize = 2_000;
 
-/// A mean over seeds, with its 95 % confidence interval.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// A mean over seeds, and its 95 % interval by bootstrap.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Estimate {
     pub(crate) mean: f64,
     pub(crate) low: f64,
@@ -20,185 +16,180 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// Estimates by Student's t distribution; the interval of a single value is that value.
     pub(crate) fn of(values: &[f64]) -> Self {
-        let mean = mean(values.iter().copied());
-        let freedom = values.len().saturating_sub(1);
-        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / freedom.max(1) as f64;
-        let half = quantile(freedom) * (variance / values.len().max(1) as f64).sqrt();
-        Self { mean, low: mean - half, high: mean + half }
+        let count = values.len();
+        if count == 0 {
+            return Self { mean: f64::NAN, low: f64::NAN, high: f64::NAN };
+        }
+        let mut rng = Rng::seeded(7);
+        let sample = |_| (0..count).map(|_| values[rng.below(count)]).sum::<f64>() / count as f64;
+        let mut means: Vec<f64> = (0..SAMPLES).map(sample).collect();
+        means.sort_by(f64::total_cmp);
+        let at = |share: f64| means[(share * (SAMPLES - 1) as f64).round() as usize];
+        Self { mean: values.iter().sum::<f64>() / count as f64, low: at(0.025), high: at(0.975) }
+    }
+
+    /// Returns the number with its interval.
+    pub(crate) fn show(&self, digits: usize) -> String {
+        if self.mean.is_nan() {
+            return "–".to_owned();
+        }
+        format!("{:.digits$} ({:.digits$} to {:.digits$})", self.mean, self.low, self.high)
     }
 }
 
-/// Returns the 97.5 % quantile of Student's t distribution.
-fn quantile(freedom: usize) -> f64 {
-    const FIRST: [f64; 30] = [
-        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-    ];
-    match freedom {
-        0 => 0.0,
-        1..=30 => FIRST[freedom - 1],
-        _ => 1.96 + 2.4 / freedom as f64,
-    }
-}
-
-/// The results of one arm.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report {
+/// The outcomes of an arm in a setting, by seed.
+pub(crate) struct Row {
+    pub(crate) setting: String,
     pub(crate) arm: String,
-    pub(crate) about: String,
-    /// The final expected quality of an output, from 0 to 1: the share of aspects that it is good at.
-    pub(crate) quality: Estimate,
-    /// The mean quality over the training.
-    pub(crate) quality_on_the_way: Estimate,
-    /// After how many groups a quality of nine tenths of the maximum is reached, by seed; `None` if never.
-    pub(crate) groups_to_nine_tenths: Vec<Option<usize>>,
-    /// How much better `market` ends, seed by seed; `None` for `market` itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) market_is_better_by: Option<Estimate>,
-    /// How often an output is good at the end, by aspect and in all aspects.
-    pub(crate) good_at: BTreeMap<&'static str, Estimate>,
-    pub(crate) flawless: Estimate,
-    /// The final entropy in nats, and the share of different outputs in a group over the last fifth.
-    pub(crate) entropy: Estimate,
-    pub(crate) distinct: Estimate,
-    /// The mean score of a group minus its share of good outputs, over the last fifth.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) believed_above_truth: Option<Estimate>,
-    /// Outputs judged for a student: fewer than all if money or trusted evaluators were missing.
-    pub(crate) labels: Estimate,
-    /// Outputs whose truth a student got in audits.
-    pub(crate) audited: Estimate,
-    pub(crate) spent_microusdc: Estimate,
-    /// Totals over all seeds.
-    pub(crate) spent_by_books_microusdc: u64,
-    pub(crate) spent_on_chain_microusdc: u64,
-    /// The evaluators hired in the last fifth, as shares of the aspect's groups.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) late_hires: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
-    pub(crate) curve: Curve,
-    /// The quality by seed.
-    pub(crate) by_seed: Vec<f64>,
+    pub(crate) outcomes: Vec<Outcome>,
 }
 
-/// A point of the curves.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Curve {
-    /// The number of groups so far.
-    pub(crate) groups: Vec<usize>,
-    pub(crate) quality: Vec<Estimate>,
-    pub(crate) entropy: Vec<Estimate>,
-    /// The mean since the previous point, over the seeds that have it.
-    pub(crate) distinct: Vec<Estimate>,
-    pub(crate) believed_above_truth: Vec<Option<Estimate>>,
-}
+impl Row {
+    fn estimate(&self, of: impl Fn(&Outcome) -> f64) -> Estimate {
+        Estimate::of(&self.outcomes.iter().map(of).collect::<Vec<_>>())
+    }
 
-/// The number of points of a curve.
-const POINTS: usize = 60;
-
-impl Report {
-    /// Summarizes outcomes; `market` holds the final qualities of the arm `market`.
-    pub(crate) fn new(
-        arm: Arm,
-        settings: &Settings,
-        runs: &[Outcome],
-        aspects: &[Vec<usize>],
-        market: Option<&[f64]>,
-    ) -> Self {
-        let of = |value: &dyn Fn(&Outcome) -> f64| Estimate::of(&runs.iter().map(value).collect::<Vec<_>>());
-        let end = |run: &Outcome| run.course.quality.last().copied().unwrap_or_default();
-        let late = settings.groups - settings.groups.div_ceil(5);
-        let by_seed: Vec<_> = runs.iter().map(end).collect();
-        let better = market.filter(|_| arm != Arm::Market).map(|market| {
-            Estimate::of(&market.iter().zip(&by_seed).map(|(market, own)| market - own).collect::<Vec<_>>())
-        });
-        let aspect = |number: usize| (ASPECTS[number].skill(), of(&|run| run.course.aspects[number]));
-        let sum = |of: fn(&Outcome) -> u64| runs.iter().map(of).sum();
-        Self {
-            arm: arm.name(),
-            about: arm.about(),
-            quality: of(&end),
-            quality_on_the_way: of(&|run| mean(run.course.quality.iter().copied())),
-            groups_to_nine_tenths: runs.iter().map(reached).collect(),
-            market_is_better_by: better,
-            good_at: (0..ASPECTS.len()).map(aspect).collect(),
-            flawless: of(&|run| run.course.flawless),
-            entropy: of(&|run| run.course.entropy.last().copied().unwrap_or_default()),
-            distinct: of(&|run| mean(run.course.distinct[late..].iter().copied())),
-            believed_above_truth: believed(arm, runs, late..settings.groups),
-            labels: of(&|run| run.labels as f64),
-            audited: of(&|run| run.audited as f64),
-            spent_microusdc: of(&|run| run.spent.chain as f64),
-            spent_by_books_microusdc: sum(|run| run.spent.books),
-            spent_on_chain_microusdc: sum(|run| run.spent.chain),
-            late_hires: late_hires(runs, aspects, late, &sellers(settings.errors, 0)),
-            curve: Curve::new(arm, settings.groups, runs),
-            by_seed,
-        }
+    /// Returns what was spent, on average of those that reached the goal, until they did, if a truth costs so many dollars.
+    fn dollars_until(&self, truth: f64) -> Estimate {
+        let reached = self.outcomes.iter().filter(|outcome| outcome.reached > 0.0);
+        Estimate::of(&reached.map(|outcome| outcome.until[0] + truth * outcome.until[1]).collect::<Vec<_>>())
     }
 }
 
-fn reached(run: &Outcome) -> Option<usize> {
-    run.course.quality.iter().position(|quality| *quality >= 0.9).map(|before| before + 1)
-}
+/// All rows of an experiment.
+pub(crate) struct Sheet(pub(crate) Vec<Row>);
 
-/// Returns how much scores exceed the truth. Self-judged scores are not on that scale.
-fn believed(arm: Arm, runs: &[Outcome], groups: std::ops::Range<usize>) -> Option<Estimate> {
-    let above = |run: &Outcome| {
-        let known: Vec<_> =
-            run.course.scored[groups.clone()].iter().flatten().map(|(scored, good)| scored - good).collect();
-        (!known.is_empty()).then(|| mean(known.iter().copied()))
-    };
-    let values: Vec<_> = runs.iter().filter_map(above).collect();
-    (!values.is_empty() && arm != Arm::SelfJudge).then(|| Estimate::of(&values))
-}
-
-fn late_hires(
-    runs: &[Outcome],
-    aspects: &[Vec<usize>],
-    late: usize,
-    sellers: &[Seller],
-) -> BTreeMap<&'static str, BTreeMap<&'static str, f64>> {
-    let mut shares = BTreeMap::new();
-    for (number, aspect) in ASPECTS.iter().enumerate() {
-        let (mut counts, mut groups) = (BTreeMap::new(), 0.0_f64);
-        for (run, aspects) in runs.iter().zip(aspects) {
-            for (hired, _) in run.course.hired.iter().zip(aspects).skip(late).filter(|(_, of)| **of == number) {
-                groups += 1.0;
-                hired.iter().for_each(|position| *counts.entry(sellers[*position].name).or_insert(0.0) += 1.0);
-            }
-        }
-        if !counts.is_empty() {
-            counts.values_mut().for_each(|count| *count /= groups);
-            shares.insert(aspect.skill(), counts);
-        }
+impl Sheet {
+    /// Returns the values of an arm by seed; none if it was not run.
+    pub(crate) fn values(&self, setting: &str, arm: &str, of: impl Fn(&Outcome) -> f64) -> Vec<f64> {
+        let row = self.0.iter().find(|row| row.setting == setting && row.arm == arm);
+        row.map(|row| row.outcomes.iter().map(of).collect()).unwrap_or_default()
     }
-    shares
+
+    pub(crate) fn settings(&self) -> Vec<&str> {
+        distinct(self.0.iter().map(|row| &*row.setting))
+    }
+
+    pub(crate) fn arms(&self) -> Vec<&str> {
+        distinct(self.0.iter().map(|row| &*row.arm))
+    }
+
+    /// Returns the final quality of all arms in all settings.
+    pub(crate) fn qualities(&self) -> String {
+        let (settings, mut text) = (self.settings(), String::new());
+        let _ = writeln!(text, "| final quality | {} |\n|---|{}", settings.join(" | "), "---|".repeat(settings.len()));
+        for arm in self.arms() {
+            let cell = |setting: &&str| Estimate::of(&self.values(setting, arm, Outcome::quality)).show(2);
+            let _ = writeln!(text, "| {arm} | {} |", settings.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        }
+        text
+    }
+
+    /// Returns everything else that was measured.
+    pub(crate) fn details(&self) -> String {
+        let mut text = "| setting | arm | mean over the course | reach 0.9 | $ until 0.9 (truth $0.02) | $0.20 | $2 | verdicts, $ | truths | outputs sent, of those made | value, % | right ways, when 0.8 / in the end |\n".to_owned();
+        text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+        for row in &self.0 {
+            let mean = |of: &dyn Fn(&Outcome) -> f64| row.estimate(of).mean;
+            let until = |truth| match row.dollars_until(truth) {
+                estimate if estimate.mean.is_nan() => "–".to_owned(),
+                estimate => format!("{:.2}", estimate.mean),
+            };
+            let fair: Vec<f64> = row.outcomes.iter().filter_map(|outcome| outcome.ways_when_fair).collect();
+            let ways = format!("{} / {:.2}", Estimate::of(&fair).show(2), mean(&|outcome| outcome.ways));
+            let value = row.estimate(Outcome::value);
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {:.0} % | {} | {} | {} | {:.2} | {:.0} | {:.0} % | {} | {} |",
+                row.setting,
+                row.arm,
+                row.estimate(Outcome::mean).show(2),
+                100.0 * mean(&|outcome| outcome.reached),
+                until(0.02),
+                until(0.2),
+                until(2.0),
+                mean(&|outcome| outcome.verdicts),
+                mean(&|outcome| outcome.truths),
+                100.0 * mean(&|outcome| outcome.sent) / mean(&|outcome| outcome.made).max(1.0),
+                if row.outcomes.iter().all(|outcome| outcome.ordered[1] == 0.0) {
+                    "–".to_owned()
+                } else {
+                    Estimate { mean: 100.0 * value.mean, low: 100.0 * value.low, high: 100.0 * value.high }.show(0)
+                },
+                if mean(&|outcome| outcome.ways) > 1.001 { ways } else { "–".to_owned() },
+            );
+        }
+        text
+    }
 }
 
-impl Curve {
-    fn new(arm: Arm, groups: usize, runs: &[Outcome]) -> Self {
-        let step = groups.div_ceil(POINTS).max(1);
-        let ends: Vec<_> = (1..=groups).filter(|group| group % step == 0 || *group == groups).collect();
-        let begins: Vec<_> = [0].into_iter().chain(ends.iter().copied()).collect();
-        let at = |of: &dyn Fn(&Outcome, usize) -> f64| -> Vec<Estimate> {
-            let point = |end: &usize| Estimate::of(&runs.iter().map(|run| of(run, *end)).collect::<Vec<_>>());
-            ends.iter().map(point).collect()
-        };
-        let spans = || begins.iter().copied().zip(ends.iter().copied());
-        let distinct = |(begin, end): (usize, usize)| {
-            let of = |run: &Outcome| mean(run.course.distinct[begin..end].iter().copied());
-            Estimate::of(&runs.iter().map(of).collect::<Vec<_>>())
-        };
-        Self {
-            quality: at(&|run, end| run.course.quality[end - 1]),
-            entropy: at(&|run, end| run.course.entropy[end - 1]),
-            distinct: spans().map(distinct).collect(),
-            believed_above_truth: spans().map(|(begin, end)| believed(arm, runs, begin..end)).collect(),
-            groups: ends,
+fn distinct<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut once = Vec::new();
+    all.for_each(|one| {
+        if !once.contains(&one) {
+            once.push(one);
         }
+    });
+    once
+}
+
+/// What was predicted, and whether it is refuted.
+pub(crate) struct Claim {
+    what: String,
+    estimate: Estimate,
+    wanted: String,
+    is_refuted: bool,
+}
+
+impl Claim {
+    /// Returns `true` if there was something to compare.
+    #[cfg(test)]
+    pub(crate) fn is_known(&self) -> bool {
+        self.estimate.mean.is_finite()
     }
+
+    /// Claims that the mean difference of two arms, seed by seed, is at least so much.
+    pub(crate) fn at_least(what: impl Into<String>, one: &[f64], other: &[f64], least: f64) -> Self {
+        Self::of(what, &differences(one, other), least)
+    }
+
+    /// Claims that a mean is at least so much.
+    pub(crate) fn of(what: impl Into<String>, values: &[f64], least: f64) -> Self {
+        let estimate = Estimate::of(values);
+        Self { what: what.into(), estimate, wanted: format!("≥ {least}"), is_refuted: estimate.mean < least }
+    }
+
+    /// Claims that one arm is ahead by more than the interval of the difference.
+    pub(crate) fn above(what: impl Into<String>, one: &[f64], other: &[f64]) -> Self {
+        let estimate = Estimate::of(&differences(one, other));
+        Self { what: what.into(), estimate, wanted: "above its interval".to_owned(), is_refuted: estimate.low <= 0.0 }
+    }
+
+    /// Claims that one arm is not ahead by more than the interval of the difference.
+    pub(crate) fn not_above(what: impl Into<String>, one: &[f64], other: &[f64]) -> Self {
+        let estimate = Estimate::of(&differences(one, other));
+        Self { what: what.into(), estimate, wanted: "not above".to_owned(), is_refuted: estimate.low > 0.0 }
+    }
+}
+
+/// Returns the differences by seed.
+fn differences(one: &[f64], other: &[f64]) -> Vec<f64> {
+    one.iter().zip(other).map(|(one, other)| one - other).collect()
+}
+
+/// Returns the claims as a table.
+pub(crate) fn show(claims: &[Claim]) -> String {
+    let mut text = "| difference | found | wanted | |\n|---|---|---|---|\n".to_owned();
+    for Claim { what, estimate, wanted, is_refuted } in claims {
+        let _ = writeln!(
+            text,
+            "| {what} | {} | {wanted} | {} |",
+            estimate.show(3),
+            if *is_refuted { "**refuted**" } else { "holds" }
+        );
+    }
+    text
 }
 
 #[cfg(test)]
@@ -206,11 +197,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_are_those_of_students_distribution() {
-        let estimate = Estimate::of(&[1.0, 2.0, 3.0, 4.0, 5.0]);
-        // Standard error 0.7071, four degrees of freedom.
-        assert!((estimate.mean - 3.0).abs() < 1e-12 && (estimate.high - 4.963).abs() < 1e-3, "{estimate:?}");
-        assert_eq!(Estimate::of(&[2.0]), Estimate { mean: 2.0, low: 2.0, high: 2.0 });
-        assert!(quantile(31) < quantile(30) && quantile(10_000) > 1.959);
+    fn an_interval_is_around_the_mean_and_that_of_one_value_is_the_value() {
+        let values: Vec<f64> = (0..20).map(f64::from).collect();
+        let estimate = Estimate::of(&values);
+        assert_eq!(estimate.mean, 9.5);
+        // The standard error is 1.29.
+        assert!((6.5..7.6).contains(&estimate.low) && (11.4..12.5).contains(&estimate.high), "{estimate:?}");
+        assert_eq!(Estimate::of(&[0.5]), Estimate { mean: 0.5, low: 0.5, high: 0.5 });
+        assert_eq!(Estimate::of(&[]).show(2), "–");
+    }
+
+    #[test]
+    fn a_claim_is_refuted_where_the_difference_is_too_small() {
+        let claim = |least| Claim::at_least(String::new(), &[0.9, 1.0], &[0.5, 0.8], least).is_refuted;
+        assert!(!claim(0.29) && claim(0.31));
+        let above = |one: &[f64]| Claim::above(String::new(), one, &[0.5, 0.5]).is_refuted;
+        assert!(!above(&[0.6, 0.7]) && above(&[0.6, 0.4]));
     }
 }

@@ -1,148 +1,206 @@
-//! The world: the aspects that are judged, the truth about outputs, and the evaluators with their prices.
+//! A world: tasks, which of their outputs are right, how outputs read, and who sells verdicts about them.
 
-use serde::Serialize;
+use std::sync::Arc;
 
-use super::{
-    judges::{Expert, Method},
-    policy::{Action, Problem, Style, answer},
-};
+use super::rng::Rng;
 
-/// An aspect of an output. Each is a skill of evaluators, and an evaluation is about one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Aspect {
-    /// The number in the answer is right.
-    Arithmetic,
-    /// The answer has the unit that was asked for.
-    Units,
-    /// The explanation is easy to follow.
-    Prose,
+/// How many words an output has, and how many different ones there are of each sort.
+const WORDS: usize = 12;
+const COMMON: usize = 200;
+const LOOKS: usize = 16;
+const OF_CLASS: usize = 16;
+/// The share of an output's words that are of its class.
+const CLASS_SHARE: f64 = 0.15;
+
+/// A task of a student.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    /// Its position in the course.
+    pub(crate) group: usize,
+    /// What the policy distinguishes.
+    pub(crate) context: usize,
+    /// What judging it takes.
+    pub(crate) skill: usize,
 }
 
-pub(crate) const ASPECTS: [Aspect; 3] = [Aspect::Arithmetic, Aspect::Units, Aspect::Prose];
+/// The mean and the standard deviation of the score that a seller gives to an action, having sold so many evaluations to this payer.
+pub(crate) type Rule = Arc<dyn Fn(&Task, usize, u64) -> (f64, f64) + Send + Sync>;
 
-impl Aspect {
-    /// Returns the skill's name on cards.
-    pub(crate) const fn skill(self) -> &'static str {
-        match self {
-            Self::Arithmetic => "arithmetic",
-            Self::Units => "units",
-            Self::Prose => "prose",
-        }
-    }
-
-    /// Returns the rubric for evaluators.
-    pub(crate) const fn rubric(self) -> &'static str {
-        match self {
-            Self::Arithmetic => "Is the number in the answer right?",
-            Self::Units => "Is the answer in the unit that was asked for?",
-            Self::Prose => "Is the way to the answer explained, in words that are easy to follow?",
-        }
-    }
-
-    /// Returns the truth, by construction. Students get it in audits only.
-    pub(crate) fn is_good(self, problem: &Problem, action: Action) -> bool {
-        let (said, truth) = (Answer::of(&answer(problem, action)), Answer::of(&problem.truth()));
-        match self {
-            Self::Arithmetic => said.number == truth.number,
-            Self::Units => said.unit == truth.unit,
-            Self::Prose => action.style == Style::Clear,
-        }
-    }
-}
-
-/// Returns the quality of an output: the share of aspects that it is good at.
-#[cfg(test)]
-fn quality(problem: &Problem, action: Action) -> f64 {
-    ASPECTS.iter().filter(|aspect| aspect.is_good(problem, action)).count() as f64 / ASPECTS.len() as f64
-}
-
-/// The answer at the end of an output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
-    pub(crate) number: String,
-    pub(crate) unit: String,
-}
-
-impl Answer {
-    /// Reads the text after the last "Answer:", or the whole text without one.
-    pub(crate) fn of(text: &str) -> Self {
-        let said = text.rsplit("Answer:").next().unwrap_or_default().trim();
-        let is_digit = |character: char| character.is_ascii_digit() || matches!(character, '.' | '-');
-        let (number, unit) = said.chars().partition::<String, _>(|character| is_digit(*character));
-        Self { number, unit: unit.trim().to_owned() }
-    }
-}
-
-/// How generalists err.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Errors {
-    /// At random for every output, so that errors cancel out
-    Independent,
-    /// Always in the same way about outputs that differ in numbers only, so that a student can exploit it
-    Systematic,
+/// How a seller judges.
+#[derive(Clone)]
+pub(crate) enum Method {
+    /// By construction: it is told the action.
+    Rule(Rule),
+    /// By what it learned from lessons, reading the text.
+    Learns,
 }
 
 /// An evaluator.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Seller {
-    pub(crate) name: &'static str,
     /// The price of an output, in µUSDC.
     pub(crate) price: u64,
-    /// The worth that its card claims, in the order of [`ASPECTS`]: 2·accuracy − 1.
-    pub(crate) claims: [f64; 3],
+    /// The skills that its card claims.
+    pub(crate) claims: Vec<usize>,
     pub(crate) method: Method,
+    /// After how many groups it takes another name.
+    pub(crate) renames_every: Option<usize>,
 }
 
-/// The claims of evaluators that claim all skills.
-const BOAST: [f64; 3] = [0.9; 3];
+impl Seller {
+    pub(crate) fn new(
+        price: u64,
+        claims: impl IntoIterator<Item = usize>,
+        rule: impl Fn(&Task, usize, u64) -> (f64, f64) + Send + Sync + 'static,
+    ) -> Self {
+        Self { price, claims: claims.into_iter().collect(), method: Method::Rule(Arc::new(rule)), renames_every: None }
+    }
 
-/// Returns all evaluators. A specialist, a liar, and the three cheap ones together cost the same. Which outputs an evaluator errs about
-/// depends on the seed, so intervals over seeds are over worlds, too.
-pub(crate) fn sellers(errors: Errors, seed: u64) -> Vec<Seller> {
-    let salt = |number| seed.wrapping_mul(16).wrapping_add(number);
-    let seller = |name, price, claims, method| Seller { name, price, claims, method };
-    let errs = |rate, number| Method::Errs { rate, salt: salt(number), errors };
-    vec![
-        seller("abacus", 1_000, [0.9, 0.0, 0.0], Method::Expert(Expert::Arithmetic)),
-        seller("yardstick", 1_000, [0.0, 0.9, 0.0], Method::Expert(Expert::Units)),
-        seller("stylist", 1_000, [0.0, 0.0, 0.9], Method::Expert(Expert::Prose)),
-        seller("coin", 1_000, BOAST, Method::Coin { salt: salt(1) }),
-        seller("flatterer", 1_000, BOAST, Method::Flatterer { salt: salt(5) }),
-        seller("by-length", 1_000, BOAST, Method::Length),
-        seller("student-aide", 300, [0.32; 3], errs(0.34, 2)),
-        seller("tutor", 400, [0.4; 3], errs(0.3, 3)),
-        seller("checklist", 300, [0.2; 3], Method::Form),
-        seller("professor", 3_000, [0.7; 3], errs(0.15, 4)),
-    ]
+    /// Returns the number of its name.
+    pub(crate) fn life(&self, group: usize) -> usize {
+        self.renames_every.map_or(0, |every| group / every)
+    }
 }
 
-/// The evaluators of the static mixture: the cheap ones.
-pub(crate) const MIXTURE: [&str; 3] = ["student-aide", "tutor", "checklist"];
+/// How outputs read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Each action has words of its own, the same in all contexts.
+    Actions,
+    /// As `Actions`, but the first two actions have the same words.
+    Hidden,
+    /// Each action of each context has words of its own, and some words look advanced.
+    Levels,
+}
+
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) groups: usize,
+    pub(crate) contexts: usize,
+    pub(crate) actions: usize,
+    pub(crate) skills: usize,
+    /// Returns the skill that judging takes.
+    pub(crate) skill: fn(&World, context: usize, group: usize) -> usize,
+    /// Returns `true` if an action is right in a context.
+    pub(crate) is_good: fn(context: usize, action: usize) -> bool,
+    /// After how many groups each further context opens; `None` if all are open.
+    pub(crate) opens_every: Option<usize>,
+    /// The first context at which quality is measured.
+    pub(crate) measured_from: usize,
+    /// Whether contexts have weights in common, and the learning rate.
+    pub(crate) policy: (bool, f64),
+    pub(crate) reading: Reading,
+    pub(crate) sellers: Vec<Seller>,
+    /// The best seller of each skill, to compare with.
+    pub(crate) best: Vec<usize>,
+}
+
+impl World {
+    /// Draws the task of a group.
+    pub(crate) fn task(&self, group: usize, rng: &mut Rng) -> Task {
+        let (of_newest, any) = (rng.unit() < 2.0 / 3.0, rng.unit());
+        let open = self.opens_every.map_or(self.contexts, |every| (group / every + 1).min(self.contexts));
+        let drawn = (any * open as f64) as usize;
+        let context = if self.opens_every.is_some() && of_newest { open - 1 } else { drawn };
+        Task { group, context, skill: (self.skill)(self, context, group) }
+    }
+
+    /// Returns the words of an output, as numbers. `problem` is another one for each task.
+    pub(crate) fn words(&self, problem: &[u64], context: usize, action: usize) -> Vec<u32> {
+        let mut rng = Rng::of(problem);
+        let (class, looks) = match self.reading {
+            Reading::Actions => (action, 0.0),
+            Reading::Hidden => (action.max(1), 0.0),
+            Reading::Levels => (context * self.actions + action, looks(context, action)),
+        };
+        let mut rng = Rng::of(&[rng.next(), action as u64]);
+        let word = |_| {
+            let sort = rng.unit();
+            let (from, count) = if sort < CLASS_SHARE {
+                (COMMON + LOOKS + class * OF_CLASS, OF_CLASS)
+            } else if sort < CLASS_SHARE + looks {
+                (COMMON, LOOKS)
+            } else {
+                (0, COMMON)
+            };
+            (from + rng.below(count)) as u32
+        };
+        (0..WORDS).map(word).collect()
+    }
+
+    /// Returns how many different words there are.
+    pub(crate) fn vocabulary(&self) -> usize {
+        COMMON + LOOKS + self.contexts * self.actions * OF_CLASS
+    }
+
+    /// Returns the quality of a policy: the probability of a right output, over all contexts that are measured.
+    pub(crate) fn quality(&self, policy: &super::table::Table) -> f64 {
+        let of = |context| {
+            let each = policy.probabilities(context).into_iter().enumerate();
+            each.filter(|(action, _)| (self.is_good)(context, *action)).map(|(_, probability)| probability).sum::<f64>()
+        };
+        let measured = self.measured_from..self.contexts;
+        let count = measured.len() as f64;
+        measured.map(of).sum::<f64>() / count
+    }
+
+    /// Returns the effective number of ways in which right outputs are right: the exponential of their entropy, over all contexts.
+    pub(crate) fn ways(&self, policy: &super::table::Table) -> f64 {
+        let of = |context| {
+            let each = policy.probabilities(context).into_iter().enumerate();
+            let good: Vec<f64> = each.filter(|(at, _)| (self.is_good)(context, *at)).map(|(_, p)| p).collect();
+            let sum: f64 = good.iter().sum();
+            (-good.iter().map(|p| p / sum * (p / sum).max(f64::MIN_POSITIVE).ln()).sum::<f64>()).exp()
+        };
+        (0..self.contexts).map(of).sum::<f64>() / self.contexts as f64
+    }
+}
+
+/// Returns the share of an output's words that look advanced.
+fn looks(context: usize, action: usize) -> f64 {
+    match action {
+        0 => 0.15,
+        1 if context >= 2 => 0.3,
+        _ => 0.03,
+    }
+}
+
+/// Returns the text of an output.
+pub(crate) fn text(words: &[u32]) -> String {
+    words.iter().map(|word| format!("w{word}")).collect::<Vec<_>>().join(" ")
+}
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::policy::{KINDS, Rng, Strategy, actions},
-        *,
-    };
+    use super::{super::experiments::shift, *};
 
     #[test]
-    fn only_a_sound_and_clear_output_is_good_at_everything() {
+    fn an_output_reads_the_same_in_all_arms_and_levels_open_in_turn() {
+        let world = shift(Vec::new());
+        assert_eq!(world.words(&[1, 2], 3, 1), world.words(&[1, 2], 3, 1));
+        assert_ne!(world.words(&[1, 2], 3, 1), world.words(&[1, 3], 3, 1));
+        let advanced = |action| {
+            let all = (0..400).flat_map(|problem| world.words(&[problem], 4, action));
+            all.filter(|word| (COMMON..COMMON + LOOKS).contains(&(*word as usize))).count()
+        };
+        assert!(advanced(1) > advanced(0) && advanced(0) > 2 * advanced(2));
         let mut rng = Rng::seeded(1);
-        for problem in KINDS.into_iter().map(|kind| Problem::of(kind, &mut rng)) {
-            for action in actions() {
-                let best = action.strategy == Strategy::Sound && action.style == Style::Clear;
-                assert_eq!(quality(&problem, action) == 1.0, best, "{problem:?} {action:?}");
-            }
-        }
+        assert!((0..120).all(|group| world.task(group, &mut rng).context == 0));
+        let late: Vec<_> = (0..300).map(|_| world.task(839, &mut rng).context).collect();
+        assert!((0..6).all(|level| late.contains(&level)) && late.iter().filter(|level| **level == 5).count() > 180);
     }
 
     #[test]
-    fn the_mixture_costs_as_much_as_a_specialist() {
-        let sellers = sellers(Errors::Independent, 1);
-        let price = |name: &&str| sellers.iter().find(|seller| seller.name == *name).unwrap().price;
-        assert_eq!(MIXTURE.iter().map(price).sum::<u64>(), 1_000);
+    fn hidden_errors_read_like_right_outputs() {
+        let world = World { reading: Reading::Hidden, ..shift(Vec::new()) };
+        let classes = |action| {
+            let all = (0..200).flat_map(|problem| world.words(&[problem], 0, action));
+            let mut all: Vec<_> = all.filter(|word| *word as usize >= COMMON).collect();
+            all.sort_unstable();
+            all.dedup();
+            all
+        };
+        assert_eq!(classes(0), classes(1));
+        assert!(classes(0).iter().all(|word| !classes(2).contains(word)));
     }
 }

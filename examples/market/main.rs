@@ -34,7 +34,7 @@ use x402_market::selection::ThompsonConfig;
 
 use crate::{
     report::Report,
-    run::{Outcomes, Policy},
+    run::{Mechanism, Outcomes, Policy},
     world::World,
 };
 
@@ -59,33 +59,6 @@ struct Flags {
     /// The directory for plots; none are drawn without it
     #[arg(long)]
     out: Option<PathBuf>,
-}
-
-/// A part of the selection that can be left out, to see what it is worth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Mechanism {
-    /// Every payer is believed alike
-    Trust,
-    /// Cards are not believed
-    Claims,
-    /// Nobody is asked only to learn about it
-    Exploration,
-    /// Old evidence counts as much as new
-    Forgetting,
-    /// The reports of one payer count without limit
-    Limit,
-}
-
-impl Mechanism {
-    fn remove(self, config: &mut ThompsonConfig) {
-        match self {
-            Self::Trust => config.initial_trust = 1.0,
-            Self::Claims => config.claimed_worth = config.unclaimed_worth,
-            Self::Exploration => config.exploration_share = 0.0,
-            Self::Forgetting => config.memory = f32::INFINITY,
-            Self::Limit => config.comparisons_per_payer = f32::INFINITY,
-        }
-    }
 }
 
 #[derive(serde::Serialize)]

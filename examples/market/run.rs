@@ -98,7 +98,7 @@ impl Student {
             Policy::Random => Box::new(Random::any(seed)),
             Policy::Cheapest => Box::new(Cheapest),
             Policy::CardClaims => Box::new(Random::claimed(seed)),
-            Policy::Alone | Policy::Thompson => return Self::Thompson(Box::new(Thompson::new(config.clone(), seed))),
+            Policy::Alone | Policy::Thompson => return Self::Thompson(Box::new(thompson(config, seed))),
         })
     }
 
@@ -112,6 +112,46 @@ impl Student {
     fn learn_report(&mut self, payer: Address, observation: &Observation) {
         if let Self::Thompson(selector) = self {
             selector.learn_report(payer, observation);
+        }
+    }
+}
+
+/// Creates the selector of a student. If the price of money is to stay as it is, it is next to nothing.
+pub(crate) fn thompson(config: &ThompsonConfig, seed: u64) -> Thompson {
+    let mut selector = Thompson::new(config.clone(), seed);
+    if let (Some(any), true) = (Skill::new(0), config.pace == 0.0) {
+        // The first job sets the price of money.
+        selector.select(&Job::new(any, Usdc::MAX, 1), &[]);
+    }
+    selector
+}
+
+/// A part of the selection that can be left out, to see what it is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Mechanism {
+    /// Every payer is believed alike
+    Trust,
+    /// Cards are not believed
+    Claims,
+    /// Nobody is asked only to learn about it
+    Exploration,
+    /// Old evidence counts as much as new
+    Forgetting,
+    /// The reports of one payer count without limit
+    Limit,
+    /// Money has no price: the best is hired while there is money
+    Price,
+}
+
+impl Mechanism {
+    pub(crate) fn remove(self, config: &mut ThompsonConfig) {
+        match self {
+            Self::Trust => config.initial_trust = 1.0,
+            Self::Claims => config.claimed_worth = config.unclaimed_worth,
+            Self::Exploration => config.exploration_share = 0.0,
+            Self::Forgetting => config.memory = f32::INFINITY,
+            Self::Limit => config.comparisons_per_payer = f32::INFINITY,
+            Self::Price => config.pace = 0.0,
         }
     }
 }

@@ -11,6 +11,12 @@ impl Rng {
         Self(seed)
     }
 
+    /// Creates a generator that depends on all of these numbers.
+    pub(crate) fn of(numbers: &[u64]) -> Self {
+        let mix = |before: Self, number: &u64| Self(Self(before.0 ^ number.wrapping_mul(0xd6e8_feb8_6659_fd93)).next());
+        numbers.iter().fold(Self(0), mix)
+    }
+
     pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,5 +38,25 @@ impl Rng {
     /// Returns one of the items.
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[(self.next() % from.len() as u64) as usize]
+    }
+
+    /// Returns a number below `limit`, which is above zero.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// Returns a number with mean 0 and standard deviation 1 (Box and Muller).
+    pub(crate) fn normal(&mut self) -> f64 {
+        let (radius, angle) = (1.0 - self.unit(), self.unit());
+        (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+    }
+
+    /// Returns the numbers below `count` in any order.
+    pub(crate) fn shuffled(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<_> = (0..count).collect();
+        for last in (1..count).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+        order
     }
 }

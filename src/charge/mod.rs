@@ -22,8 +22,8 @@
 //!          │
 //!    Work::charge          response and charge are in the ledger in one step, then the payment is settled
 //!          │
-//!          ├──── Refusal             it was not settled, and nothing is charged; or, with retry_after(), that is not known yet, and
-//!          │                         the payer gets the response when it presents the payment again
+//!          ├──── Refusal             it was not settled, or is too long to be kept, and nothing is charged; or, with retry_after(),
+//!          │                         that is not known yet, and the payer gets the response when it presents the payment again
 //!          ▼
 //!       receipt            response and receipt are the payer's
 //! ```
@@ -146,7 +146,7 @@ mod rules;
 mod seller;
 mod work;
 
-use std::future::Future;
+use std::future::{Future, ready};
 
 use alloy_primitives::{Address, B256, U256};
 use tracing::Instrument as _;
@@ -165,33 +165,49 @@ use crate::{
     ledger::{BodyDigest, StoredResponse},
     network::Network,
     protocol::{PaymentFlow, SettlementResponse},
-    telemetry::RequestOutcome,
+    telemetry::{self, RequestOutcome},
     upload::Arrived,
     vouchers::ChannelId,
 };
 
-/// The request that a payment is presented for, as far as charging has to know it. Its body is read only when charging asks for it: for a
-/// payer that has shown no money it never is (invariant I12).
+/// The request that a payment is presented for, as far as charging has to know it. A transport that reads bodies has them read only when
+/// charging asks for it: for a payer that has shown no money it never does (invariant I12). The other methods are those of a request that is
+/// known whole, by its fingerprint.
 pub(crate) trait Presented: Send {
-    /// Returns how much of the body is held, in bytes.
+    /// Returns how much of the request waits with it, in bytes.
     fn held(&self) -> u64;
-    /// Returns how much of the body arrives from now on.
-    fn arrived(&mut self) -> Arrived;
-    /// Returns `true` if its client may have to be waited for.
-    fn is_arriving(&self) -> bool;
-    /// Reads as much of the body as is kept.
-    fn read(&mut self) -> impl Future<Output = Result<(), Unread>> + Send;
-    /// Reads all of it, or refuses it as too long.
-    fn read_whole(&mut self) -> impl Future<Output = Result<(), Unread>> + Send;
-    /// Returns `true` if this is the body of which so much was read before.
-    fn is_same(&mut self, read: &BodyDigest) -> impl Future<Output = Result<bool, Unread>> + Send;
     /// Returns the digest of a body that was read whole.
     fn digest(&self) -> Option<BodyDigest>;
+    /// Returns how much of the body arrives from now on.
+    fn arrived(&mut self) -> Arrived {
+        Arrived::default()
+    }
+    /// Returns `true` if its client may have to be waited for.
+    fn is_arriving(&self) -> bool {
+        false
+    }
+    /// Reads as much of the body as is kept.
+    fn read(&mut self) -> impl Future<Output = Result<(), Unread>> + Send {
+        ready(Ok(()))
+    }
+    /// Reads all of it, or refuses it as too long.
+    fn read_whole(&mut self) -> impl Future<Output = Result<(), Unread>> + Send {
+        ready(Ok(()))
+    }
+    /// Returns `true` if this is the body of which so much was read before.
+    fn is_same(&mut self, read: &BodyDigest) -> impl Future<Output = Result<bool, Unread>> + Send {
+        ready(Ok(self.digest().is_some_and(|digest| digest == *read)))
+    }
     /// Returns `true` if it can be worked on: not if it was read in part and was too much to be kept.
-    fn is_workable(&self) -> bool;
+    fn is_workable(&self) -> bool {
+        true
+    }
     /// Returns the names of the headers that the request must have as the one had that was answered, or `None` if the response is right for
     /// it, too.
-    fn misfit(&self, kept: &StoredResponse) -> Option<String>;
+    fn misfit(&self, kept: &StoredResponse) -> Option<String> {
+        let _ = kept;
+        None
+    }
 }
 
 /// How a request goes on.
@@ -226,7 +242,7 @@ pub(crate) trait Held: Send + 'static {
         amount: Option<u128>,
         response: Option<StoredResponse>,
         read: BodyDigest,
-    ) -> impl Future<Output = Result<(), Refusal>> + Send;
+    ) -> impl Future<Output = Result<(), Uncharged>> + Send;
     /// Has what was charged settled, where the scheme wants that before the response leaves. Fails if it is not settled; then the response
     /// is kept, in case it is settled yet.
     fn settle(&mut self, is_whole: bool) -> impl Future<Output = Result<(), Refusal>> + Send;
@@ -234,12 +250,29 @@ pub(crate) trait Held: Send + 'static {
     fn release(&mut self, read: BodyDigest) -> impl Future<Output = Option<SettlementResponse>> + Send;
     /// Returns how work that came to nothing is refused, after the payment was released.
     fn unfinished(&self, why: Unfinished) -> Refusal;
+    /// Returns who charges.
+    fn seller(&self) -> &Seller;
     /// Returns what the payer of work that was charged for is told, and how its request ended.
     fn receipt(&self) -> (Option<SettlementResponse>, RequestOutcome);
+    /// Counts a request whose work was charged for, and how much that was; `None` is all that was signed for. Returns what its payer is told.
+    fn count(&self, amount: Option<u128>) -> Option<SettlementResponse> {
+        let ((receipt, ended), payment) = (self.receipt(), self.payment());
+        (Self::COUNT)(ended);
+        let units = amount.map_or(payment.amount, U256::from);
+        telemetry::charged(payment.network, payment.asset, &self.seller().name, units);
+        receipt
+    }
     /// Lets copies of the payment be answered. The future records that the response was delivered whole.
     fn deliver(self) -> impl Future<Output = ()> + Send + 'static;
     /// Returns what says how the payer stands if the work has panicked.
     fn if_panicked(&self) -> impl Future<Output = Refusal> + Send + 'static;
+}
+
+/// Work that is done was not charged for, as far as its payer is told.
+pub(crate) struct Uncharged {
+    pub(crate) refusal: Refusal,
+    /// Whether the books may have taken the charge all the same. Then a response that streams is kept, for when the payment is presented again.
+    pub(crate) is_open: bool,
 }
 
 /// Runs work in a task of its own, so that neither a client that goes away nor a timeout above cancels it (invariant I5). Returns `None`

@@ -9,6 +9,7 @@ use crate::{
     ledger::{LedgerError, channels::ChannelRecord},
     payment::Rejection,
     protocol::{Reason, SettlementResponse},
+    telemetry::RequestOutcome,
 };
 
 /// When a payer should come back to see what became of its payment.
@@ -97,6 +98,8 @@ pub(crate) enum Unfinished {
     Panicked,
     /// It asked for another price than it may.
     Mispriced,
+    /// Its response is longer than what is kept.
+    TooLong,
 }
 
 impl Refusal {
@@ -168,6 +171,28 @@ impl Refusal {
 
     pub(crate) fn take_receipt(&mut self) -> Option<SettlementResponse> {
         self.0.receipt.take()
+    }
+
+    /// Returns how a request that is refused so is counted.
+    pub(crate) fn ended(&self) -> RequestOutcome {
+        match &self.0.why {
+            Why::Malformed(_) | Why::Unread(_) | Why::Unfinished(Unfinished::RequestBrokeOff) => {
+                RequestOutcome::Malformed
+            }
+            Why::Rejected(_) | Why::Misstated(..) => RequestOutcome::Rejected,
+            Why::Pending => RequestOutcome::Pending,
+            Why::InProgress
+            | Why::OtherRequest
+            | Why::OtherId
+            | Why::Used
+            | Why::NotKept
+            | Why::OtherHeaders(_)
+            | Why::Exhausted => RequestOutcome::Conflict,
+            Why::Moving | Why::Busy | Why::Unclaimed | Why::Unavailable(_) | Why::Unrecorded => {
+                RequestOutcome::Unavailable
+            }
+            Why::Unfinished(_) => RequestOutcome::Failed,
+        }
     }
 
     /// Returns when to repeat the request with the same payment, if that may help.
@@ -267,6 +292,7 @@ impl Unfinished {
             Self::RequestBrokeOff => "the request body broke off",
             Self::Panicked => "the work failed",
             Self::Mispriced => "the work was not priced as it may be",
+            Self::TooLong => "the work's response is too long to be kept",
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use alloy_primitives::U256;
+
 use crate::{
     clock::{Clock, SystemClock},
-    ledger::CreditLimit,
     payment::Window,
     usdc::Usdc,
 };
@@ -95,61 +96,37 @@ impl Limits {
 /// A policy that says which payments are settled after the response has left, and how much may be owed at a time; see
 /// [`deferred`](crate::server::RequirePaymentLayerBuilder::deferred).
 ///
-/// A payer that spends its balance elsewhere before it is settled costs at most `per_payer`. A payment that is never settled counts
-/// against that until its record ages out, some time after `validBefore`. Anybody can be many payers, each of which has to pay `history`
-/// payments first: with a `per_payer` of no more than these payments are worth, payers that cheat have paid as much as they take. **The default lends
-/// more than that below a price of $0.017**: set `per_payer` for what you sell.
+/// A payer may owe no more than [`per_payer`](Self::per_payer), and no more than it has settled here in the last ten minutes, to the same
+/// payee in the same token. A payment that is never settled stays owed for longer than that. So a payer that spends its balance elsewhere
+/// takes at most `per_payer`, and has paid as much before; anybody can be many payers, and all of them together take no more than they have
+/// paid. A reorganization that removes what a payer has settled can add to that.
 ///
 /// ```
 /// use tower_x402::{Usdc, server::DeferredPolicy};
 ///
-/// let policy = DeferredPolicy::default().per_payer(Usdc::from_atomic(20_000)).history(10);
+/// let policy = DeferredPolicy::default().per_payer(Usdc::from_atomic(20_000));
 /// # let _ = policy;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct DeferredPolicy {
     per_payer: Usdc,
-    history: u32,
 }
 
 impl Default for DeferredPolicy {
     fn default() -> Self {
-        Self { per_payer: Usdc::from_atomic(50_000), history: 3 }
+        Self { per_payer: Usdc::from_atomic(50_000) }
     }
 }
 
 impl DeferredPolicy {
-    /// Sets the most that one payer may owe on one network in one token. Default: $0.05.
+    /// Sets the most that one payer may owe on one network in one token. Default: $0.05. It never owes more than it has settled.
     pub const fn per_payer(mut self, amount: Usdc) -> Self {
         self.per_payer = amount;
         self
     }
 
-    /// Sets the number of payments that a payer must have settled here before it gets credit, of those that the ledger still has on
-    /// record. Default: 3; at least 1.
-    pub const fn history(mut self, payments: u32) -> Self {
-        self.history = payments;
-        self
-    }
-
-    pub(crate) fn limit(&self) -> CreditLimit {
-        CreditLimit {
-            per_payer: self.per_payer.into(),
-            // A payer that never paid is not known.
-            history: self.history.max(1),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_policy_gives_credit_to_payers_that_never_paid() {
-        for (history, needed) in [(0, 1), (1, 1), (2, 2), (u32::MAX, u32::MAX)] {
-            assert_eq!(DeferredPolicy { history, ..DeferredPolicy::default() }.limit().history, needed);
-        }
+    pub(crate) fn limit(&self) -> U256 {
+        self.per_payer.into()
     }
 }

@@ -24,8 +24,8 @@ const MAX_WORK: Duration = Duration::from_secs(86_400);
 /// them. The [module](crate::charge) shows it at work.
 #[derive(Debug)]
 pub struct Seller {
-    /// Tells it from others that share its ledger.
-    pub(super) name: String,
+    /// What it sells is counted under this name. Where there is nothing else, it tells the seller from others that share its ledger.
+    pub(super) name: Arc<str>,
     pub(crate) facilitators: Vec<Arc<dyn Facilitator>>,
     pub(crate) rules: Rules,
     pub(crate) in_progress: PaymentsInProgress,
@@ -51,7 +51,7 @@ pub struct Seller {
 }
 
 impl Seller {
-    pub(crate) fn new(name: String, facilitators: Vec<Arc<dyn Facilitator>>, rules: Rules) -> Self {
+    pub(crate) fn new(name: Arc<str>, facilitators: Vec<Arc<dyn Facilitator>>, rules: Rules) -> Self {
         let concurrent = rules.limits.concurrent.min(Semaphore::MAX_PERMITS);
         let longest = rules.limits.request_body;
         Self {
@@ -63,7 +63,7 @@ impl Seller {
             unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             stale: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
             replays: AdmissionQueue::new((concurrent / 8).max(1), UNPROVEN_WAIT),
-            arriving: PayerRoom::new(concurrent),
+            arriving: PayerRoom::with_bodies(concurrent, longest),
             known: PayerRoom::of_known(longest),
             name,
             facilitators,
@@ -76,8 +76,8 @@ impl Seller {
     }
 
     /// Returns a builder. The name tells this seller from others that share its ledger: a payment that one of them was paid with is refused
-    /// by all others.
-    pub fn builder(name: impl Into<String>, facilitator: impl Facilitator) -> SellerBuilder {
+    /// by all others. It is the label `route` of the metric `x402_charged_units_total`, too.
+    pub fn builder(name: impl Into<Arc<str>>, facilitator: impl Facilitator) -> SellerBuilder {
         SellerBuilder {
             name: name.into(),
             facilitators: vec![Arc::new(facilitator)],
@@ -117,7 +117,7 @@ impl Seller {
 #[derive(Debug)]
 #[must_use]
 pub struct SellerBuilder {
-    name: String,
+    name: Arc<str>,
     facilitators: Vec<Arc<dyn Facilitator>>,
     rules: Rules,
 }

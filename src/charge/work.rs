@@ -2,12 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{B256, U256, b256};
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Beginning, Held as _, Offer, Presented, Refusal, Seller, Unfinished, Unread, VerifiedPayment, Why, detached,
+    Beginning, Held as _, Offer, Presented, Refusal, Seller, Unfinished, VerifiedPayment, Why, detached,
     exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
     extensions::Declared,
 };
@@ -15,7 +15,13 @@ use crate::{
     ledger::{BodyDigest, Fingerprint, StoredResponse},
     protocol::{PaymentPayload, SettlementResponse},
     telemetry::{self, RequestOutcome},
-    upload::Arrived,
+};
+
+/// What is read of a request that is known whole: its fingerprint is of all of it.
+const NOTHING: BodyDigest = BodyDigest {
+    length: 0,
+    digest: b256!("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+    complete: true,
 };
 
 impl Seller {
@@ -25,6 +31,21 @@ impl Seller {
     /// # Errors
     /// A [`Refusal`], which says what the payer can do. Nothing is charged, unless the refusal says otherwise.
     pub async fn begin(
+        self: &Arc<Self>,
+        offers: &[Offer],
+        payment: PaymentPayload,
+        request: &Request,
+    ) -> Result<Begun, Refusal> {
+        let begun = self.begin_uncounted(offers, payment, request).await;
+        match &begun {
+            Ok(Begun::Work(_)) => {}
+            Ok(Begun::Replay { .. }) => telemetry::request(RequestOutcome::Replayed),
+            Err(refusal) => telemetry::request(refusal.ended()),
+        }
+        begun
+    }
+
+    async fn begin_uncounted(
         self: &Arc<Self>,
         offers: &[Offer],
         payment: PaymentPayload,
@@ -40,7 +61,7 @@ impl Seller {
         let matched = payment.find_payment(self, offers, &Declared::default()).await?;
         let paid = ExactRequest::new(self.clone(), matched, presentation).await?;
         match ExactHeld::begin(paid, &mut request.clone()).await? {
-            Beginning::Work(held) => Ok(Begun::Work(Work::start(held, request.whole()).await?)),
+            Beginning::Work(held) => Ok(Begun::Work(Work::start(held).await?)),
             Beginning::Replay(kept, receipt) => Ok(Begun::Replay { response: kept.body.clone(), receipt }),
             Beginning::Refunded(..) => Err(Why::Used.into()),
         }
@@ -66,16 +87,13 @@ pub enum Begun {
 /// [`charge`](Self::charge) for what came of it, or [`release`](Self::release) the payment if nothing did. Dropped, as when the work panics,
 /// the payment is released.
 #[must_use = "the payment is released when this is dropped"]
-pub struct Work {
-    held: ExactHeld,
-    request: BodyDigest,
-}
+pub struct Work(ExactHeld);
 
 impl Work {
     /// Does what the payment's flow wants done before the work.
-    pub(super) async fn start(mut held: ExactHeld, request: BodyDigest) -> Result<Self, Refusal> {
+    pub(super) async fn start(mut held: ExactHeld) -> Result<Self, Refusal> {
         let if_panicked = held.if_panicked();
-        let starting = async move { held.start().await.map(|()| Self { held, request }) };
+        let starting = async move { held.start().await.map(|()| Self(held)) };
         match detached(Box::pin(starting)).await {
             Some(started) => started,
             None => Err(if_panicked.await),
@@ -84,19 +102,26 @@ impl Work {
 
     /// Returns the payment: who pays, how much, and the number of this attempt.
     pub fn payment(&self) -> VerifiedPayment {
-        self.held.payment()
+        self.0.payment()
+    }
+
+    /// Returns the length of the longest response that can be charged for, in bytes: the ledger's
+    /// [`response_limit`](crate::ledger::ResponseLedger::response_limit).
+    pub fn response_limit(&self) -> usize {
+        self.0.response_limit()
     }
 
     /// Charges all that was signed for, and settles it. The response is kept in the same step, so that the payment gets it again and the
-    /// work is not done twice; one that is longer than the ledger's [`response_limit`](crate::ledger::ResponseLedger::response_limit) is not kept.
+    /// work is not done twice.
     ///
     /// The response is the payer's if this succeeds. It goes on if the caller goes away.
     ///
     /// # Errors
-    /// A [`Refusal`] if the payment is not charged, or if that is not known yet. In the second case a response that is not too long is kept, and
-    /// given when the payer presents the payment again; a longer one is lost.
+    /// A [`Refusal`] if the payment is not charged, or if that is not known yet. In the second case the response is kept, and given when the
+    /// payer presents the payment again. A response that is longer than [`response_limit`](Self::response_limit) could be lost then, so it
+    /// is not charged: sell what fits, or set the ledger's [`ResponseLimits`](crate::ledger::ResponseLimits).
     pub async fn charge(self, response: impl Into<Bytes>) -> Result<SettlementResponse, Refusal> {
-        let amount = self.held.most();
+        let amount = self.0.most();
         self.charge_amount(amount, response.into()).await
     }
 
@@ -105,46 +130,60 @@ impl Work {
     /// # Errors
     /// The same. Nothing is charged if it is more than was signed for, or if the payment is no permit and it is another amount.
     pub async fn charge_only(
-        mut self,
+        self,
         amount: impl Into<U256>,
         response: impl Into<Bytes>,
     ) -> Result<SettlementResponse, Refusal> {
         let amount = u128::try_from(amount.into()).ok();
-        let amount = match (self.held.most(), amount) {
+        let amount = match (self.0.most(), amount) {
             (Some(most), Some(amount)) if amount <= most => Some(amount),
             (None, Some(amount)) if self.payment().amount == U256::from(amount) => None,
-            _ => {
-                let receipt = self.held.release(self.request).await;
-                return Err(self.held.unfinished(Unfinished::Mispriced).with_receipt(receipt));
-            }
+            _ => return Err(self.not_charged(Unfinished::Mispriced).await),
         };
         self.charge_amount(amount, response.into()).await
     }
 
     async fn charge_amount(self, amount: Option<u128>, response: Bytes) -> Result<SettlementResponse, Refusal> {
-        let Self { mut held, request } = self;
+        if response.len() > self.response_limit() {
+            return Err(self.not_charged(Unfinished::TooLong).await);
+        }
+        let mut held = self.0;
         let if_panicked = held.if_panicked();
-        let is_whole = response.len() <= held.response_limit();
-        let kept = is_whole.then(|| StoredResponse { head: Bytes::new(), body: response, stored_at: held.now() });
+        let kept = StoredResponse { head: Bytes::new(), body: response, stored_at: held.now() };
         let charging = async move {
-            held.charge(amount, kept, request).await?;
-            held.settle(is_whole).await?;
-            let (receipt, ended) = held.receipt();
-            telemetry::request(ended);
+            held.charge(amount, Some(kept), NOTHING).await.map_err(|uncharged| uncharged.refusal)?;
+            held.settle(true).await?;
+            let receipt = held.count(amount);
             tokio::spawn(held.deliver());
             receipt.ok_or_else(|| Why::Pending.into())
         };
-        match detached(Box::pin(charging)).await {
+        let charged = match detached(Box::pin(charging)).await {
             Some(charged) => charged,
             None => Err(if_panicked.await),
-        }
+        };
+        charged.inspect_err(|refusal: &Refusal| telemetry::request(refusal.ended()))
+    }
+
+    /// Releases the payment of work that can not be charged for.
+    async fn not_charged(mut self, why: Unfinished) -> Refusal {
+        let if_panicked = self.0.if_panicked();
+        let releasing = async move {
+            let receipt = self.0.release(NOTHING).await;
+            self.0.unfinished(why).with_receipt(receipt)
+        };
+        let refusal = match detached(Box::pin(releasing)).await {
+            Some(refusal) => refusal,
+            None => if_panicked.await,
+        };
+        telemetry::request(refusal.ended());
+        refusal
     }
 
     /// Releases the payment of work that came to nothing: nothing is charged, and the payment may be presented again. Returns what the payer
     /// is told if it had paid before the work (flow `upfront`).
     pub async fn release(mut self) -> Option<SettlementResponse> {
         telemetry::request(RequestOutcome::Unsuccessful);
-        let releasing = async move { self.held.release(self.request).await };
+        let releasing = async move { self.0.release(NOTHING).await };
         detached(Box::pin(releasing)).await.flatten()
     }
 }
@@ -157,21 +196,26 @@ impl fmt::Debug for Work {
 
 /// A request that is known whole. A payment pays for the request that it was first presented with, and for no other.
 #[derive(Clone)]
-pub struct Request(Bytes);
+pub struct Request {
+    whole: Bytes,
+    has_secret: bool,
+}
 
 impl Request {
     /// Creates a request of all that says what is asked for, as bytes. Two requests are the same if their bytes are.
+    ///
+    /// A payment is public once it is on the chain, so whoever guesses the request can present them together. The response is given again
+    /// three times, and for a minute only, unless the request has a [secret](Self::with_secret).
     pub fn new(whole: impl Into<Bytes>) -> Self {
-        Self(whole.into())
+        Self { whole: whole.into(), has_secret: false }
     }
 
-    fn whole(&self) -> BodyDigest {
-        self.digest_of(self.0.len())
-    }
-
-    fn digest_of(&self, length: usize) -> BodyDigest {
-        let digest = B256::from_slice(&Sha256::digest(&self.0[..length]));
-        BodyDigest { length: length as u64, digest, complete: length == self.0.len() }
+    /// Says that nobody but the payer can make up the bytes of this request, for example because there is a token or a random number in
+    /// them. Then the response is given again for as long as the ledger keeps it.
+    #[must_use]
+    pub const fn with_secret(mut self) -> Self {
+        self.has_secret = true;
+        self
     }
 
     fn fingerprint(&self, seller: &str) -> Fingerprint {
@@ -179,56 +223,23 @@ impl Request {
         hash.update(b"tower-x402 request\0");
         hash.update((seller.len() as u64).to_be_bytes());
         hash.update(seller);
-        hash.update(&self.0);
-        Fingerprint { digest: B256::from_slice(&hash.finalize()), names_caller: false }
+        hash.update(&self.whole);
+        Fingerprint { digest: B256::from_slice(&hash.finalize()), names_caller: self.has_secret }
     }
 }
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Request({} bytes)", self.0.len())
+        write!(f, "Request({} bytes)", self.whole.len())
     }
 }
 
-/// It is all there.
 impl Presented for Request {
     fn held(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn arrived(&mut self) -> Arrived {
-        Arrived::default()
-    }
-
-    fn is_arriving(&self) -> bool {
-        false
-    }
-
-    async fn read(&mut self) -> Result<(), Unread> {
-        Ok(())
-    }
-
-    async fn read_whole(&mut self) -> Result<(), Unread> {
-        Ok(())
-    }
-
-    async fn is_same(&mut self, read: &BodyDigest) -> Result<bool, Unread> {
-        let length = usize::try_from(read.length).ok().filter(|length| *length <= self.0.len());
-        Ok(length.is_some_and(|length| {
-            let ours = self.digest_of(length);
-            ours.digest == read.digest && (ours.complete || !read.complete)
-        }))
+        self.whole.len() as u64
     }
 
     fn digest(&self) -> Option<BodyDigest> {
-        Some(self.whole())
-    }
-
-    fn is_workable(&self) -> bool {
-        true
-    }
-
-    fn misfit(&self, _: &StoredResponse) -> Option<String> {
-        None
+        Some(NOTHING)
     }
 }

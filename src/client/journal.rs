@@ -269,6 +269,15 @@ impl Journal {
     pub(super) fn with_books<T>(&self, ask: impl FnOnce(&mut Books) -> T) -> T {
         ask(&mut self.state().books)
     }
+
+    /// Has every later write to its file fail, as on a full disk.
+    #[cfg(test)]
+    pub(super) fn refuse_writes(&self, path: &Path) {
+        // Opened for reading, the very file refuses to be written.
+        if let (Some(file), Ok(only_read)) = (&self.0.file, std::fs::File::open(path)) {
+            lock(file).file.swap(only_read);
+        }
+    }
 }
 
 /// No code here panics halfway through a change, so a poisoned lock guards sound data.

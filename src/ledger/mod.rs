@@ -37,15 +37,19 @@
 //!    settles is not submitted by another before [`Settling::until`].
 //! 7. **Payment ids.** No two records of one payer on one network and token have the same [`id`](Record::id).
 //!    [`reserve`](Ledger::reserve) reports a taken id atomically with the reservation.
-//! 8. **Retention.** A record is kept until its authorization can no longer be executed and its outcome is known. Nothing grows
-//!    without bound: responses are limited by count, bytes and age, and only the newest transaction of a nonce is kept.
-//! 9. **Credit.** [`FulfilmentStep::Defer`] checks its [`CreditLimit`] atomically with the step, whoever else defers at that moment:
-//!    - the sum of the payer's unpaid deferred payments on this network and in this token, this one included, is at most `per_payer`;
-//!    - the payer has at least `history` payments there that are `Settled` or `Final`;
-//!    - none of its unpaid deferred payments there is `Dead` or has a [`last_failure`](Record::last_failure).
+//! 8. **Retention.** A record is kept until its authorization can no longer be executed and its outcome is known; a permit whose outcome
+//!    nobody can find out, for a week. Nothing grows without bound: responses are limited by count, bytes and age, and only the newest transaction of a nonce is kept.
+//! 9. **Credit.** [`FulfilmentStep::Defer`] checks atomically with the step, whoever else defers at that moment:
+//!    - the sum of the payer's unpaid deferred payments on this network and in this token, this one included, is at most `limit`;
+//!    - that sum is at most what the payer has settled there to the same payee within the last ten minutes, in payments that are `Settled`
+//!      or `Final`;
+//!    - none of its unpaid deferred payments there is `Dead` or has a [`last_failure`](Record::last_failure), and this one can still be
+//!      settled.
 //!
-//!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Removed records do not count. A reorganization
-//!    can raise the sum above its limit; nothing more of the payer's is deferred until it is below again.
+//!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. A deferred payment that is never settled counts until
+//!    its record is removed, a quarter of an hour after `validBefore` at the earliest, and so for longer than any payment that was settled before it: whatever a payer
+//!    does, it has paid as much as it owes in the end. A reorganization can raise what is owed above what was settled; nothing more of the
+//!    payer's is deferred until it is below again.
 //! 10. **Failures.** A payment whose failure is on record is settled only if the payer presents it again. [`submit`](TransactionLedger::submit)
 //!     and [`SettlementStep::Delegate`] name the number of [failures](Record::failures) that were known when settlement was requested,
 //!     and are refused if more are on record. So a payment queued in one process is not settled after another process has recorded
@@ -66,7 +70,7 @@
 //! | who may use an account nonce | [`Nonce::is_open_to`], or [`Nonces`], which keeps them in memory |
 //! | which responses are kept | [`ResponseLimits::admit`], or [`Responses`], which keeps them in memory |
 //! | what a listing selects and counts | [`Listing::holds`], [`Counts::add`] |
-//! | when a record goes | [`Record::forget_at`], [`Record::may_be_forgotten`] |
+//! | when a record goes, and what is counted of it | [`Record::forget_at`], [`Record::may_be_forgotten`], [`Counts::add_removed`] |
 //! | what may be written later | [`Record::may_lose`] |
 //! | payment channels | [`ChannelRecord::apply`](channels::ChannelRecord::apply), [`ChannelRecord::forget_at`](channels::ChannelRecord::forget_at) |
 //!
@@ -199,7 +203,7 @@ pub(crate) use retry::Pauses;
 pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
-pub use step::{BodyDigest, CreditLimit, FulfilmentStep, PaymentStep, SettlementStep, Settling};
+pub use step::{BodyDigest, FulfilmentStep, PaymentStep, SettlementStep, Settling};
 pub use stored::InvalidRecord;
 pub use transactions::{JournaledTransaction, NONCE_HELD_SECONDS, Nonce, Nonces, Sender};
 
@@ -398,6 +402,8 @@ pub struct Counts {
     pub unknown: u64,
     /// Payments whose last attempt failed, or that are dead.
     pub failed: u64,
+    /// Permits whose outcome nobody has found out, and whose records were removed: what they charged may have been paid or not.
+    pub unresolved: u64,
 }
 
 impl Counts {
@@ -406,6 +412,20 @@ impl Counts {
         let (is_released, has_failed) = (record.fulfilment == Fulfilment::Released, record.last_failure.is_some());
         if let Some(counter) = self.counter(record.settlement.state(), is_released, has_failed) {
             *counter += 1;
+        }
+    }
+
+    /// Counts a payment whose record is removed, as far as it stays counted.
+    pub fn add_removed(&mut self, record: &Record) {
+        match record.settlement {
+            Settlement::Settled { .. } | Settlement::Final { .. } => self.settled += 1,
+            Settlement::Submitted | Settlement::Unknown => {
+                let PaymentKey { network, asset, payer, nonce } = record.key;
+                let units = record.amount();
+                tracing::warn!(%network, %asset, %payer, %nonce, %units, "the outcome of a permit was never found out");
+                self.unresolved += 1;
+            }
+            Settlement::None | Settlement::Due | Settlement::Dead => {}
         }
     }
 
@@ -444,7 +464,7 @@ pub enum LedgerError {
     /// The payer's balance cannot be determined until its submitted payments settle. Repeat the step then, with the same balance.
     #[error("the payer's balance cannot be determined until its submitted payments settle")]
     BalancePending,
-    /// The payer's history or the amount owed does not permit deferring the payment. Settle it now.
+    /// What the payer owes and has settled does not permit deferring the payment. Settle it now.
     #[error("this payment gets no credit")]
     NoCredit,
     /// These payments are settled, another process settles them, or they failed after their settlement was requested. Submit the

@@ -2,19 +2,27 @@
 //!
 //! The ledger in memory keeps the sums; the one in PostgreSQL has the database compute them. All ledgers decide with the code here.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use alloy_primitives::{Address, U256};
 
 use super::{
     LedgerError, Record,
-    record::Settlement,
-    step::{CreditLimit, FulfilmentStep, PaymentStep},
+    record::{RETENTION, Settlement},
+    step::{FulfilmentStep, PaymentStep},
 };
 use crate::{network::Network, payment::Funds};
 
 /// How long a settled amount is remembered for balances that were read before it moved, in seconds.
 pub(super) const RECENT: u64 = 120;
+
+/// How long a settled payment lets its payer owe as much, in seconds.
+///
+/// A payment that is never settled counts as owed for longer than that after it was deferred. Otherwise the same settled payment would let
+/// its payer owe once more what it has not paid (invariant I20).
+pub(super) const COUNTED: u64 = 600;
+// Processes whose clocks differ by less than the rest agree on it.
+const _: () = assert!(COUNTED < RETENTION);
 
 /// A payer on one network in one token: whatever it signs, it pays from that balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,8 +63,8 @@ pub struct PayerSums {
     submitted: U256,
     /// Settled recently, by block.
     moved: VecDeque<Moved>,
-    /// The number of settled payments that charged anything.
-    paid: u32,
+    /// Settled in the last [`COUNTED`] seconds, by the second in which that was first known, and by payee.
+    settled: BTreeMap<(u64, Address), U256>,
     /// The sum of the unpaid deferred payments.
     owed: U256,
     /// The number of deferred payments that failed to settle.
@@ -76,7 +84,7 @@ struct Moved {
 pub(super) struct Share {
     in_flight: U256,
     is_resolved: bool,
-    is_paid: bool,
+    settled: Option<((u64, Address), U256)>,
     owed: U256,
     is_overdue: bool,
 }
@@ -86,12 +94,17 @@ impl Share {
         Self {
             in_flight: record.in_flight(),
             is_resolved: record.is_resolved(),
-            // A payer that was charged nothing has not shown that it pays.
-            is_paid: record.transaction().is_some(),
+            settled: settled(record),
             owed: record.owed(),
             is_overdue: record.is_overdue(),
         }
     }
+}
+
+/// Returns what was settled, when and to whom. That time stays if a reorganization undoes it and it is settled again.
+fn settled(record: &Record) -> Option<((u64, Address), U256)> {
+    let at = record.settled_at.filter(|_| record.transaction().is_some())?;
+    Some(((at, record.terms.offer().pay_to), record.amount()))
 }
 
 impl PayerSums {
@@ -109,6 +122,7 @@ impl PayerSums {
             }
         }
         sums.moved.retain(|moved| moved.at.saturating_add(RECENT) >= now);
+        sums.age(now);
         sums
     }
 
@@ -123,7 +137,7 @@ impl PayerSums {
             PaymentStep::Fulfil { step: FulfilmentStep::Admit { funds: Some(funds), .. }, .. } if !record.admitted => {
                 self.covers(record.amount(), funds)
             }
-            PaymentStep::Fulfil { step: FulfilmentStep::Defer { limit }, .. } => self.may_owe(record.amount(), limit),
+            PaymentStep::Fulfil { step: FulfilmentStep::Defer { limit }, .. } => self.may_owe(record, *limit),
             _ => Ok(()),
         }
     }
@@ -135,10 +149,10 @@ impl PayerSums {
         Self { held, submitted, moved, ..Self::default() }
     }
 
-    /// Sums of credit that a database computed.
+    /// Sums of credit that a database computed: `settled` is what this payee was paid in the last [`COUNTED`] seconds.
     #[cfg(feature = "postgres")]
-    pub(super) fn credit(paid: u32, owed: U256, overdue: u32) -> Self {
-        Self { paid, owed, overdue, ..Self::default() }
+    pub(super) fn credit(payee: Address, settled: U256, owed: U256, overdue: u32) -> Self {
+        Self { settled: BTreeMap::from([((u64::MAX, payee), settled)]), owed, overdue, ..Self::default() }
     }
 
     /// Checks that the balance covers `amount` and everything in flight.
@@ -157,10 +171,13 @@ impl PayerSums {
         }
     }
 
-    /// Checks that the payer may owe `amount` in addition.
-    fn may_owe(&self, amount: U256, limit: &CreditLimit) -> Result<(), LedgerError> {
-        let fits = self.owed.checked_add(amount).is_some_and(|owed| owed <= limit.per_payer);
-        if self.paid >= limit.history && self.overdue == 0 && fits { Ok(()) } else { Err(LedgerError::NoCredit) }
+    /// Checks that the payer may owe this payment in addition: to nobody who was not paid as much before.
+    fn may_owe(&self, record: &Record, limit: U256) -> Result<(), LedgerError> {
+        let payee = record.terms.offer().pay_to;
+        let to_payee = self.settled.iter().filter(|((_, paid), _)| *paid == payee);
+        let settled = to_payee.fold(U256::ZERO, |sum, (_, amount)| sum.saturating_add(*amount));
+        let fits = self.owed.checked_add(record.amount()).is_some_and(|owed| owed <= limit.min(settled));
+        if fits && self.overdue == 0 { Ok(()) } else { Err(LedgerError::NoCredit) }
     }
 
     /// Notes at `now` that a payment was settled in a block.
@@ -172,7 +189,10 @@ impl PayerSums {
     pub(super) fn add(&mut self, share: &Share) {
         let sum = self.in_flight_sum(share);
         *sum = sum.saturating_add(share.in_flight);
-        self.paid = self.paid.saturating_add(share.is_paid.into());
+        if let Some((when, amount)) = share.settled {
+            let sum = self.settled.entry(when).or_default();
+            *sum = sum.saturating_add(amount);
+        }
         self.owed = self.owed.saturating_add(share.owed);
         self.overdue = self.overdue.saturating_add(share.is_overdue.into());
     }
@@ -180,7 +200,14 @@ impl PayerSums {
     pub(super) fn subtract(&mut self, share: &Share) {
         let sum = self.in_flight_sum(share);
         *sum = sum.saturating_sub(share.in_flight);
-        self.paid = self.paid.saturating_sub(share.is_paid.into());
+        if let Some((when, amount)) = share.settled
+            && let Some(sum) = self.settled.get_mut(&when)
+        {
+            *sum = sum.saturating_sub(amount);
+            if sum.is_zero() {
+                self.settled.remove(&when);
+            }
+        }
         self.owed = self.owed.saturating_sub(share.owed);
         self.overdue = self.overdue.saturating_sub(share.is_overdue.into());
     }
@@ -189,10 +216,15 @@ impl PayerSums {
         if share.is_resolved { &mut self.held } else { &mut self.submitted }
     }
 
-    /// Forgets amounts that moved so long ago that every balance shows it.
+    /// Forgets amounts that moved so long ago that every balance shows it, and what was settled too long ago to be counted.
     pub(super) fn age(&mut self, now: u64) {
         while self.moved.front().is_some_and(|moved| moved.at.saturating_add(RECENT) < now) {
             self.moved.pop_front();
+        }
+        while let Some(oldest) =
+            self.settled.first_entry().filter(|oldest| oldest.key().0.saturating_add(COUNTED) < now)
+        {
+            oldest.remove();
         }
     }
 
@@ -200,7 +232,7 @@ impl PayerSums {
         self.held.is_zero()
             && self.submitted.is_zero()
             && self.moved.is_empty()
-            && self.paid == 0
+            && self.settled.is_empty()
             && self.owed.is_zero()
             && self.overdue == 0
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{B256, U256, keccak256};
 
 use super::{
     JournaledTransaction, LedgerError,
@@ -17,7 +17,12 @@ use crate::{
 };
 
 /// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
-const RETENTION: u64 = 900;
+pub(super) const RETENTION: u64 = 900;
+
+/// How long after its deadline a permit is kept whose outcome nobody has found out, in seconds: a week, for a node that is away for days.
+///
+/// Its payer can use the nonce in a way that no chain tells from a settlement. An authorization's outcome is on the chain for ever.
+const UNCLEAR: u64 = 7 * 86_400;
 
 /// The record of one payment. [`Record::new`] creates it; a backend restores it with [`Record::from_json`].
 #[derive(Clone, Debug)]
@@ -59,6 +64,8 @@ pub struct Record {
     pub admitted: bool,
     /// `true` if its response was released before it was settled.
     pub deferred: bool,
+    /// `true` if its response was not there whole when the work was done, and streamed.
+    pub streamed: bool,
     /// The number of the current lease. It grows by one with every owner.
     pub epoch: u64,
     /// When the current lease ends, in Unix seconds.
@@ -101,6 +108,13 @@ pub struct Fingerprint {
     pub digest: B256,
     /// `true` if the request named its caller (`Authorization` or `Cookie`), which the chain does not publish.
     pub names_caller: bool,
+}
+
+impl Fingerprint {
+    /// Returns the fingerprint of payments that a facilitator settles for others. Their requests and responses are those of the sellers.
+    pub(crate) fn of_settler() -> Self {
+        Self { digest: keccak256("tower-x402 facilitator service"), names_caller: false }
+    }
 }
 
 impl fmt::Debug for Fingerprint {
@@ -261,7 +275,7 @@ impl Record {
     /// | step | changes | is refused with |
     /// |---|---|---|
     /// | `TakeOver` | the lease; a released payment is reserved again | [`LedgerError::LeaseLost`] if the epoch is another one, or if the current lease runs |
-    /// | `Fulfil` | the work ([`fulfil`](Self::fulfil)) | [`LedgerError::LeaseLost`] if the lease is not the current one, or [`LedgerError::InvalidTransition`] |
+    /// | `Fulfil` | the work ([`fulfil`](Self::fulfil)) | [`LedgerError::LeaseLost`] if the lease is not the current one, [`LedgerError::InvalidTransition`], or [`LedgerError::NoCredit`] for a `Defer` of what can not be settled any more |
     /// | `Settle` | the money ([`settle`](Self::settle)) | [`LedgerError::InvalidTransition`] |
     /// | `Replay` | the number of replays | |
     ///
@@ -280,6 +294,12 @@ impl Record {
                     // So that the lease counts.
                     self.fulfilment = Fulfilment::Reserved;
                 }
+            }
+            // What is lent counts as owed for long enough only if it may be paid yet.
+            PaymentStep::Fulfil { step: FulfilmentStep::Defer { .. }, .. }
+                if self.terms.is_over(&self.authorization, now) =>
+            {
+                return Err(LedgerError::NoCredit);
             }
             PaymentStep::Fulfil { step, .. } => self.fulfil(step)?,
             PaymentStep::Settle(step) => self.settle(step, now)?,
@@ -350,9 +370,10 @@ impl Record {
                 self.fulfilment = Released;
                 self.admitted &= self.settlement != Settlement::None;
             }
-            (FulfilmentStep::Produce { charged, body, at, .. }, Working) => {
+            (FulfilmentStep::Produce { charged, body, at, response }, Working) => {
                 self.body = BodyDigest::longer(self.body, *body);
                 self.fulfilment = Produced;
+                self.streamed = response.is_none();
                 self.produced_at = Some(*at);
                 if self.settlement == Settlement::None {
                     self.charged = *charged;
@@ -495,6 +516,7 @@ impl Record {
             transactions: Vec::new(),
             admitted: false,
             deferred: false,
+            streamed: false,
             epoch: 0,
             lease_until,
             reserved_at: now,
@@ -560,16 +582,18 @@ impl Record {
     }
 
     /// Returns `true` if the record is of no use any more at `now` (Unix seconds), some time after `validBefore`. A due payment, or one
-    /// whose block is not final, is kept for another hour, and a leased one as long as its lease runs.
+    /// whose block is not final, is kept for another hour, and a leased one as long as its lease runs. A payment whose outcome is not known is
+    /// kept until it is, but for a permit: that is given up a week after its deadline, and counts as [unresolved](super::Counts::unresolved).
     pub fn may_be_forgotten(&self, now: u64) -> bool {
         if self.is_leased(now) {
             return false;
         }
-        let an_hour_later = u64::try_from(self.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(3600);
+        let valid_before = u64::try_from(self.authorization.valid_before).unwrap_or(u64::MAX);
+        let is_over_for = |seconds| valid_before.saturating_add(seconds) < now;
         match self.settlement {
             Settlement::None | Settlement::Final { .. } | Settlement::Dead => true,
-            Settlement::Due | Settlement::Settled { .. } => an_hour_later < now,
-            Settlement::Submitted | Settlement::Unknown => false,
+            Settlement::Due | Settlement::Settled { .. } => is_over_for(3600),
+            Settlement::Submitted | Settlement::Unknown => self.terms.permit().is_some() && is_over_for(UNCLEAR),
         }
     }
 

@@ -10,6 +10,9 @@ use bytes::Bytes;
 
 use crate::{payment::PaymentKey, telemetry};
 
+/// What the tables around a response are taken to cost, in bytes.
+const TABLES: usize = 512;
+
 /// A response that is kept for replays: bytes that the transport writes and reads, and that no ledger looks into.
 ///
 /// It is bearer data, so `Debug` shows only its size.
@@ -26,7 +29,7 @@ pub struct StoredResponse {
 impl StoredResponse {
     /// Returns what the response costs to keep, in bytes. 512 of them stand for the tables around it.
     pub fn weight(&self) -> usize {
-        512 + self.head.len() + self.body.len()
+        TABLES + self.head.len() + self.body.len()
     }
 }
 
@@ -71,9 +74,10 @@ impl ResponseLimits {
         self
     }
 
-    /// Returns the size of the largest body that is kept, in bytes.
+    /// Returns the size of the largest body that is kept, in bytes, if its head is empty.
     pub const fn longest(&self) -> usize {
-        self.body_bytes
+        let room = self.total_bytes.saturating_sub(TABLES);
+        if self.body_bytes < room { self.body_bytes } else { room }
     }
 
     /// Returns `true` if the response is within the limits by itself.

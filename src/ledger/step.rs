@@ -83,9 +83,10 @@ pub enum FulfilmentStep {
         response: Option<StoredResponse>,
     },
     /// The response is released before the payment is settled. The lease ends, so that background settlement takes the payment at once.
+    /// Point 9 of the [contract](crate::ledger) says how much of that a payer gets.
     Defer {
-        /// The limit on what is owed, this payment included.
-        limit: CreditLimit,
+        /// The most that the payer may owe on this network and in this token, this payment included, in atomic units.
+        limit: U256,
     },
     /// The response was sent, or the connection broke while it was.
     Deliver,
@@ -158,18 +159,6 @@ impl SettlementStep {
             SettlementOutcome::Unknown { .. } => Self::MarkUnknown,
         }
     }
-}
-
-/// Limits on what may be owed; see [`FulfilmentStep::Defer`].
-///
-/// A deferred payment is owed until it settles. A dead one is owed until its record is removed, so that losses use up the same limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CreditLimit {
-    /// The amount that one payer may owe on one network in one token, in atomic units.
-    pub per_payer: U256,
-    /// The number of settled payments that the payer must have on record, on that network and in that token. Those that were charged nothing
-    /// do not count.
-    pub history: u32,
 }
 
 /// The process that settles a payment, so that no other one submits it.

@@ -79,6 +79,8 @@ struct Changing {
     transactions: Vec<B256>,
     admitted: bool,
     deferred: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    streamed: bool,
     epoch: u64,
     #[serde(default, skip_serializing_if = "is_zero")]
     lease_until: u64,
@@ -163,6 +165,7 @@ impl Changing {
             transactions: record.transactions.clone(),
             admitted: record.admitted,
             deferred: record.deferred,
+            streamed: record.streamed,
             epoch: record.epoch,
             lease_until: record.lease_until,
             produced_at: record.produced_at,
@@ -193,6 +196,7 @@ impl Changing {
             transactions: self.transactions,
             admitted: self.admitted,
             deferred: self.deferred,
+            streamed: self.streamed,
             epoch: self.epoch,
             lease_until: self.lease_until,
             reserved_at: fixed.reserved_at,

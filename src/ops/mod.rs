@@ -7,12 +7,13 @@
 //! SQLite ledger reports from a thread of its own. `describe_metrics` gives the recorder units and descriptions.
 //!
 //! No label holds anything that a payer chooses: `account` is the address of a settlement key, `network` and `asset` are those you are
-//! paid in, and `route` is the layer's [`route_label`](crate::server::RequirePaymentLayerBuilder::route_label).
+//! paid in, and `route` is the layer's [`route_label`](crate::server::RequirePaymentLayerBuilder::route_label), or the name of the
+//! [`charge::Seller`](crate::charge::Seller).
 //!
 //! | name | type | unit | labels | meaning |
 //! |---|---|---|---|---|
-//! | `x402_requests_total` | counter | requests | outcome | requests to charged routes, by outcome |
-//! | `x402_charged_units_total` | counter | atomic units | network, asset, route | what was charged for responses that left, by the route's label in its layer; what is settled later is in it |
+//! | `x402_requests_total` | counter | requests | outcome | requests to charged routes, and with a payment to a `charge::Seller`, by outcome |
+//! | `x402_charged_units_total` | counter | atomic units | network, asset, route | what was charged for responses that left, by the route's label in its layer or the seller's name; what is settled later is in it |
 //! | `x402_facilitator_requests_total` | counter | requests | endpoint, status | requests to a facilitator service: `verify`, `settle`, `supported`, `discovery`, `healthz` or `other`, by HTTP status |
 //! | `x402_verification_duration_seconds` | histogram | seconds | network, result | verifications: `valid`, `invalid` or `unavailable` |
 //! | `x402_settlement_duration_seconds` | histogram | seconds | network, result | settlements, from request to answer: `settled`, `credited`, `failed`, `unknown` or `unavailable` |

@@ -9,7 +9,7 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, FacilitatorError},
     ledger::{
-        Fulfilment, Ledger, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep,
+        Fingerprint, Fulfilment, Ledger, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep,
         channels::ChannelLedger,
     },
     payment::{PaymentKey, SettlementOutcome},
@@ -155,13 +155,14 @@ impl Operator {
 
     /// Returns `true` if a payment settled but its response was never delivered, and cannot be had by an idempotent retry: refund it.
     ///
-    /// A payment that is being worked on is not owed yet.
+    /// A payment that is being worked on is not owed yet. One that was settled for others is not owed here: its seller answers for it.
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the store failed.
     pub async fn is_owed(&self, record: &Record) -> Result<bool, LedgerError> {
         let is_in_progress = record.lease_until >= self.clock.now();
         Ok(record.settlement.paid_by().is_some()
+            && record.request != Fingerprint::of_settler()
             && match record.fulfilment {
                 Fulfilment::Delivered => false,
                 Fulfilment::Released => true,

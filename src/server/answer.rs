@@ -103,9 +103,9 @@ impl Answer {
 
     /// Returns the answer to a payment that was refused, without an offer.
     pub(super) fn of(mut refusal: Refusal) -> Self {
-        let (status, ended) = outcome_of(refusal.why());
+        let status = status_of(refusal.why());
         let mut answer = Self::problem(status, refusal.code(), &refusal.detail(), refusal.transaction());
-        answer.0.ended = ended;
+        answer.0.ended = refusal.ended();
         answer.finish(&mut refusal)
     }
 
@@ -184,39 +184,34 @@ impl RequestContext {
             }
             _ => return Answer::of(refusal),
         };
-        let (status, ended) = outcome_of(refusal.why());
-        let mut answer = Answer::payment_required(status, offers);
-        answer.0.ended = ended;
+        let mut answer = Answer::payment_required(status_of(refusal.why()), offers);
+        answer.0.ended = refusal.ended();
         answer.finish(&mut refusal)
     }
 }
 
-/// Returns the status of a refusal, and how its request is counted.
-fn outcome_of(why: &Why) -> (StatusCode, RequestOutcome) {
+/// Returns the status of a refusal.
+fn status_of(why: &Why) -> StatusCode {
     match why {
-        Why::Malformed(_) => (StatusCode::BAD_REQUEST, RequestOutcome::Malformed),
-        Why::Rejected(rejection) if rejection.reason.as_str() == ALLOWANCE_REQUIRED => {
-            (StatusCode::PRECONDITION_FAILED, RequestOutcome::Rejected)
+        Why::Malformed(_) | Why::Unread(Unread::Broken) | Why::Unfinished(Unfinished::RequestBrokeOff) => {
+            StatusCode::BAD_REQUEST
         }
-        Why::Rejected(_) | Why::Misstated(..) => (StatusCode::PAYMENT_REQUIRED, RequestOutcome::Rejected),
-        Why::Pending => (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::Pending),
+        Why::Rejected(rejection) if rejection.reason.as_str() == ALLOWANCE_REQUIRED => StatusCode::PRECONDITION_FAILED,
+        Why::Rejected(_) | Why::Misstated(..) => StatusCode::PAYMENT_REQUIRED,
         Why::InProgress
         | Why::OtherRequest
         | Why::OtherId
         | Why::Used
         | Why::NotKept
         | Why::OtherHeaders(_)
-        | Why::Exhausted => (StatusCode::CONFLICT, RequestOutcome::Conflict),
-        Why::Moving | Why::Busy | Why::Unclaimed | Why::Unavailable(_) | Why::Unrecorded => {
-            (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::Unavailable)
+        | Why::Exhausted => StatusCode::CONFLICT,
+        Why::Pending | Why::Moving | Why::Busy | Why::Unclaimed | Why::Unavailable(_) | Why::Unrecorded => {
+            StatusCode::SERVICE_UNAVAILABLE
         }
-        Why::Unread(Unread::TooLarge) => (StatusCode::PAYLOAD_TOO_LARGE, RequestOutcome::Malformed),
-        Why::Unread(Unread::TooSlow) => (StatusCode::REQUEST_TIMEOUT, RequestOutcome::Malformed),
-        Why::Unread(Unread::Broken) | Why::Unfinished(Unfinished::RequestBrokeOff) => {
-            (StatusCode::BAD_REQUEST, RequestOutcome::Malformed)
-        }
-        Why::Unfinished(Unfinished::TooSlow) => (StatusCode::GATEWAY_TIMEOUT, RequestOutcome::Failed),
-        Why::Unfinished(_) => (StatusCode::INTERNAL_SERVER_ERROR, RequestOutcome::Failed),
+        Why::Unread(Unread::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+        Why::Unread(Unread::TooSlow) => StatusCode::REQUEST_TIMEOUT,
+        Why::Unfinished(Unfinished::TooSlow) => StatusCode::GATEWAY_TIMEOUT,
+        Why::Unfinished(_) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

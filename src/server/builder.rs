@@ -206,7 +206,7 @@ impl RequirePaymentLayerBuilder {
         let unpriced = permits_for(self.settings.rules.limits.request_body as u64).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
-            seller: Arc::new(Seller::new(String::new(), self.facilitators, self.settings.rules.clone())),
+            seller: Arc::new(Seller::new(self.settings.route.clone(), self.facilitators, self.settings.rules.clone())),
             settings: self.settings,
             unpriced: EvictingSemaphore::new(unpriced),
         }))
@@ -345,8 +345,8 @@ impl RequirePaymentLayerBuilder {
     ///
     /// ```
     /// # use tower_x402::{Usdc, server::{DeferredPolicy, RequirePaymentLayer}};
-    /// // No more credit than the three payments that come first are worth.
-    /// let policy = DeferredPolicy::default().history(3).per_payer(Usdc::from_atomic(3_000));
+    /// // Whoever has paid for three answers in the last ten minutes may owe for three more.
+    /// let policy = DeferredPolicy::default().per_payer(Usdc::from_atomic(3_000));
     /// let builder = RequirePaymentLayer::builder().price("$0.001").deferred(policy);
     /// ```
     pub fn deferred(mut self, policy: DeferredPolicy) -> Self {

@@ -1,6 +1,5 @@
 //! The work for a payment: runs the handler, charges for its response, and lets the client have it.
 
-use alloy_primitives::U256;
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 use http_body::Body;
@@ -17,9 +16,9 @@ use super::{
     response::{PaidBody, ResponseBody},
 };
 use crate::{
-    charge::{Echoed, Held, Refusal, Unfinished, VerifiedPayment, Why},
+    charge::{Echoed, Held, Refusal, Unfinished, VerifiedPayment},
     ledger::BodyDigest,
-    telemetry::{self, RequestOutcome},
+    telemetry::RequestOutcome,
 };
 
 /// The service that is paid for. A request is worked on in a task of its own.
@@ -111,22 +110,16 @@ async fn charge<H: Held, R: Content>(
         return Err(not_charged(&mut held, Unfinished::RequestBrokeOff, read.digest()).await);
     }
     let response = body.to_keep(&parts, &context.asked, context.config.seller.now());
-    if let Err(refusal) = held.charge(amount, response, read.digest()).await {
-        if matches!(refusal.why(), Why::Pending) {
-            // It may have been charged: then what streams is kept for when it is presented again.
+    if let Err(uncharged) = held.charge(amount, response, read.digest()).await {
+        if uncharged.is_open {
             body.charged();
         }
-        return Err(refusal);
+        return Err(uncharged.refusal);
     }
     body.charged();
     // The work is done and must not be done again: if this fails, what streams is kept, in case the payment settles yet.
     held.settle(is_whole).await?;
-    let (receipt, ended) = held.receipt();
-    (H::COUNT)(ended);
-    let payment = held.payment();
-    let units = amount.map_or(payment.amount, U256::from);
-    telemetry::charged(payment.network, payment.asset, &context.config.settings.route, units);
-    if let Some(receipt) = receipt.and_then(|receipt| Receipt::of(&receipt)) {
+    if let Some(receipt) = held.count(amount).and_then(|receipt| Receipt::of(&receipt)) {
         mark_paid(&mut parts, receipt);
     }
     Ok(Response::from_parts(parts, body.deliver(held.deliver())))

@@ -74,12 +74,6 @@ pub(crate) fn charged(network: Network, asset: Address, route: &Arc<str>, units:
     }
 }
 
-/// Counts an answer of a facilitator service.
-pub(crate) fn served(endpoint: &'static str, status: u16) {
-    #[cfg(feature = "metrics")]
-    ::metrics::counter!(names::SERVED, "endpoint" => endpoint, "status" => status.to_string()).increment(1);
-}
-
 /// Records a verification.
 pub(crate) fn verified(network: Network, result: &'static str, took: Duration) {
     #[cfg(feature = "metrics")]

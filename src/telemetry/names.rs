@@ -41,9 +41,10 @@ macro_rules! metrics {
 }
 
 metrics! {
-    REQUESTS = Counter "x402_requests_total" "requests" ["outcome"] "requests to charged routes, by outcome";
+    REQUESTS = Counter "x402_requests_total" "requests" ["outcome"]
+        "requests to charged routes, and with a payment to a `charge::Seller`, by outcome";
     CHARGED = Counter "x402_charged_units_total" "atomic units" ["network", "asset", "route"]
-        "what was charged for responses that left, by the route's label in its layer; what is settled later is in it";
+        "what was charged for responses that left, by the route's label in its layer or the seller's name; what is settled later is in it";
     SERVED = Counter "x402_facilitator_requests_total" "requests" ["endpoint", "status"]
         "requests to a facilitator service: `verify`, `settle`, `supported`, `discovery`, `healthz` or `other`, by HTTP status";
     VERIFICATION = Histogram "x402_verification_duration_seconds" "seconds" ["network", "result"]

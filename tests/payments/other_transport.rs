@@ -67,7 +67,11 @@ impl Oracle {
     }
 
     async fn begin(&self, question: &str, payment: &PaymentPayload) -> Result<Begun, Refusal> {
-        self.seller.begin(&self.offers, payment.clone(), &Request::new(question.to_owned())).await
+        self.begin_with(payment, Request::new(question.to_owned()).with_secret()).await
+    }
+
+    async fn begin_with(&self, payment: &PaymentPayload, request: Request) -> Result<Begun, Refusal> {
+        self.seller.begin(&self.offers, payment.clone(), &request).await
     }
 
     /// Answers a question, once for a payment.
@@ -179,6 +183,43 @@ async fn permit_is_charged_what_the_work_cost_and_no_more_than_was_signed_for() 
     assert_eq!((receipt.amount.as_deref(), oracle.earned()), (Some("2500"), 2_500));
     let Begun::Replay { response, .. } = oracle.begin("a", &payment).await.unwrap() else { panic!("it is used") };
     assert_eq!(response, "cheap");
+}
+
+/// If it is not known at once whether the payment was settled, the payer comes back for it.
+#[tokio::test]
+async fn response_that_is_too_long_to_be_kept_is_not_charged_and_its_payment_is_free_at_once() {
+    for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
+        let oracle = Oracle::open(|offer, _| offer.flow = flow).await;
+        let payment = oracle.pay().await;
+        let Begun::Work(work) = oracle.begin("a", &payment).await.unwrap() else { panic!("it is new") };
+        let (longest, paid_before) = (work.response_limit(), oracle.earned());
+        let refusal = work.charge(vec![7; longest + 1]).await.unwrap_err();
+        assert_eq!((refusal.code(), refusal.retry_after()), ("internal_error", None), "{refusal}");
+        assert_eq!((refusal.receipt().is_some(), oracle.earned()), (flow == PaymentFlow::Upfront, paid_before));
+        let Begun::Work(work) = oracle.begin("a", &payment).await.unwrap() else { panic!("nothing was kept") };
+        work.charge(vec![7; longest]).await.unwrap();
+        let Begun::Replay { response, .. } = oracle.begin("a", &payment).await.unwrap() else { panic!("it is used") };
+        assert_eq!((response.len(), oracle.earned()), (longest, PRICE));
+    }
+}
+
+/// Whoever reads the payment on the chain can make up the request, too.
+#[tokio::test]
+async fn response_to_a_request_that_others_can_make_up_is_given_again_three_times() {
+    let oracle = Oracle::open(|_, _| {}).await;
+    for (request, replays) in [(Request::new("a"), 3), (Request::new("a, and 5d1f").with_secret(), 6)] {
+        let payment = oracle.pay().await;
+        let Begun::Work(work) = oracle.begin_with(&payment, request.clone()).await.unwrap() else {
+            panic!("it is new")
+        };
+        work.charge("done").await.unwrap();
+        for _ in 0..replays {
+            let begun = oracle.begin_with(&payment, request.clone()).await.unwrap();
+            assert!(matches!(begun, Begun::Replay { response, .. } if response == "done"));
+        }
+        let again = oracle.begin_with(&payment, request).await;
+        assert_eq!(again.err().map(|refusal| refusal.code() == "payment_already_used"), (replays == 3).then_some(true));
+    }
 }
 
 #[tokio::test]

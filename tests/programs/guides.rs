@@ -450,10 +450,10 @@ impl Program {
         reqwest::get(format!("{}{path}", self.url)).await.unwrap()
     }
 
-    /// Interrupts the program, and waits until it has ended in order.
+    /// Has the program stop, as systemd and Kubernetes do, and waits until it has ended in order.
     async fn stop(mut self) {
         let id = self.process.id().unwrap().to_string();
-        assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+        assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
         assert!(timeout(PATIENCE, self.process.wait()).await.unwrap().unwrap().success());
     }
 }

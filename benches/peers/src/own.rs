@@ -329,7 +329,7 @@ async fn app(handler: &MethodRouter, row: &Row, url: &str, directory: &Path) -> 
             let facilitator = onchain::ours_with(url, key, ledger).await?;
             facilitator.deploy_batch_settler().await?;
             let much = Usdc::from_atomic(1_000_000_000);
-            let policy = DeferredPolicy::default().per_payer(much).history(1);
+            let policy = DeferredPolicy::default().per_payer(much);
             match mode {
                 Mode::Verifies => sellers::ours_with(handler, OnlyVerifies::new(facilitator)),
                 Mode::SettlesLater => sellers::ours_deferred(handler, facilitator, policy),

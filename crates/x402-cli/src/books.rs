@@ -109,13 +109,7 @@ pub(crate) fn unreadable(error: LedgerError) -> Error {
 
 impl Command {
     pub(crate) async fn run(self) -> Result<(), Error> {
-        if !self.ledger.is_durable() {
-            return Err(Error::setting(
-                "--ledger",
-                "a ledger in memory is another process's: give sqlite:PATH or postgres://…",
-            ));
-        }
-        let books = self.ledger.open().await?;
+        let books = self.ledger.open_existing().await?;
         let operator = Operator::new(books.payments.clone()).channel_ledger(books.channels.clone());
         match self.question {
             Question::List { which, json } => list(&operator, which, json).await,
@@ -168,8 +162,13 @@ impl Command {
 
 async fn list(operator: &Operator, which: PaymentFilter, json: bool) -> Result<(), Error> {
     let mut pages = operator.payments(which);
+    let mut is_empty = true;
     while let Some(page) = pages.next().await.map_err(unreadable)? {
+        is_empty = false;
         page.iter().map(ExportEntry::of).for_each(|entry| print(&entry, json));
+    }
+    if is_empty && !json {
+        output::remark("There are none.");
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::{
     devnet::Local,
     error::Error,
     keys::{self, KeyFlags, Role},
-    values::{Books, HttpUrl},
+    values::{Books, HttpUrl, account},
 };
 
 /// The bearer token for a facilitator.
@@ -35,14 +35,14 @@ pub(crate) fn facilitator_token() -> Option<String> {
 /// The chain and the token.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ChainFlags {
-    /// The network: base, base-sepolia or eip155:N [default: base-sepolia]
+    /// The network: base, base-sepolia or eip155:N [default: base-sepolia; whoever pays does so on base, too]
     #[arg(long, value_name = "NETWORK")]
     pub(crate) network: Option<Network>,
     /// A node of the network. Its URL often holds a key, so prefer the variable
     #[arg(long, value_name = "URL", env = "X402_RPC_URL", hide_env_values = true)]
     pub(crate) rpc_url: Option<HttpUrl>,
     /// The EIP-3009 token, with six decimals [default: the network's USDC]
-    #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
+    #[arg(long, value_name = "ADDR", value_parser = account, requires_all = ["asset_name", "asset_version"])]
     pub(crate) asset: Option<Address>,
     /// The EIP-712 name of --asset
     #[arg(long, value_name = "NAME", requires = "asset")]
@@ -88,13 +88,14 @@ impl ChainFlags {
 
     /// Opens the payment channels of this key for an operator, beside the books of the seller: as the seller sends with its key.
     pub(crate) async fn channels_of_seller(&self, key: PrivateKeySigner, books: &Books) -> Result<Channels, Error> {
-        match keys::find(Role::SETTLEMENT, &KeyFlags::default()).await? {
+        let (channels, _) = match keys::find(Role::SETTLEMENT, &KeyFlags::default()).await? {
             Some(settlement) if settlement.address() == key.address() => {
                 let own = self.settle(settlement, books).await?;
-                channels_of(&own, key, self.asset()?, books.channels.clone()).await
+                channels_of(&own, key, self.asset()?, books.channels.clone()).await?
             }
-            _ => self.channels(key, books.channels.clone()).await,
-        }
+            _ => self.channels(key, books.channels.clone()).await?,
+        };
+        Ok(channels)
     }
 
     /// Opens the payment channels of this key.
@@ -102,7 +103,7 @@ impl ChainFlags {
         &self,
         key: PrivateKeySigner,
         ledger: Arc<dyn ChannelLedger>,
-    ) -> Result<Channels, Error> {
+    ) -> Result<(Channels, OnchainChannels), Error> {
         let contract = OnchainChannels::builder().network(self.network()).rpc_url(self.node()?.as_str());
         open_channels(contract.signer(key.clone()), key, self.asset()?, ledger).await
     }
@@ -114,18 +115,20 @@ async fn channels_of(
     key: PrivateKeySigner,
     asset: Asset,
     ledger: Arc<dyn ChannelLedger>,
-) -> Result<Channels, Error> {
+) -> Result<(Channels, OnchainChannels), Error> {
     open_channels(OnchainChannels::builder().facilitator(facilitator), key, asset, ledger).await
 }
 
+/// Returns the channels of a key, and the contract that has them.
 async fn open_channels(
     contract: OnchainChannelsBuilder,
     key: PrivateKeySigner,
     asset: Asset,
     ledger: Arc<dyn ChannelLedger>,
-) -> Result<Channels, Error> {
+) -> Result<(Channels, OnchainChannels), Error> {
     let contract = contract.asset(asset).build().await.map_err(Error::ChannelNode)?;
-    Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).build().map_err(Error::Channels)
+    let channels = Channels::builder(contract.clone(), AuthorizerKey::new(key)).ledger(ledger).build();
+    Ok((channels.map_err(Error::Channels)?, contract))
 }
 
 /// The facilitator, the channels and the ledger of a seller.
@@ -135,6 +138,8 @@ pub(crate) struct Settlement {
     pub(crate) own: Option<OnchainFacilitator>,
     /// The channels whose vouchers are taken.
     pub(crate) channels: Option<Channels>,
+    /// Their contract.
+    pub(crate) contract: Option<OnchainChannels>,
     pub(crate) asset: Asset,
     pub(crate) books: Books,
     /// The chain, if it is in this process.
@@ -149,15 +154,16 @@ impl Settlement {
         let claimer = keys::find(Role::CHANNELS, &KeyFlags::default()).await?;
         let address = key.address();
         let own = chain.settle(key, &books).await?;
-        let channels = match claimer {
+        let (channels, contract) = match claimer {
             // One gas key for both.
             Some(claimer) if claimer.address() == address => {
                 Some(channels_of(&own, claimer, asset.clone(), books.channels.clone()).await?)
             }
             Some(claimer) => Some(chain.channels(claimer, books.channels.clone()).await?),
             None => None,
-        };
-        Ok(Self { facilitator: Arc::new(own.clone()), own: Some(own), channels, asset, books, local: None })
+        }
+        .unzip();
+        Ok(Self { facilitator: Arc::new(own.clone()), own: Some(own), channels, contract, asset, books, local: None })
     }
 
     /// Settles through a facilitator, whose answers a node confirms if there is one.
@@ -175,7 +181,7 @@ impl Settlement {
             remote = remote.confirm(chain.network(), node.as_str());
         }
         let facilitator = Arc::new(remote.build().await.map_err(Error::Remote)?);
-        let channels = match (keys::find(Role::CHANNELS, &KeyFlags::default()).await?, &chain.rpc_url) {
+        let (channels, contract) = match (keys::find(Role::CHANNELS, &KeyFlags::default()).await?, &chain.rpc_url) {
             (Some(claimer), Some(_)) => Some(chain.channels(claimer, books.channels.clone()).await?),
             (Some(_), None) => {
                 return Err(Error::setting(
@@ -184,8 +190,9 @@ impl Settlement {
                 ));
             }
             (None, _) => None,
-        };
-        Ok(Self { facilitator, own: None, channels, asset, books, local: None })
+        }
+        .unzip();
+        Ok(Self { facilitator, own: None, channels, contract, asset, books, local: None })
     }
 
     /// Settles on a chain in this process.
@@ -199,8 +206,9 @@ impl Settlement {
         let builder = OnchainFacilitator::builder().network(asset.network).client(local.devnet.rpc_client());
         let builder = builder.signer(local.settlement_key.clone()).ledger(books.payments.clone());
         let own = builder.build().await.map_err(Error::Node)?;
-        let channels = channels_of(&own, local.channels_key.clone(), asset.clone(), books.channels.clone()).await?;
-        let (facilitator, channels) = (Arc::new(own.clone()), Some(channels));
-        Ok(Self { facilitator, own: Some(own), channels, asset, books, local: Some(local) })
+        let (channels, contract) =
+            channels_of(&own, local.channels_key.clone(), asset.clone(), books.channels.clone()).await?;
+        let (facilitator, channels, contract) = (Arc::new(own.clone()), Some(channels), Some(contract));
+        Ok(Self { facilitator, own: Some(own), channels, contract, asset, books, local: Some(local) })
     }
 }

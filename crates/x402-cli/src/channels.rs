@@ -118,10 +118,12 @@ impl Command {
 }
 
 async fn list_sold(ledger: &LedgerAt, which: ChannelFilter, json: bool) -> Result<(), Error> {
-    let books = ledger.open().await?;
+    let books = ledger.open_existing().await?;
     let operator = Operator::new(books.payments).channel_ledger(books.channels);
     let mut pages = operator.channels(which);
+    let mut is_empty = true;
     while let Some(page) = pages.next().await.map_err(unreadable)? {
+        is_empty = false;
         for channel in page.iter().map(ChannelSummary::of) {
             if json {
                 output::bytes(channel.json().as_bytes());
@@ -134,10 +136,15 @@ async fn list_sold(ledger: &LedgerAt, which: ChannelFilter, json: bool) -> Resul
             ));
         }
     }
+    if is_empty && !json {
+        output::remark("There are none.");
+    }
     Ok(())
 }
 
 fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
+    // Of a mistyped path, no new one is made.
+    std::fs::metadata(journal).map_err(|source| Error::Read { path: journal.to_owned(), source })?;
     let journal = tower_x402::client::Journal::open(journal).map_err(Error::Journal)?;
     for channel in journal.channels() {
         match json {
@@ -167,7 +174,7 @@ fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
 
 async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
-    let books = ledger.open().await?;
+    let books = ledger.open_existing().await?;
     let channels = chain.channels_of_seller(key, &books).await?;
     let claimed = channels.claim_all().await;
     books.close().await;
@@ -192,7 +199,7 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
 /// Refunds a seller's channels that nobody uses.
 async fn give_back(ledger: &LedgerAt, chain: &ChainFlags, idle: Duration, least: Usdc) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
-    let books = ledger.open().await?;
+    let books = ledger.open_existing().await?;
     let channels = chain.channels_of_seller(key, &books).await?;
     let refunded = channels.refund_idle(idle, least).await;
     books.close().await;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tower_x402::{Asset, Usdc, client::key, facilitator::BatchSettler, signers::PrivateKeySigner, vouchers::Escrow};
 use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
-use crate::{error::Error, output, signals::Signals};
+use crate::{error::Error, output, signals::Signals, values};
 
 /// The keys of the chain's accounts: those that Foundry's anvil has, too. Everybody knows them.
 const PAYER_KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
@@ -46,8 +46,7 @@ pub(crate) struct Command {
 
 fn gift(text: &str) -> Result<(Address, Usdc), String> {
     let (account, amount) = text.split_once('=').ok_or("expected an address, = and an amount, such as 0x…=$5")?;
-    let account = account.parse().map_err(|_| format!("{account} is not an address"))?;
-    Ok((account, amount.parse().map_err(|error| format!("{error}"))?))
+    Ok((values::account(account)?, amount.parse().map_err(|error| format!("{error}"))?))
 }
 
 impl Command {
@@ -113,7 +112,11 @@ impl Local {
         }
         devnet.mint(payer, PURSE)?;
         devnet.execute(Address::ZERO, BatchSettler::DEPLOYER, BatchSettler::deployment())?;
-        let port = devnet.serve(listen).await.map_err(|source| Error::Listen { address: listen.into(), source })?;
+        let port = devnet.serve(listen).await.map_err(|source| Error::Listen {
+            flag: "--listen",
+            address: listen.into(),
+            source,
+        })?;
         Ok(Self { devnet, settlement_key, channels_key, payee, payer, port })
     }
 

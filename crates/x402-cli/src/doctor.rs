@@ -26,7 +26,7 @@ use crate::{
     keys::{self, KeyFlags, Role},
     node::{LOW_TANK, Node, NodeError},
     output,
-    values::{HttpUrl, LedgerAt},
+    values::{HttpUrl, LedgerAt, account},
 };
 
 /// Beyond this, authorizations are misjudged, in seconds.
@@ -53,11 +53,11 @@ pub(crate) struct Command {
     config: Option<PathBuf>,
     #[command(flatten)]
     chain: ChainFlags,
-    /// The ledger
+    /// The ledger: sqlite:PATH or postgres://USER@HOST/DATABASE. One in SQLite is looked at while no x402 charge runs
     #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
     ledger: Option<LedgerAt>,
     /// The address that is paid
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = account)]
     pay_to: Option<Address>,
     /// The facilitator that settles
     #[arg(long, value_name = "URL")]

@@ -25,7 +25,7 @@ pub(crate) enum Error {
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot listen on {address}")]
-    Listen { address: String, source: io::Error },
+    Listen { flag: &'static str, address: String, source: io::Error },
     #[error("cannot open the ledger {at}")]
     Ledger { at: String, source: LedgerError },
     #[error("cannot open the journal")]
@@ -62,22 +62,27 @@ impl Error {
 
     /// Returns one sentence on what to do, if the error itself does not say so.
     pub(crate) fn advice(&self) -> Option<&'static str> {
-        use io::ErrorKind::{AddrInUse, AddrNotAvailable, NotFound, PermissionDenied, StorageFull};
+        use io::ErrorKind::{AddrInUse, AddrNotAvailable, AlreadyExists, NotFound, PermissionDenied, StorageFull};
         match self {
-            Self::Listen { source, .. } => Some(match source.kind() {
-                AddrInUse => "Choose another port with --listen, or stop the program that has this one.",
-                PermissionDenied => {
+            Self::Listen { flag, source, .. } => Some(match (source.kind(), *flag) {
+                (AddrInUse, "--admin") => "Choose another port with --admin, or stop the program that has this one.",
+                (AddrInUse, _) => "Choose another port with --listen, or stop the program that has this one.",
+                (PermissionDenied, _) => {
                     "Choose a port from 1024 on, or allow the program to use lower ones (CAP_NET_BIND_SERVICE)."
                 }
-                AddrNotAvailable => "This machine does not have that address: use 127.0.0.1, or 0.0.0.0 for all.",
+                (AddrNotAvailable, _) => "This machine does not have that address: use 127.0.0.1, or 0.0.0.0 for all.",
                 _ => "Give an address and a port, such as 127.0.0.1:4021.",
             }),
             Self::Read { source, .. } | Self::Write { source, .. } => Some(match source.kind() {
                 NotFound => "Check the path.",
                 PermissionDenied => "Give the user that runs this command access to the file.",
+                AlreadyExists => "Nothing was changed: choose another name.",
                 StorageFull => "Make room on the disk.",
                 _ => "Check the file and the disk.",
             }),
+            Self::Ledger { at, .. } if at.starts_with("postgres") => {
+                Some("Check that the database runs and exists, and who may use it: user, PGPASSWORD, pg_hba.conf.")
+            }
             Self::Ledger { .. } => Some(
                 "Check that no other process has it open, that its directory can be written to, and that the disk has room.",
             ),
@@ -124,9 +129,12 @@ mod tests {
 
     #[test]
     fn a_taken_port_is_explained() {
-        let error = Error::Listen { address: "127.0.0.1:1".into(), source: io::ErrorKind::AddrInUse.into() };
-        assert!(Sentence(&error).to_string().starts_with("cannot listen on 127.0.0.1:1: "));
-        assert!(error.advice().unwrap().contains("--listen"));
-        assert_eq!(error.exit_code(), 2);
+        for flag in ["--listen", "--admin"] {
+            let source = io::ErrorKind::AddrInUse.into();
+            let error = Error::Listen { flag, address: "127.0.0.1:1".into(), source };
+            assert!(Sentence(&error).to_string().starts_with("cannot listen on 127.0.0.1:1: "));
+            assert!(error.advice().unwrap().contains(flag));
+            assert_eq!(error.exit_code(), 2);
+        }
     }
 }

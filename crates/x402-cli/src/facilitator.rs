@@ -13,13 +13,14 @@ use tracing::{info, warn};
 use x402_facilitator::FacilitatorService;
 
 use crate::{
+    admin::{About, Admin, AdminFlags},
     chain::{ChainFlags, Settlement},
     devnet::Local,
     error::Error,
     output,
     serve::{self, Peer},
     signals::Signals,
-    values::LedgerAt,
+    values::{LedgerAt, account},
 };
 
 /// The time that a stopping facilitator gives requests and settlements.
@@ -36,7 +37,13 @@ const KEYS: &str = "FACILITATOR_KEYS";
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url. There are
                           SETTLEMENT_PRIVATE_KEY_FILE and SETTLEMENT_KEYSTORE, too
+  CHANNELS_PRIVATE_KEY    the key that sends what sellers ask for on payment channels, and pays its gas. With it, deposits, claims and
+                          refunds are executed, too
   FACILITATOR_KEYS        comma-separated keys, one of which callers send as Authorization: Bearer … [default: anyone may call]
+  X402_ADMIN_TOKEN        what callers of --admin must give, as a bearer token or as the password of any name: 16 letters and digits or
+                          more [default: none is needed on an address of this machine]
+  PGPASSWORD              the password for --ledger postgres://…, if the URL has none
+  RUST_LOG                the log filter [default: warn,x402=info]; tower_x402=info logs every transaction
 
 EXAMPLES
   x402 facilitator --listen 127.0.0.1:4023
@@ -48,7 +55,7 @@ pub(crate) struct Command {
     #[command(flatten)]
     chain: ChainFlags,
     /// Serve this payee only; repeatable [default: all]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = account)]
     payee: Vec<Address>,
     /// The most requests of each caller per minute
     #[arg(long, value_name = "N", default_value_t = 600)]
@@ -65,6 +72,8 @@ pub(crate) struct Command {
     /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
     #[arg(long, env = "X402_LEDGER", hide_env_values = true, default_value = "memory")]
     ledger: LedgerAt,
+    #[command(flatten)]
+    operator: AdminFlags,
     /// Print one JSON line when ready, and nothing else on standard output
     #[arg(long)]
     json: bool,
@@ -73,7 +82,11 @@ pub(crate) struct Command {
 impl Command {
     pub(crate) async fn run(self) -> Result<(), Error> {
         let mut signals = Signals::catch()?;
-        let listener = serve::listen(&self.listen).await?;
+        let admin = match self.operator.admin {
+            Some(address) => Some(Admin::open(address).await?),
+            None => None,
+        };
+        let (listener, listening) = serve::listen("--listen", &self.listen).await?;
         let books = self.ledger.open().await?;
         let settlement = match &self.chain.rpc_url {
             Some(_) => Settlement::by_node(&self.chain, books).await?,
@@ -83,6 +96,9 @@ impl Command {
             .asset(settlement.asset.clone())
             .rate(self.rate, Duration::from_secs(60))
             .gas_per_hour(self.gas_per_hour);
+        if let Some(contract) = &settlement.contract {
+            service = service.channels(contract.clone());
+        }
         if let Some(gas) = self.max_gas {
             service = service.max_gas(gas);
         }
@@ -104,13 +120,24 @@ impl Command {
                 Ok::<Response<Body>, Infallible>(response.map(Body::new))
             }
         });
-        let listening =
-            listener.local_addr().map_err(|source| Error::Listen { address: self.listen.clone(), source })?;
+        let (stop, stopped) = watch::channel(false);
+        let operator_at = admin.as_ref().map(|admin| admin.address);
+        if let Some(admin) = admin {
+            let facts = json!({
+                "command": "x402 facilitator",
+                "listening": listening.to_string(),
+                "network": settlement.asset.network.to_string(),
+                "is_real": settlement.local.is_none(),
+                "ledger": self.ledger.to_string(),
+            });
+            admin.serve(&settlement, About { facts, prices: Box::new(Vec::new) }, stopped.clone());
+        }
         let address = settlement.own.as_ref().map(|own| own.settlement_address().to_string());
         let rpc_url = settlement.local.as_ref().map(Local::rpc_url);
         match self.json {
             true => output::line(json!({
                 "listening": listening.to_string(),
+                "admin": operator_at.map(|admin| admin.to_string()),
                 "rpc_url": rpc_url,
                 "asset": settlement.asset.address.to_string(),
                 "network": settlement.asset.network.to_string(),
@@ -119,6 +146,9 @@ impl Command {
             false => {
                 let network = settlement.asset.network;
                 output::line(format_args!("Settling on {network} for others at http://{listening}"));
+                if let Some(admin) = operator_at {
+                    output::line(format_args!("For the operator: http://{admin}/"));
+                }
             }
         }
         if let Some(rpc_url) = rpc_url {
@@ -130,7 +160,6 @@ impl Command {
                 "Anyone who reaches this address can have gas spent, up to --gas-per-hour. Set {KEYS} to ask for a key."
             ));
         }
-        let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(serve::serve(listener, answer, stopped, LAST_REQUESTS));
         signals.next().await;
         info!("stopping: answering the requests in progress");

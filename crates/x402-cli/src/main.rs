@@ -5,12 +5,14 @@
 //! | file | what it has |
 //! |---|---|
 //! | `charge/`, `pay.rs`, `proxy.rs`, `devnet.rs`, … | a subcommand each |
+//! | `admin/` | what the operator of a seller or facilitator is shown |
 //! | `chain.rs` | what is settled on: a node, a facilitator, or a chain in the process |
 //! | `purse.rs` | what is paid with |
 //! | `keys.rs`, `token.rs` | private keys, from variables and files; secrets that callers give |
 //! | `serve.rs`, `headers.rs`, `paths.rs`, `problem.rs` | HTTP: a port within bounds, what a proxy passes on, answers of our own |
 //! | `error.rs`, `output.rs`, `signals.rs`, `values.rs` | errors that say what to do, what is printed, signals, shared flags |
 
+mod admin;
 mod books;
 mod chain;
 mod channels;

@@ -163,9 +163,7 @@ impl Command {
             tower_x402::client::Budget::builder().per_payment(self.max_payment).total(self.budget).journal(journal);
         let budget = bounds.iter().fold(budget, |budget, (host, bound)| budget.limit_host(host, *bound)).build();
         let client = self.purse.client(self.purse.payer(key, budget.clone())?)?;
-        let listener = serve::listen(&self.listen.to_string()).await?;
-        let listening =
-            listener.local_addr().map_err(|source| Error::Listen { address: self.listen.to_string(), source })?;
+        let (listener, listening) = serve::listen("--listen", &self.listen.to_string()).await?;
         let shown: Vec<String> = targets
             .iter()
             .map(|(name, base)| {

@@ -32,9 +32,12 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
-/// Opens a port.
-pub(crate) async fn listen(address: &str) -> Result<TcpListener, Error> {
-    TcpListener::bind(address).await.map_err(|source| Error::Listen { address: address.into(), source })
+/// Opens a port, and returns its address. `flag` is where it was given.
+pub(crate) async fn listen(flag: &'static str, address: &str) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::Listen { flag, address: address.into(), source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
 }
 
 /// Serves until `stop` is true, and then at most `patience` longer for the requests in progress. Returns `true` if all were answered.

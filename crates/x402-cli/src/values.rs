@@ -1,7 +1,8 @@
 //! Values that flags and the configuration file share.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, fs, net::SocketAddr, path::PathBuf, str::FromStr, sync::Arc};
 
+use alloy_primitives::Address;
 use serde::{Deserialize, Deserializer, de};
 use tower_x402::{
     Usdc,
@@ -80,6 +81,22 @@ impl Books {
 }
 
 impl LedgerAt {
+    /// Opens a ledger that is there: of a mistyped path, no new one is made.
+    pub(crate) async fn open_existing(&self) -> Result<Books, Error> {
+        match self {
+            Self::Memory => {
+                let problem = "a ledger in memory is another process's: give sqlite:PATH or postgres://…";
+                Err(Error::setting("--ledger", problem))
+            }
+            Self::Sqlite(path) => {
+                fs::metadata(path).map_err(|source| Error::Read { path: path.clone(), source })?;
+                self.open().await
+            }
+            Self::Postgres(_) => self.open().await,
+        }
+    }
+
+    /// Opens the ledger, or makes it.
     pub(crate) async fn open(&self) -> Result<Books, Error> {
         let failed = |source| Error::Ledger { at: self.to_string(), source };
         Ok(match self {
@@ -136,6 +153,29 @@ where
     String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
+/// Parses the address of an account. One with small and capital letters has a checksum (EIP-55), which must fit: what is paid to a
+/// mistyped address is lost.
+pub(crate) fn account(text: &str) -> Result<Address, &'static str> {
+    let account: Address = text.parse().map_err(|_| "expected an address: 0x and 40 hexadecimal digits")?;
+    let digits = text.trim_start_matches("0x");
+    let has_checksum = digits.contains(|digit: char| digit.is_ascii_uppercase())
+        && digits.contains(|digit: char| digit.is_ascii_lowercase());
+    match has_checksum && account.to_checksum(None)[2..] != *digits {
+        true => Err("a digit of this address is wrong, or the case of a letter: its checksum (EIP-55) does not fit"),
+        false => Ok(account),
+    }
+}
+
+/// Reads an address of the configuration file as a flag is read.
+pub(crate) fn as_account<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Address>, D::Error> {
+    account(&String::deserialize(deserializer)?).map(Some).map_err(de::Error::custom)
+}
+
+/// Parses an address and a port.
+pub(crate) fn socket(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "expected an address and a port, such as 127.0.0.1:4022")
+}
+
 /// Parses an amount above zero.
 pub(crate) fn some_amount(text: &str) -> Result<Usdc, String> {
     match text.parse::<Usdc>() {
@@ -146,12 +186,11 @@ pub(crate) fn some_amount(text: &str) -> Result<Usdc, String> {
 }
 
 /// Parses an address of this machine that no other machine reaches.
-pub(crate) fn loopback(text: &str) -> Result<SocketAddr, String> {
-    let address: SocketAddr =
-        text.parse().map_err(|_| "expected an address and a port, such as 127.0.0.1:4030".to_owned())?;
+pub(crate) fn loopback(text: &str) -> Result<SocketAddr, &'static str> {
+    let address = socket(text)?;
     match address.ip().is_loopback() {
         true => Ok(address),
-        false => Err("is reachable from other machines: use 127.0.0.1 or [::1]".to_owned()),
+        false => Err("is reachable from other machines: use 127.0.0.1 or [::1]"),
     }
 }
 
@@ -164,6 +203,19 @@ mod tests {
         let ledger: LedgerAt = "postgres://user:secret@localhost/payments".parse().unwrap();
         let node: HttpUrl = "https://node.example/v2/secret".parse().unwrap();
         assert!(!format!("{ledger} {ledger:?} {node:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_mistyped_address_is_noticed() {
+        let payee = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8";
+        for good in [payee, &payee.to_lowercase(), &payee[2..], &format!("0x{}", payee[2..].to_uppercase())] {
+            assert_eq!(account(good).unwrap().to_string(), payee);
+        }
+        for bad in
+            ["", "0x", "abc", &payee[..41], "0x70997970C51812dc3A010C7d01b50e0d17dc79c8", &payee.replace("51", "52")]
+        {
+            assert!(account(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What `x402 charge` does to requests and answers.
 
+use http::Method;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -8,7 +9,12 @@ use tokio::{
     time::timeout,
 };
 
-use crate::stage::{PATIENCE, PRICE, Running, Stage, facts, run};
+use tower_x402::protocol::encode_header;
+
+use crate::{
+    rules::{offer, signed},
+    stage::{PATIENCE, PRICE, Running, Stage, facts, run},
+};
 
 const FILE: &str = r#"
 [[route]]
@@ -200,7 +206,6 @@ async fn nothing_is_passed_on_that_no_route_is_for() {
         ("GET /stream/../echo HTTP/1.1", 400, "ambiguous_path"),
         ("GET /stream%2f..%2fecho HTTP/1.1", 400, "ambiguous_path"),
         ("GET //stream HTTP/1.1", 400, "ambiguous_path"),
-        ("GET /stream HTTP/1.1\nUpgrade: websocket", 400, "upgrade_not_payable"),
         ("POST /echo HTTP/1.1\nContent-Length: 99999999", 413, "body_too_large"),
     ] {
         let answer = raw(&charge, &format!("{request}\nHost: localhost\nConnection: close\n\n")).await;
@@ -208,6 +213,30 @@ async fn nothing_is_passed_on_that_no_route_is_for() {
     }
     assert_eq!(stage.upstream.count("/echo"), 0);
     charge.stop().await;
+}
+
+#[tokio::test]
+async fn a_websocket_is_refused_on_every_route_paid_or_not() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file("price = \"$0.001\"\n[[route]]\npath = \"/gated\"\nfree = true\n").await;
+    let offered = offer(Method::GET, &format!("{}/echo", charge.url())).await;
+    let payment = encode_header(&signed(&stage, &offered).await).unwrap();
+    for more in ["/gated", "/echo", &format!("/echo HTTP/1.1\nPAYMENT-SIGNATURE: {payment}")] {
+        let (path, more) = more.split_once(" HTTP/1.1").unwrap_or((more, ""));
+        // As a browser opens one; the server closes the connection after its answer or waits for another request.
+        let handshake = format!(
+            "GET {path} HTTP/1.1\nHost: localhost\nConnection: Upgrade, close\nUpgrade: websocket\n\
+             Sec-WebSocket-Version: 13\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=={more}\n\n"
+        );
+        let answer = raw(&charge, &handshake).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 400 ") && !head.to_lowercase().contains("payment-response"), "{answer}");
+        let body: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["error"], "upgrade_not_payable");
+        assert!(body["detail"].as_str().unwrap().contains("WebSockets"), "{body}");
+    }
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/echo"), stage.upstream.count("/gated"), stage.income().await), (0, 0, 0));
 }
 
 #[tokio::test]

@@ -12,9 +12,8 @@ use tower_x402::ops::{METRICS, Metric, MetricKind};
 use crate::stage::{read, run, x402};
 
 const GUIDE: &str = "docs/guide/operate.md";
-/// Metrics that `x402 charge` never reports: it knows no price of ETH, defers nothing, and settles for nobody else.
-const OF_OTHERS: [&str; 3] =
-    ["x402_losses_total", "x402_deferred_outstanding_units", "x402_facilitator_requests_total"];
+/// Metrics that the command never reports: it knows no price of ETH, and defers nothing.
+const OF_OTHERS: [&str; 2] = ["x402_losses_total", "x402_deferred_outstanding_units"];
 
 fn package() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()

@@ -140,6 +140,66 @@ async fn other_machines_need_the_token() {
 }
 
 #[tokio::test]
+async fn the_operator_of_a_facilitator_sees_what_it_settled_and_for_whom_it_works() {
+    let stage = Stage::new().await;
+    let facilitator = || {
+        let mut command = x402();
+        command.args(["facilitator", "--listen", "127.0.0.1:0", "--rpc-url", stage.devnet.text("rpc_url")]);
+        command.args(["--ledger", &stage.ledger()]);
+        for name in ["settlement_private_key", "channels_private_key"] {
+            command.env(name.to_uppercase(), stage.devnet.text(name));
+        }
+        command
+    };
+    let refused = run(facilitator().args(["--admin", "0.0.0.0:0"])).await;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("set X402_ADMIN_TOKEN"), "{said}");
+
+    let facilitator = Running::start(facilitator().args(["--admin", "127.0.0.1:0"])).await;
+    let admin = format!("http://{}", facilitator.text("admin"));
+    let mut charge = x402();
+    charge.args(["charge", "--upstream", &stage.upstream.url, "--price", "$0.001", "--listen", "127.0.0.1:0"]);
+    charge.args(["--pay-to", stage.devnet.text("payee"), "--facilitator-url", &facilitator.url()]);
+    let charge = Running::start(&mut charge).await;
+    assert_eq!(facts(&run(&mut stage.pay(&format!("{}/echo", charge.url()))).await)["outcome"], "settled");
+    charge.stop().await;
+
+    let settled = async {
+        loop {
+            let seen = summary(&admin).await;
+            if seen["books"]["payments"][0]["paid"]["payments"] == 1 {
+                return seen;
+            }
+            sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    let seen = timeout(PATIENCE, settled).await.unwrap();
+    assert_eq!((&seen["ready"], &seen["about"]["command"]), (&json!(true), &json!("x402 facilitator")));
+    assert_eq!((&seen["routes"], &seen["requests"]["settle 200"]), (&json!([]), &json!(1.0)));
+    let get = async |path: &str| {
+        let answer = client().get(format!("{admin}{path}")).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    assert_eq!(get("/readyz").await, (200, r#"{"ready":true,"reasons":[]}"#.to_owned()));
+    assert_eq!(get("/payments?state=all").await.1.lines().count(), 1);
+    let numbers = get("/metrics").await.1;
+    for sample in [
+        "x402_ready{",
+        "x402_channels_ready{",
+        "x402_gas_tank_wei{",
+        "x402_facilitator_requests_total{endpoint=\"settle\"",
+    ] {
+        assert!(numbers.lines().any(|line| line.starts_with(sample)), "{sample}: {numbers}");
+    }
+    let supported = client().get(format!("{}/supported", facilitator.url())).send().await.unwrap();
+    let supported: Value = serde_json::from_slice(&supported.bytes().await.unwrap()).unwrap();
+    let schemes = supported["kinds"].as_array().unwrap().iter().map(|kind| kind["scheme"].as_str().unwrap());
+    let schemes: std::collections::BTreeSet<_> = schemes.collect();
+    assert!(schemes.contains("exact") && schemes.contains("batch-settlement"), "{supported}");
+    facilitator.stop().await;
+}
+
+#[tokio::test]
 async fn a_seller_gives_back_what_nobody_uses() {
     let stage = Stage::new().await;
     let charge = stage.charging_by_file("[[route]]\npath = \"/cheap\"\nmax_price = \"$0.001\"").await;

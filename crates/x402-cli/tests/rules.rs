@@ -37,7 +37,7 @@ fn client() -> Client {
 }
 
 /// Returns the first offer of a 402.
-async fn offer(method: Method, url: &str) -> Value {
+pub(crate) async fn offer(method: Method, url: &str) -> Value {
     let answer = client().request(method, url).send().await.unwrap();
     assert_eq!(answer.status(), 402);
     let demand: Value = decode_header(answer.headers()["payment-required"].as_bytes(), MAX_REQUIRED_HEADER).unwrap();
@@ -45,7 +45,7 @@ async fn offer(method: Method, url: &str) -> Value {
 }
 
 /// Signs a payment for this offer, as it stands.
-async fn signed(stage: &Stage, offer: &Value) -> Value {
+pub(crate) async fn signed(stage: &Stage, offer: &Value) -> Value {
     let key: PrivateKeySigner = stage.devnet.text("payer_private_key").parse().unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let mut nonce = B256::ZERO;

@@ -144,6 +144,8 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
     let faults = [
         "no price",
         "no service",
+        "a service without `http://`",
+        "no payee",
         "a price of nothing",
         "a field that does not exist",
         "a field with a bad value",
@@ -155,16 +157,27 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "a payer's key that is none",
         "a key file that others can read",
         "a key file without permission",
+        "a wrong password",
+        "a key for channels that is none",
+        "no key for channels",
+        "a `max_price`, and no key for channels",
+        "a key for channels, and no node",
         "two keys for one purpose",
         "the node does not answer",
+        "a network without a known USDC",
         "the node is of another chain",
         "the node gives no receipts",
         "the facilitator does not answer",
         "the port is taken",
+        "the operator's port is taken",
+        "the operator's page is open to all",
+        "a token that is too short",
         "an address of another machine",
         "no permission for the ledger",
         "no room for the ledger",
         "the ledger is in use",
+        "the database does not answer",
+        "a ledger that is not there",
         "a ledger that outlives the chain",
         "no permission for the journal",
         "no permission for the answer",
@@ -185,6 +198,7 @@ async fn each_finding_of_the_doctor_is_said_as_documented() {
         "no permission for the ledger",
         "no room for the ledger",
         "the ledger is in use",
+        "the database does not answer",
         "the seller does not run",
     ];
     is_true("What the doctor finds", 1, &faults, async |stage, wrong, asked| said_at_once(stage, wrong, asked).await)
@@ -202,6 +216,7 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "the service does not answer",
         "the service is too slow",
         "the service gives a price that cannot be read",
+        "a WebSocket",
         "no path that is charged for",
         "no room for the answer",
         "no room for the journal",
@@ -223,7 +238,7 @@ fn command(stage: &Stage, asked: &str) -> Command {
             command.args(["--price", "$0.001"]);
         }
         "facilitator" => {
-            command.args(["facilitator", "--listen", "127.0.0.1:0"]);
+            command.args(["facilitator", "--listen", "127.0.0.1:0", "--ledger", &stage.ledger()]);
             command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
             command.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
         }
@@ -238,9 +253,11 @@ fn command(stage: &Stage, asked: &str) -> Command {
             command.env("PAYER_PRIVATE_KEY", payer);
         }
         "books list" => {
+            fs::write(stage.path("payments.sqlite"), "").unwrap();
             command.args(["books", "--ledger", &stage.ledger(), "list"]);
         }
         "channels claim" => {
+            fs::write(stage.path("payments.sqlite"), "").unwrap();
             command.args(["channels", "claim", "--ledger", &stage.ledger()]);
             command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
             command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
@@ -268,6 +285,13 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "no service" => {
             command = x402();
             command.args(["charge", "--price", "$0.001"]);
+        }
+        "a service without `http://`" => command = with_argument(&command, &stage.upstream.url, "localhost:8000"),
+        "no payee" => {
+            command = x402();
+            command.args(["charge", "--price", "$0.001", "--upstream", NOBODY, "--listen", "127.0.0.1:0"]);
+            command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
+            command.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
         }
         "a price of nothing" => {
             command = stage.charge("127.0.0.1:0");
@@ -300,11 +324,38 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             key_file(&mut command, stage, 0o000);
             command = without_privileges(&command);
         }
+        "a wrong password" => {
+            fs::write(stage.path("settlement.json"), KEYSTORE).unwrap();
+            command.env_remove("SETTLEMENT_PRIVATE_KEY").env("SETTLEMENT_KEYSTORE", stage.path("settlement.json"));
+            command.env("SETTLEMENT_KEYSTORE_PASSWORD", "not this one");
+        }
+        "a key for channels that is none" => {
+            command.env("CHANNELS_PRIVATE_KEY", "0x1234");
+        }
+        "no key for channels" => {
+            command.env_remove("CHANNELS_PRIVATE_KEY");
+        }
+        "a `max_price`, and no key for channels" => {
+            configure(&mut command, stage, "[[route]]\npath = \"/cheap\"\nmax_price = \"$0.001\"\n");
+            command.env_remove("CHANNELS_PRIVATE_KEY");
+        }
+        "a key for channels, and no node" => {
+            // It settles through a facilitator that answers.
+            let facilitator = Running::start(&mut self::command(stage, "facilitator")).await;
+            command.env_remove("X402_RPC_URL").args(["--facilitator-url", &facilitator.url()]);
+            let command = with_argument(&command, &stage.ledger(), "memory");
+            let said = Said::by(&run(&mut { command }).await);
+            facilitator.stop().await;
+            return said;
+        }
         "two keys for one purpose" => {
             command.env("SETTLEMENT_PRIVATE_KEY_FILE", stage.path("other.key"));
         }
         "the node does not answer" => {
             command.env("X402_RPC_URL", NOBODY);
+        }
+        "a network without a known USDC" => {
+            command.args(["--network", "eip155:1"]);
         }
         "the node is of another chain" => {
             command.args(["--network", "base"]);
@@ -320,6 +371,17 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = taken.local_addr().unwrap().to_string();
             return Said::by(&run(&mut with_argument(&command, "127.0.0.1:0", &address)).await);
+        }
+        "the operator's port is taken" => {
+            let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = taken.local_addr().unwrap().to_string();
+            return Said::by(&run(command.args(["--admin", &address])).await);
+        }
+        "the operator's page is open to all" => {
+            command.args(["--admin", "0.0.0.0:0"]);
+        }
+        "a token that is too short" => {
+            command.args(["--admin", "0.0.0.0:0"]).env("X402_ADMIN_TOKEN", "short");
         }
         "an address of another machine" => {
             command = x402();
@@ -338,6 +400,10 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             other.stop().await;
             return said;
         }
+        "the database does not answer" => {
+            command = with_argument(&command, &stage.ledger(), "postgres://x402@127.0.0.1:9/x402");
+        }
+        "a ledger that is not there" => fs::remove_file(stage.path("payments.sqlite")).unwrap(),
         "a ledger that outlives the chain" => {
             command.env_remove("X402_RPC_URL");
         }
@@ -421,7 +487,8 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 "no path that is charged for" => "nowhere",
                 _ => "echo",
             };
-            Said::answer(client.post(format!("{url}/{path}"))).await
+            let request = client.post(format!("{url}/{path}"));
+            Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await
         }
         "proxy" => {
             let mut proxy = x402();
@@ -437,7 +504,8 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 an_hour_ahead(stage, &mut proxy);
             }
             let proxy = Running::start(&mut proxy).await;
-            let said = Said::answer(client.get(format!("{}echo", proxy.text("url")))).await;
+            let request = client.get(format!("{}echo", proxy.text("url")));
+            let said = Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await;
             proxy.kill().await;
             said
         }
@@ -477,8 +545,20 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
 
 /// A key that nobody gave anything.
 const EMPTY: &str = "0x4646464646464646464646464646464646464646464646464646464646464646";
+/// A keystore file of version 3, whose password nobody knows.
+const KEYSTORE: &str = r#"{"version":3,"id":"3198bc9c-6672-5ab3-d995-4942343ae5b6","crypto":{"cipher":"aes-128-ctr",
+"cipherparams":{"iv":"6087dab2f9fdbbfaddc31a909735c1e6"},"kdf":"pbkdf2",
+"kdfparams":{"c":1,"dklen":32,"prf":"hmac-sha256","salt":"ae3cd4e7013836a3df6bd7241b12db061dbe2c6785853cce422d148a624ce0bd"},
+"ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46",
+"mac":"517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2"}}"#;
 const NOBODY: &str = "http://127.0.0.1:9";
 const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n[[route]]\npath = \"/odd\"\nfree = true\n";
+
+/// The same request, as a browser asks for a WebSocket.
+fn upgrading(request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+    let request = request.header("connection", "upgrade").header("upgrade", "websocket");
+    request.header("sec-websocket-version", "13").header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+}
 
 async fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string()
@@ -627,8 +707,10 @@ impl SmallDisk {
     }
 
     fn with(&self, first: &str, command: &Command) -> Command {
-        let script =
-            format!("disk=$1; shift; mount -t tmpfs -o size={} none \"$disk\" || exit; {first} exec \"$@\"", self.size);
+        let script = format!(
+            "disk=$1; shift; mount -t tmpfs -o size={} none \"$disk\" || exit; : > \"$disk/payments.sqlite\"; {first} exec \"$@\"",
+            self.size
+        );
         let mut program = vec!["unshare", "--mount"];
         if !is_root() {
             program.push("--map-root-user");

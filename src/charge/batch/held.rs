@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     charge::{
-        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why, detached, lease::pauses_after_work,
-        recording::Recording,
+        Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why, detached,
+        lease::pauses_after_work, recording::Recording,
     },
     ledger::{
         BodyDigest, LedgerError, StoredResponse,
@@ -147,12 +147,15 @@ impl Held for BatchHeld {
         amount: Option<u128>,
         response: Option<StoredResponse>,
         _: BodyDigest,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Uncharged> {
         let amount = amount.unwrap_or(self.request.payment.price);
         let lease = &self.channel.lease;
         let step = ChannelStep::Charge { epoch: lease.record.epoch, amount, response, now: self.request.seller.now() };
         // If it fails the response is not given, and the channel is freed.
-        let record = self.take(&lease.record, &step).await.map_err(|error| self.not_charged(error))?;
+        let record = self.take(&lease.record, &step).await.map_err(|error| {
+            let refusal = self.not_charged(error);
+            Uncharged { is_open: matches!(refusal.why(), Why::Pending), refusal }
+        })?;
         self.channel.lease.charged(record);
         self.charged = amount;
         Ok(())
@@ -171,6 +174,10 @@ impl Held for BatchHeld {
 
     fn unfinished(&self, why: Unfinished) -> Refusal {
         why.into()
+    }
+
+    fn seller(&self) -> &Seller {
+        &self.request.seller
     }
 
     fn receipt(&self) -> (Option<SettlementResponse>, RequestOutcome) {

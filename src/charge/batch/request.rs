@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     channels::Channels,
-    charge::{Presented, Refusal, Seller, Why, lease::FinishOnDrop, queue::AdmissionQueue},
+    charge::{Presented, Refusal, Seller, Why, lease::FinishOnDrop, queue::AdmissionQueue, rooms::PayerRoom},
     clock::age,
     facilitator::channels::{ChannelError, Executed},
     ledger::{
@@ -58,6 +58,25 @@ enum Standing {
     Refund,
 }
 
+impl Standing {
+    /// Returns the room in which the body of a request for this channel is read, and for whom it has a place there.
+    fn room_to_read(self, seller: &Seller, channel: B256) -> (&PayerRoom, B256) {
+        match self {
+            Self::Payer(payer) => (&seller.arriving, payer),
+            _ => (&seller.known, channel),
+        }
+    }
+
+    /// The same for waiting. The payer's room is not the one where strangers wait who have read its vouchers on the chain: there, all that is
+    /// presented of one channel has one share.
+    fn room_to_wait(self, seller: &Seller, channel: B256) -> (&PayerRoom, B256) {
+        match self {
+            Self::Payer(payer) => (&seller.in_line, payer),
+            _ => (&seller.copies, channel),
+        }
+    }
+}
+
 /// How a request goes on.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart by its only caller")]
 pub(super) enum Next {
@@ -88,25 +107,19 @@ impl BatchRequest {
         let deadline = Instant::now() + limits.wait;
         let (standing, mut deposit) = Box::pin(self.admit()).await?;
         match standing {
-            Standing::Payer(payer) => {
-                seller.arriving.wait(payer, 0, presented.read_whole()).await.ok_or(Why::Busy)??;
-            }
-            Standing::Public | Standing::Charged => {
-                let arrived = presented.arrived();
-                let read = seller.known.read(self.channel(), arrived, presented.read_whole()).await;
-                read.ok_or(Why::Busy)??;
-            }
             Standing::Refund => {}
+            _ => {
+                let (room, owner) = standing.room_to_read(&seller, self.channel());
+                let arrived = presented.arrived();
+                room.read(owner, arrived, presented.read_whole()).await.ok_or(Why::Busy)??;
+            }
         }
         let held = presented.held();
         let is_charged = standing == Standing::Charged;
         self.identify(presented.digest());
         let id = self.payment.voucher.channel_id;
         let key = PaymentKey { nonce: id.digest(), ..self.key() };
-        let (room, owner) = match standing {
-            Standing::Payer(payer) => (&seller.in_line, payer),
-            _ => (&seller.copies, self.channel()),
-        };
+        let (room, owner) = standing.room_to_wait(&seller, self.channel());
         let mut line = None;
         // What was charged gets its answer and no work, and takes no place in the line from the payer's next request.
         while !is_charged && line.is_none() {
@@ -129,7 +142,7 @@ impl BatchRequest {
                 drop((line, permit.take()));
                 let streamed = PaymentKey { nonce: charged.request, ..self.key() };
                 if let Some(streaming) = seller.in_progress.join(&streamed) {
-                    self.until(deadline, seller.copies.wait(self.channel(), held, streaming.ended())).await?;
+                    self.until(deadline, room.wait(owner, held, streaming.ended())).await?;
                 }
                 let _permit = self.permit(true).await?;
                 return Box::pin(self.replay(presented, record, charged)).await;
@@ -410,8 +423,9 @@ impl BatchRequest {
         let stored = self.channels.response(record, charged.request).await?;
         let (now, limits) = (self.seller.now(), &self.seller.rules.limits);
         let streamed = PaymentKey { nonce: charged.request, ..self.key() };
-        if stored.is_none() && limits.lease_until(charged.at) >= now && !self.seller.in_progress.has_ended(&streamed) {
-            // It may stream in another process, for as long as the lease of a payment by `exact`.
+        let may_stream = charged.streamed && limits.lease_until(charged.at) >= now;
+        if stored.is_none() && may_stream && !self.seller.in_progress.has_ended(&streamed) {
+            // In another process, for as long as the lease of a payment by `exact`.
             return Err(Why::InProgress.into());
         }
         let receipt = receipt(Some(charged.charged), record, charged.total, None);

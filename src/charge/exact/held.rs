@@ -11,10 +11,10 @@ use super::{
 };
 use crate::{
     charge::{
-        Beginning, Held, Presented, Refusal, Unfinished, VerifiedPayment, Why,
+        Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why,
         lease::HeldLease,
         recording::{Recording, record_delivery},
-        rooms::PayerRoom,
+        rooms::{PayerRoom, owner_of},
     },
     facilitator::Facilitator,
     ledger::{BodyDigest, FulfilmentStep, LedgerError, Record, Settlement, StoredResponse},
@@ -35,14 +35,15 @@ pub(crate) struct ExactHeld {
 }
 
 /// Counts a payment as in flight. Where it depends on what the payer's other payments are doing just now whether the balance covers it, looks
-/// again until `deadline`, in one place of the room: one payer can sign any number of payments. Returns the verification that covers it.
+/// again until `deadline`, in a place of the room with so many bytes: one payer can sign any number of payments. Returns the verification that
+/// covers it.
 pub(crate) async fn admit(
     facilitator: &dyn Facilitator,
     payment: &Prechecked,
     lease: &mut HeldLease,
     mut verified: Verified,
     is_due: bool,
-    (room, deadline): (&PayerRoom, Instant),
+    (room, held, deadline): (&PayerRoom, u64, Instant),
 ) -> Result<Verified, Refusal> {
     let mut balance_reads = 0;
     if try_admit(facilitator, payment, lease, &mut verified, is_due, &mut balance_reads).await? {
@@ -57,7 +58,7 @@ pub(crate) async fn admit(
         }
         Err(Refusal::not_covered())
     };
-    Box::pin(room.wait(payment.key().payer.into_word(), 0, waiting)).await.ok_or(Why::Busy)?
+    Box::pin(room.wait(owner_of(&payment.key(), false), held, waiting)).await.ok_or(Why::Busy)?
 }
 
 /// Returns `false` if it depends on the payer's other payments.
@@ -114,10 +115,8 @@ impl ExactHeld {
             let deadline = Instant::now() + request.seller.rules.limits.settlement_margin;
             let verified = request.verified.unwrap_or_default();
             let facilitator = request.facilitator.as_ref();
-            request.verified = Some(
-                admit(facilitator, &request.payment, lease, verified, is_upfront, (&request.seller.arriving, deadline))
-                    .await?,
-            );
+            let room = (&request.seller.arriving, request.held, deadline);
+            request.verified = Some(admit(facilitator, &request.payment, lease, verified, is_upfront, room).await?);
         }
         // From here on it is work for a payer that has the money.
         request.take_permit()?;
@@ -198,7 +197,7 @@ impl Held for ExactHeld {
         amount: Option<u128>,
         response: Option<StoredResponse>,
         read: BodyDigest,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Uncharged> {
         let Self { request, lease } = self;
         let charged = amount.map(U256::from);
         if let Some(amount) = charged {
@@ -208,7 +207,9 @@ impl Held for ExactHeld {
         let taken = lease.step_after_work(request.facilitator.ledger().as_ref(), step).await;
         if let Err(error) = taken {
             let is_given_back = lease.give_back().await;
-            return Err(request.unrecorded(error, lease.record(), is_given_back));
+            // Whoever took the payment over charges for work of its own.
+            let is_open = !is_given_back && matches!(error, LedgerError::Backend(_));
+            return Err(Uncharged { refusal: request.unrecorded(error, lease.record(), is_given_back), is_open });
         }
         lease.disarm();
         Ok(())
@@ -230,6 +231,10 @@ impl Held for ExactHeld {
 
     fn unfinished(&self, why: Unfinished) -> Refusal {
         self.request.unfinished(why, self.lease.record())
+    }
+
+    fn seller(&self) -> &Seller {
+        &self.request.seller
     }
 
     fn receipt(&self) -> (Option<SettlementResponse>, RequestOutcome) {

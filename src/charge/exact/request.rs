@@ -46,6 +46,8 @@ pub(crate) struct ExactRequest {
     compared: Option<Option<BodyDigest>>,
     /// Whether its payer can be told that it is settled later.
     pub(super) may_defer: bool,
+    /// How much of its body was read before the work, in bytes.
+    pub(super) held: u64,
 }
 
 /// A payment as it was presented, after it was matched to an offer and checked without I/O.
@@ -112,6 +114,7 @@ impl ExactRequest {
             id,
             compared: None,
             may_defer,
+            held: 0,
         });
         request.describe();
         if seller.permits.available_permits() == 0 {
@@ -215,9 +218,11 @@ impl ExactRequest {
         // Paid before the work, the body must be known before the money moves. That of a known payment is compared below.
         if self.is_upfront() && self.verified.is_some() {
             self.place = None;
-            let read = Box::pin(seller.arriving.wait(self.key.payer.into_word(), 0, request.read_whole())).await;
+            let arrived = request.arrived();
+            let read = Box::pin(seller.arriving.read(owner_of(&self.key, false), arrived, request.read_whole())).await;
             read.ok_or(Why::Busy)??;
         }
+        self.held = request.held();
         loop {
             let Some(in_progress) = seller.in_progress.enter(self.key) else {
                 Box::pin(self.wait_for_copy(deadline, request.held())).await?;
@@ -260,14 +265,15 @@ impl ExactRequest {
     async fn wait_for_copy(&mut self, deadline: Instant, held: u64) -> Result<(), Refusal> {
         let seller = self.seller.clone();
         let Some(waiting) = seller.in_progress.join(&self.key) else { return Ok(()) };
-        let mut has_place = self.place.is_some();
+        let (mut has_place, mut is_public) = (self.place.is_some(), false);
         if let Some(record) = self.facilitator.ledger().get(&self.key).await? {
             self.check_same_request(&record)?;
             has_place &= !has_shown_money(&record);
+            is_public = !is_untouched(&record);
         }
         // While it waits, its place is another payment's: anybody can sign, and send copies of what is on the chain. Its body waits, too.
         (self.place, self.permit) = (None, None);
-        self.wait_until(deadline, held, waiting.ended()).await?;
+        self.wait_until(deadline, (held, is_public), waiting.ended()).await?;
         if has_place {
             self.place = Some(seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
         }
@@ -279,12 +285,12 @@ impl ExactRequest {
     async fn wait_for_another(
         &mut self,
         deadline: Instant,
-        held: u64,
+        waits: (u64, bool),
         in_progress: Option<InProgress>,
     ) -> Result<(), Refusal> {
         self.permit = None;
         let had_place = self.place.take().is_some();
-        self.wait_until(deadline, held, tokio::time::sleep(POLL)).await?;
+        self.wait_until(deadline, waits, tokio::time::sleep(POLL)).await?;
         drop(in_progress);
         if had_place {
             self.place = Some(self.seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
@@ -292,10 +298,15 @@ impl ExactRequest {
         Ok(())
     }
 
-    /// Waits for an event with so much of the body, in the payer's share of the room, until the deadline at most.
-    async fn wait_until(&self, deadline: Instant, held: u64, event: impl Future<Output = ()>) -> Result<(), Refusal> {
+    /// Waits for an event with so much of the body, in its owner's share of the room, until the deadline at most.
+    async fn wait_until(
+        &self,
+        deadline: Instant,
+        (held, is_public): (u64, bool),
+        event: impl Future<Output = ()>,
+    ) -> Result<(), Refusal> {
         let event = tokio::time::timeout_at(deadline, event);
-        match self.seller.copies.wait(self.key.payer.into_word(), held, event).await {
+        match self.seller.copies.wait(owner_of(&self.key, is_public), held, event).await {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => Err(Why::InProgress.into()),
         }
@@ -342,14 +353,15 @@ impl ExactRequest {
         self.check_same_request(&record)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
         self.payment = record.payment().with_echoed(self.payment.echoed().cloned());
-        let has_shown_money = has_shown_money(&record);
+        let (has_shown_money, is_public) = (has_shown_money(&record), !is_untouched(&record));
         if has_shown_money {
             if request.is_arriving() && self.compared != Some(record.body) {
                 // Its client may never send it, and be another one than the payer. Nobody waits for it, and then the payment is looked at again.
                 drop(in_progress);
                 (self.place, self.permit, self.compared) = (None, None, Some(record.body));
                 let arrived = request.arrived();
-                let read = self.seller.known.read(owner_of(&self.key), arrived, compare(request, &record)).await;
+                let owner = owner_of(&self.key, is_public);
+                let read = self.seller.known.read(owner, arrived, compare(request, &record)).await;
                 read.ok_or(Why::Busy)??;
                 return Ok(None);
             }
@@ -357,13 +369,14 @@ impl ExactRequest {
             compare(request, &record).await?;
         }
         let now = self.seller.now();
+        let waits = (request.held(), is_public);
         match self.state_of(&record, now) {
-            KnownPayment::Wait => self.wait_for_another(deadline, request.held(), in_progress).await?,
+            KnownPayment::Wait => self.wait_for_another(deadline, waits, in_progress).await?,
             KnownPayment::Replay => {
                 if let Some(replay) = self.replay(request, &record, now).await? {
                     return Ok(Some(replay));
                 }
-                self.wait_for_another(deadline, request.held(), in_progress).await?;
+                self.wait_for_another(deadline, waits, in_progress).await?;
             }
             KnownPayment::Resume => {
                 if has_shown_money {
@@ -388,7 +401,7 @@ impl ExactRequest {
                         return Ok(Some(Next::Replay(response, receipt)));
                     }
                 }
-                Kept::NotYet => self.wait_for_another(deadline, request.held(), in_progress).await?,
+                Kept::NotYet => self.wait_for_another(deadline, waits, in_progress).await?,
                 // It is owed for, and will be settled: its response left before.
                 Kept::Gone if record.deferred => return Err(self.used(&record)),
                 Kept::Gone => return Err(Why::NotKept.into()),
@@ -440,7 +453,9 @@ impl ExactRequest {
     async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Refusal> {
         Ok(match self.facilitator.ledger().response(&self.key).await? {
             Some(response) => Kept::Whole(response),
-            None if record.fulfilment == Fulfilment::Produced && record.lease_until >= now => Kept::NotYet,
+            None if record.streamed && record.fulfilment == Fulfilment::Produced && record.lease_until >= now => {
+                Kept::NotYet
+            }
             None => Kept::Gone,
         })
     }

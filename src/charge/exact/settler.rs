@@ -173,11 +173,11 @@ impl Run {
             self.facilitator.verify(&verifiable(payment)).await?;
         }
         let now = self.clock.now();
-        let record = Box::new(Record::new(payment, fingerprint(), now, now + LEASE));
+        let record = Box::new(Record::new(payment, Fingerprint::of_settler(), now, now + LEASE));
         let mut lease = match HeldLease::reserve(ledger.clone(), record, None).await? {
             Reserved::New(lease) => lease,
             Reserved::Known(_, known)
-                if known.request != fingerprint()
+                if known.request != Fingerprint::of_settler()
                     || !is_same_payment(&known, payment)
                     || known.charged != payment.charged() =>
             {
@@ -226,7 +226,7 @@ impl Run {
         let verified = if lease.record().settlement == Settlement::None {
             let verified = facilitator.verify(payment).await?;
             let deadline = Instant::now() + ADMISSION_TIMEOUT;
-            admit(facilitator, payment, lease, verified, true, (&self.waiting, deadline)).await?
+            admit(facilitator, payment, lease, verified, true, (&self.waiting, 0, deadline)).await?
         } else {
             Verified::default()
         };
@@ -289,11 +289,6 @@ fn settlement_id(payment: &Prechecked) -> B256 {
     }
     all.extend_from_slice(&payment.amount().to_be_bytes::<32>());
     keccak256(all)
-}
-
-/// The fingerprint of payments that were reserved here, and not by a seller on the same ledger.
-fn fingerprint() -> Fingerprint {
-    Fingerprint { digest: keccak256("tower-x402 facilitator service"), names_caller: false }
 }
 
 impl From<Outcome> for SettleAnswer {

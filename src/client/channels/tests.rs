@@ -1,8 +1,12 @@
 //! The books of channels under every sequence of answers that a seller can give, honest or not.
 
+use std::{path::PathBuf, sync::Arc};
+
 use alloy_primitives::{Address, B256};
 use alloy_signer_local::PrivateKeySigner;
+use http::{HeaderMap, HeaderName, Method, StatusCode};
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::{
     ChannelFinding, ChannelPolicy,
@@ -10,9 +14,11 @@ use super::{
     entry::{Change, ChannelEntry, Correction, Means, PendingDeposit},
 };
 use crate::{
-    client::Refusal,
+    client::{Budget, Journal, NextStep, Payer, PaymentError, Refusal},
+    clock::Clock,
     eip3009::{AuthorizationSigner as _, PaymentSignature},
     network::Network,
+    protocol::encode_header,
     usdc::Usdc,
     vouchers::{
         ChannelConfig, ChannelState, Deposit, DepositAuthorization, Escrow, Voucher, VoucherSignature, VoucherState,
@@ -631,4 +637,60 @@ fn seller_in_dispute_gets_no_voucher_in_any_lane() {
     entry.disputed(ChannelFinding::Unproven);
     put(&mut books, entry);
     assert!(matches!(choose(&mut books, &policy), Err(Refusal::ChannelDisputed { .. })));
+}
+
+/// A clock that has the journal fail, as on a full disk, once a second channel is in it.
+#[derive(Debug)]
+struct FullDisk {
+    journal: Journal,
+    path: PathBuf,
+}
+
+impl Clock for FullDisk {
+    fn now(&self) -> u64 {
+        if self.journal.channels().len() == 2 {
+            self.journal.refuse_writes(&self.path);
+        }
+        NOW
+    }
+}
+
+/// A later process would find the purchase in the channel that was left, and pay for it there once more.
+#[tokio::test]
+async fn purchase_is_sent_from_no_other_channel_unless_its_leaving_the_busy_one_is_on_disk() {
+    let path = std::env::temp_dir().join(format!("x402-leaving-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let journal = Journal::open(&path).unwrap();
+    let clock = Arc::new(FullDisk { journal: journal.clone(), path: path.clone() });
+    let budget = Budget::builder().journal(journal.clone()).build();
+    let payer = Payer::builder(key()).budget(budget).vouchers(ChannelPolicy::new()).clock(clock).build();
+
+    let header = |name: &'static str, value: &serde_json::Value| {
+        HeaderMap::from_iter([(HeaderName::from_static(name), encode_header(value).unwrap().parse().unwrap())])
+    };
+    let required = |error: &str| {
+        let asset = Network::BASE_SEPOLIA.usdc().unwrap().address;
+        let offer = json!({
+            "scheme": "batch-settlement", "network": "eip155:84532", "amount": "1000", "asset": asset,
+            "payTo": Address::repeat_byte(7), "maxTimeoutSeconds": 300,
+            "extra": { "name": "USDC", "version": "2", "receiverAuthorizer": Address::repeat_byte(8),
+                "withdrawDelay": 900, "minDeposit": "5000" },
+        });
+        let resource = json!({ "url": "http://evaluator.example" });
+        let required = json!({ "x402Version": 2, "error": error, "resource": resource, "accepts": [offer] });
+        header("payment-required", &required)
+    };
+    let url = "http://evaluator.example/evaluate".parse().unwrap();
+    let pay = async || payer.pay(&Method::POST, &url, &required("Payment required"), None).await.unwrap().unwrap();
+    let mut first = pay().await;
+    let charged = json!({ "success": true, "payer": payer.address(), "transaction": "", "network": "eip155:84532",
+        "amount": "", "extra": { "chargedAmount": "1000" } });
+    assert_eq!(first.answered(StatusCode::OK, &header("payment-response", &charged), None), NextStep::Conclude);
+    first.conclude().await;
+    let mut second = pay().await;
+    let busy = required("invalid_batch_settlement_evm_channel_busy");
+    assert_eq!(second.answered(StatusCode::PAYMENT_REQUIRED, &busy, None), NextStep::SignAgain);
+    assert!(matches!(second.sign_again().await, Err(PaymentError::Journal(_))));
+    assert_eq!(journal.channels().len(), 2, "it had signed for the other one");
+    let _ = std::fs::remove_file(&path);
 }

@@ -25,8 +25,8 @@ struct Progress {
     claimed_since: Option<u64>,
 }
 
-/// The request, its epoch, what it cost, the watermark after it, when it was answered, its replays, and its name.
-type Answered = (B256, u64, u128, u128, u64, u32, Option<Name>);
+/// The request, its epoch, what it cost, the watermark after it, when it was answered, its replays, its name, and whether it streamed.
+type Answered = (B256, u64, u128, u128, u64, u32, Option<Name>, bool);
 
 /// The payer's id of a request, and the digest of what it is for.
 type Name = (B256, B256);
@@ -60,7 +60,7 @@ impl ChannelRecord {
             pending: pending.map(|it| (it.request, Signed::of(&it.voucher), it.price, it.until, name(it.name))),
             epoch: self.epoch,
             answers: answers
-                .map(|it| (it.request, it.epoch, it.charged, it.total, it.at, it.replays, name(it.name)))
+                .map(|it| (it.request, it.epoch, it.charged, it.total, it.at, it.replays, name(it.name), it.streamed))
                 .collect(),
             attempts: self.attempts.map(|Attempts { request, number }| (request, number)),
             used_at: self.used_at,
@@ -79,7 +79,7 @@ impl ChannelRecord {
             let (name, voucher) = (named(name), voucher(signed));
             PendingRequest { request, name, voucher, price, until }
         };
-        let answer = |(request, epoch, charged, total, at, replays, name)| Answer {
+        let answer = |(request, epoch, charged, total, at, replays, name, streamed)| Answer {
             request,
             epoch,
             charged,
@@ -87,6 +87,7 @@ impl ChannelRecord {
             at,
             name: named(name),
             replays,
+            streamed,
         };
         self.charged = progress.charged;
         self.voucher = progress.voucher.map(voucher);

@@ -147,6 +147,9 @@ pub struct Answer {
     /// How often [`Replay`](ChannelStep::Replay) counted a replay of its response.
     #[serde(default)]
     pub replays: u32,
+    /// Whether its response was not there whole when it was charged for, and streamed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub streamed: bool,
 }
 
 impl ChannelRecord {
@@ -322,7 +325,9 @@ impl ChannelRecord {
             ChannelStep::Begin { request, name, voucher, price, now, until } => {
                 self.begin((*request, *name), voucher, *price, *now, *until)
             }
-            ChannelStep::Charge { epoch, amount, now, .. } => self.charge(*epoch, *amount, *now),
+            ChannelStep::Charge { epoch, amount, now, response } => {
+                self.charge(*epoch, *amount, response.is_none(), *now)
+            }
             ChannelStep::Replay { request } => {
                 if let Some(answer) = self.answers.iter_mut().find(|answer| answer.request == *request) {
                     answer.replays = answer.replays.saturating_add(1);
@@ -428,7 +433,7 @@ impl ChannelRecord {
         Ok(())
     }
 
-    fn charge(&mut self, epoch: u64, amount: u128, now: u64) -> Result<(), ChannelLedgerError> {
+    fn charge(&mut self, epoch: u64, amount: u128, streamed: bool, now: u64) -> Result<(), ChannelLedgerError> {
         if self.answers.iter().any(|answer| answer.epoch == epoch) {
             return Ok(());
         }
@@ -443,7 +448,8 @@ impl ChannelRecord {
             self.answers.pop_front();
         }
         let PendingRequest { request, name, .. } = *pending;
-        self.answers.push_back(Answer { request, epoch, charged: amount, total, at: now, name, replays: 0 });
+        let answer = Answer { request, epoch, charged: amount, total, at: now, name, replays: 0, streamed };
+        self.answers.push_back(answer);
         if amount > 0 {
             self.voucher = Some(pending.voucher.clone());
             self.charged = total;

@@ -54,7 +54,7 @@ pub enum ChannelStep {
         epoch: u64,
         /// What the request cost.
         amount: u128,
-        /// The response to keep.
+        /// The response to keep; `None` if it streams from now on.
         response: Option<StoredResponse>,
         /// The time.
         now: u64,

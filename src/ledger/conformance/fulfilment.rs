@@ -436,6 +436,43 @@ pub async fn records_are_removed_when_their_outcome_is_known(ledger: Arc<dyn Led
     assert_eq!(ledger.counts().await.unwrap().settled, 1, "removed records stay counted");
 }
 
+pub async fn a_permit_of_unknown_outcome_is_given_up_after_a_week_and_stays_counted(
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<ManualClock>,
+) {
+    let unclear = reserve(&*ledger, permit(usdc(), 1, 1)).await;
+    produce(&*ledger, &unclear).await;
+    let submitted = reserve(&*ledger, permit(usdc(), 1, 2)).await;
+    produce(&*ledger, &submitted).await;
+    let authorized = reserve(&*ledger, record(1, 3)).await;
+    produce(&*ledger, &authorized).await;
+    for lease in [&unclear, &submitted, &authorized] {
+        ledger.advance(&lease.key, &SettlementStep::Submit { transaction: hash(2) }.into()).await.unwrap();
+    }
+    ledger.advance(&unclear.key, &SettlementStep::MarkUnknown.into()).await.unwrap();
+    let others_come = async |nonces: std::ops::Range<u64>| {
+        for nonce in nonces {
+            let _ = ledger.reserve(&record(1, nonce)).await.unwrap();
+        }
+    };
+    clock.advance(VALID_BEFORE - START + 7 * 86_400);
+    others_come(100..180).await;
+    for lease in [&unclear, &submitted] {
+        assert!(ledger.get(&lease.key).await.unwrap().is_some(), "a node may have been away for days");
+    }
+    assert_eq!(ledger.counts().await.unwrap().unresolved, 0);
+    clock.advance(1_000);
+    others_come(200..280).await;
+    for lease in [&unclear, &submitted] {
+        assert!(ledger.get(&lease.key).await.unwrap().is_none());
+    }
+    assert!(
+        ledger.get(&authorized.key).await.unwrap().is_some(),
+        "the chain tells what became of it, whenever it is asked"
+    );
+    assert_eq!(ledger.counts().await.unwrap().unresolved, 2);
+}
+
 pub async fn one_of_many_payments_with_one_id_wins(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let tasks = (0..50).map(|nonce| {
         let ledger = ledger.clone();

@@ -93,6 +93,7 @@ macro_rules! ledger_conformance {
                 a_discarded_payment_can_be_reserved_again,
                 responses_are_kept_and_replays_counted,
                 records_are_removed_when_their_outcome_is_known,
+                a_permit_of_unknown_outcome_is_given_up_after_a_week_and_stays_counted,
                 one_of_many_payments_with_one_id_wins,
                 an_id_is_free_when_its_record_is_removed,
                 an_id_is_of_one_payment_whatever_was_signed_for_it,
@@ -127,16 +128,18 @@ macro_rules! ledger_conformance {
         }
         $crate::ledger_conformance! {
             @ check credit $open:
-                credit_needs_a_history,
+                a_payer_owes_no_more_than_it_has_settled,
+                what_was_settled_to_another_payee_does_not_count,
+                what_was_settled_counts_for_ten_minutes,
                 what_a_payer_owes_stays_within_its_limit,
                 concurrent_deferrals_stay_within_the_limit,
                 an_overdue_payment_ends_credit_until_it_settles,
-                a_dead_payment_is_owed_until_it_is_removed,
+                what_is_lost_is_owed_for_longer_than_what_was_settled_before_counts,
                 a_reorged_payment_is_owed_again,
-                a_reorged_payment_is_no_history,
-                a_charge_of_nothing_is_no_history,
+                what_a_reorganization_removed_was_not_settled,
                 only_what_is_charged_is_owed,
                 only_produced_due_payments_are_deferred_and_once,
+                what_can_not_be_settled_any_more_is_not_deferred,
                 a_deferred_payment_is_idle_at_once,
         }
     };
@@ -224,28 +227,36 @@ fn usdc() -> Asset {
 }
 
 fn record_of(asset: Asset, method: TransferMethod, payer: u8, nonce: u64) -> Record {
-    let offer = ExactOffer {
+    record_for(offer_of(asset, method), payer, nonce, START)
+}
+
+fn offer_of(asset: Asset, method: TransferMethod) -> ExactOffer {
+    ExactOffer {
         asset,
         amount: U256::from(10),
         pay_to: Address::repeat_byte(0xee),
         max_timeout_seconds: 60,
         flow: PaymentFlow::Authorization,
         method,
-    };
+    }
+}
+
+/// Returns the record of a payment that is signed at this time.
+fn record_for(offer: ExactOffer, payer: u8, nonce: u64, now: u64) -> Record {
     let authorization = Authorization {
         from: Address::repeat_byte(payer),
         to: offer.pay_to,
         value: offer.amount,
         valid_after: U256::ZERO,
-        valid_before: U256::from(VALID_BEFORE),
+        valid_before: U256::from(now + 60),
         nonce: B256::from(U256::from(nonce)),
     };
     let signature = PaymentSignature::from(vec![1; 65]);
     let payload = ExactPayload { permit: offer.permit(), ..ExactPayload::new(signature, authorization) };
     let window = Window::default();
-    let payment = precheck(Arc::new(Terms::new(offer)), payload, window, START).unwrap();
+    let payment = precheck(Arc::new(Terms::new(offer)), payload, window, now).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
-    Record::new(&payment, request, START, START + 30)
+    Record::new(&payment, request, now, now + 30)
 }
 
 /// Returns the same for a permit (scheme `upto`), of at most 10 atomic units of a token.

@@ -203,10 +203,10 @@ impl MemoryLedger {
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Restores how many settled payments had their records removed.
-    pub(super) fn restore_total(&self, settled: u64) {
+    /// Restores what is counted of removed records.
+    pub(super) fn restore_removed(&self, removed: Counts) {
         if let Some(shard) = self.shards.first() {
-            lock(shard).settled_and_removed = settled;
+            lock(shard).removed = removed;
         }
     }
 
@@ -256,7 +256,8 @@ impl Ledger for MemoryLedger {
         let mut counts = Counts::default();
         for shard in &self.shards {
             let shard = lock(shard);
-            counts.settled += shard.settled_and_removed;
+            counts.settled += shard.removed.settled;
+            counts.unresolved += shard.removed.unresolved;
             shard.records.values().for_each(|record| counts.add(record));
         }
         Ok(counts)
@@ -321,7 +322,8 @@ struct Shard {
     by_state: [BTreeSet<PaymentKey>; SettlementState::ALL.len()],
     payers: HashMap<PayerKey, PayerSums>,
     ids: HashMap<(PayerKey, B256), PaymentKey>,
-    settled_and_removed: u64,
+    /// What is counted of removed records.
+    removed: Counts,
 }
 
 impl Shard {
@@ -412,9 +414,7 @@ impl Shard {
         if let Some(id) = record.id {
             self.ids.remove(&(PayerKey::of(&record), id));
         }
-        if record.settlement.paid_by().is_some() {
-            self.settled_and_removed += 1;
-        }
+        self.removed.add_removed(&record);
         let payer = PayerKey::of(&record);
         if let Some(sums) = self.payers.get_mut(&payer) {
             sums.subtract(&Share::of(&record));

@@ -93,8 +93,8 @@ pub(super) use seen;
 const RESERVE: &str = concat!(
     "WITH made AS (\
        INSERT INTO payments (key, stamp, fulfilment, settlement, has_failed, in_flight, is_resolved, block, settled_at, \
-         lease_until, settling_until, is_owed, is_overdue, record, amount, lease_process, settling_process, id, forget_at, payer) \
-       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15::numeric, $16, $17, $18, $19, $20) \
+         lease_until, settling_until, is_owed, is_overdue, record, amount, lease_process, settling_process, id, forget_at, payer, payee) \
+       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15::numeric, $16, $17, $18, $19, $20, $21) \
        ON CONFLICT DO NOTHING RETURNING key) \
      SELECT true AS is_new, key, 0::bigint AS stamp, 0::bigint AS replays, '' AS record, 0::bigint AS lease_process, \
        0::bigint AS settling_process, false AS lease_holds, false AS claim_holds FROM made \
@@ -149,7 +149,8 @@ const LIST: &str = concat!(
 );
 const COUNTS: &str = "SELECT settlement, fulfilment = 'released' AS is_released, has_failed, count(*) AS number \
        FROM payments GROUP BY 1, 2, 3 \
-     UNION ALL SELECT 'settled', false, false, settled FROM totals";
+     UNION ALL SELECT 'settled', false, false, settled FROM totals \
+     UNION ALL SELECT 'unresolved', false, false, unresolved FROM totals";
 
 /// The number of rows that are listed at once.
 const PAGE: usize = 512;
@@ -160,7 +161,8 @@ pub(super) fn reserve(record: &Record, stamp: i64, holders: Holders) -> Result<S
     Ok(values(keyed(RESERVE, &record.key).bind(stamp), record, holders)?
         .bind(record.id.map(|id| id.to_vec()))
         .bind(capped(record.forget_at()))
-        .bind(PayerKey::of(record).to_bytes().to_vec()))
+        .bind(PayerKey::of(record).to_bytes().to_vec())
+        .bind(record.terms.offer().pay_to.to_vec()))
 }
 
 pub(super) fn found(reserved: &PaymentKey, rows: &[PgRow]) -> Result<Found, LedgerError> {
@@ -248,6 +250,10 @@ pub(super) async fn counts(connections: &Connections) -> Result<Counts, LedgerEr
     let mut counts = Counts::default();
     for row in connections.repeat(Statement::new(COUNTS)).await? {
         let name: &str = column(&row, "settlement")?;
+        if name == "unresolved" {
+            counts.unresolved = column::<i64>(&row, "number")?.cast_unsigned();
+            continue;
+        }
         let state = SettlementState::ALL.into_iter().find(|state| state.as_str() == name).ok_or_else(unreadable)?;
         let counter = counts.counter(state, column(&row, "is_released")?, column(&row, "has_failed")?);
         if let Some(counter) = counter {
@@ -271,7 +277,7 @@ fn values(statement: Statement, record: &Record, holders: Holders) -> Result<Sta
         .bind(record.admitted)
         .bind(record.is_resolved())
         .bind(record.settlement.block().map(capped))
-        // A payment that a reorganization removed, or that was charged nothing, counts neither as moved nor as history.
+        // A payment that a reorganization removed, or that was charged nothing, counts neither as moved nor as settled.
         .bind(record.settled_at.filter(|_| record.transaction().is_some()).map(capped))
         .bind(capped(record.lease_until))
         .bind(record.settling.map(|settling| capped(settling.until)))

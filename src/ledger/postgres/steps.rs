@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 use sqlx::postgres::PgRow;
 
 use super::{
     super::{
         FulfilmentStep, Lease, LedgerError, PayerKey, PayerSums, PaymentStep, Record, Reservation, StoredResponse,
-        payer::RECENT,
+        payer::{COUNTED, RECENT},
     },
     PostgresLedger,
     connections::{Failure, Statement, Tries},
@@ -33,10 +33,12 @@ const IN_FLIGHT: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE
          FROM payments WHERE payer = $1 AND in_flight) AS flying, \
        (SELECT sum(amount) AS amount FROM payments WHERE payer = $1 AND settled_at >= $2 AND block > $3) AS moved";
 
-// What this payer owes and has paid, and the stamp of its last turn, at one moment.
+// What this payer owes and has settled to this payee, and the stamp of its last turn, at one moment. The newest payments are enough: to count
+// fewer lends less.
 const CREDIT: &str = "SELECT COALESCE(owed.amount, 0)::text AS owed, owed.overdue, \
-       (SELECT count(*) FROM (SELECT FROM payments WHERE payer = $1 AND settled_at IS NOT NULL AND amount > 0 LIMIT $2) \
-         AS history) AS paid, \
+       (SELECT COALESCE(sum(amount), 0)::text FROM (\
+         SELECT amount FROM payments WHERE payer = $1 AND payee = $2 AND settled_at >= $3 ORDER BY settled_at DESC LIMIT 1024) \
+         AS newest) AS settled, \
        (SELECT stamp FROM turns WHERE payer = $1) AS stamp \
      FROM (SELECT sum(amount) AS amount, count(*) FILTER (WHERE is_overdue) AS overdue \
        FROM payments WHERE payer = $1 AND is_owed) AS owed";
@@ -109,8 +111,8 @@ impl PostgresLedger {
             {
                 Some(self.in_flight(&payer, funds.block, now).await?)
             }
-            PaymentStep::Fulfil { step: FulfilmentStep::Defer { limit }, .. } => {
-                Some(self.credit(&payer, limit.history).await?)
+            PaymentStep::Fulfil { step: FulfilmentStep::Defer { .. }, .. } => {
+                Some(self.credit(&payer, stepped.record.terms.offer().pay_to, now).await?)
             }
             _ => None,
         };
@@ -135,12 +137,20 @@ impl PostgresLedger {
         Ok((sums, column(row, "stamp")?))
     }
 
-    async fn credit(&self, payer: &PayerKey, history: u32) -> Result<(PayerSums, Option<i64>), LedgerError> {
-        let statement = Statement::new(CREDIT).bind(payer.to_bytes().to_vec()).bind(i64::from(history));
+    async fn credit(
+        &self,
+        payer: &PayerKey,
+        payee: Address,
+        now: u64,
+    ) -> Result<(PayerSums, Option<i64>), LedgerError> {
+        let statement = Statement::new(CREDIT)
+            .bind(payer.to_bytes().to_vec())
+            .bind(payee.to_vec())
+            .bind(capped(now.saturating_sub(COUNTED)));
         let rows = self.connections.repeat(statement).await?;
         let row = rows.first().ok_or_else(unreadable)?;
-        let count = |name| Ok::<u32, LedgerError>(u32::try_from(column::<i64>(row, name)?).unwrap_or(u32::MAX));
-        let sums = PayerSums::credit(count("paid")?, amount(row, "owed")?, count("overdue")?);
+        let overdue = u32::try_from(column::<i64>(row, "overdue")?).unwrap_or(u32::MAX);
+        let sums = PayerSums::credit(payee, amount(row, "settled")?, amount(row, "owed")?, overdue);
         Ok((sums, column(row, "stamp")?))
     }
 

@@ -1,16 +1,19 @@
 //! The removal of old rows. The processes share the work; each does a little now and then.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+};
 
 use tokio::sync::Mutex;
 
 use super::{
-    super::LedgerError,
+    super::{Counts, LedgerError},
     PostgresLedger,
     connections::Statement,
     payments::{Stamped, seen, stamped},
     processes::{self, is_alive},
-    rows::{capped, column, count, key_columns},
+    rows::{capped, column, count, key, key_columns},
 };
 
 const EXPIRED: &str = concat!("SELECT ", seen!(), " FROM payments WHERE forget_at < $1 ORDER BY forget_at LIMIT $2");
@@ -18,10 +21,12 @@ const EXPIRED: &str = concat!("SELECT ", seen!(), " FROM payments WHERE forget_a
 const FORGET: &str = "WITH locked AS (\
        SELECT key FROM payments JOIN unnest($1::bytea[], $2::bigint[]) AS asked (key, stamp) USING (key, stamp) \
        ORDER BY key FOR UPDATE OF payments SKIP LOCKED), \
-     gone AS (DELETE FROM payments USING locked WHERE payments.key = locked.key RETURNING settlement), \
-     paid AS (SELECT count(*) AS number FROM gone WHERE settlement IN ('settled', 'final')), \
-     counted AS (UPDATE totals SET settled = settled + paid.number FROM paid WHERE paid.number > 0) \
-     SELECT count(*) AS number FROM gone";
+     gone AS (DELETE FROM payments USING locked WHERE payments.key = locked.key RETURNING payments.key, settlement), \
+     sums AS (SELECT count(*) FILTER (WHERE settlement IN ('settled', 'final')) AS paid, \
+       count(*) FILTER (WHERE settlement IN ('submitted', 'unknown')) AS unclear FROM gone), \
+     counted AS (UPDATE totals SET settled = settled + sums.paid, unresolved = unresolved + sums.unclear \
+       FROM sums WHERE sums.paid + sums.unclear > 0) \
+     SELECT key FROM gone";
 const POSTPONE: &str = "WITH locked AS (\
        SELECT key FROM payments WHERE key = ANY ($1::bytea[]) ORDER BY key FOR UPDATE SKIP LOCKED) \
      UPDATE payments SET forget_at = $2 FROM locked WHERE payments.key = locked.key";
@@ -131,9 +136,14 @@ impl PostgresLedger {
         let keys = |records: &[Stamped]| key_columns(records.iter().map(|seen| &seen.record.key));
         if !gone.is_empty() {
             let stamps: Vec<i64> = gone.iter().map(|seen| seen.stamp).collect();
-            let rows = self.connections.repeat(Statement::new(FORGET).bind(keys(&gone)).bind(stamps)).await?;
-            let number = rows.first().map_or(Ok(0), |row| column::<i64>(row, "number"))?;
-            self.upkeep.fewer(usize::try_from(number).unwrap_or(0));
+            let removed = self.connections.repeat(Statement::new(FORGET).bind(keys(&gone)).bind(stamps)).await?;
+            self.upkeep.fewer(removed.len());
+            let removed = removed.iter().map(key).collect::<Result<HashSet<_>, _>>()?;
+            // For the log; the sums are in the database.
+            let mut counts = Counts::default();
+            gone.iter()
+                .filter(|seen| removed.contains(&seen.record.key))
+                .for_each(|seen| counts.add_removed(&seen.record));
         }
         if !kept.is_empty() {
             let later = capped(now.saturating_add(LOOKED_AT_AGAIN));

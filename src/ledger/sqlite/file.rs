@@ -10,7 +10,7 @@ use alloy_primitives::{Address, B256};
 use rusqlite::{Connection, Row};
 
 use super::{
-    super::{JournaledTransaction, LedgerError, MemoryLedger, Nonce, Record, Sender, StoredResponse, stored},
+    super::{Counts, JournaledTransaction, LedgerError, MemoryLedger, Nonce, Record, Sender, StoredResponse, stored},
     schema::{self, backend},
 };
 use crate::{ledger::channels::ChannelRecord, network::Network, payment::PaymentKey, vouchers::ChannelId};
@@ -33,6 +33,8 @@ const WRITE_CHANGING: &str = "INSERT INTO progress (id, record) VALUES (?, ?) \
     ON CONFLICT (id) DO UPDATE SET record = excluded.record";
 const COUNT_SETTLED: &str = "UPDATE totals SET settled = settled + 1 WHERE EXISTS (SELECT 1 FROM progress WHERE id = ? \
     AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))";
+const COUNT_UNRESOLVED: &str = "UPDATE totals SET unresolved = unresolved + 1 WHERE EXISTS (SELECT 1 FROM progress WHERE id = ? \
+    AND json_extract(record, '$.settlement') IN ('submitted', 'unknown'))";
 const DELETE_FIXED: &str = "DELETE FROM payments WHERE id = ?";
 const DELETE_CHANGING: &str = "DELETE FROM progress WHERE id = ?";
 const READ_RESPONSES: &str = "SELECT id, key, stored_at, head, body FROM responses ORDER BY stored_at";
@@ -106,8 +108,11 @@ impl LedgerFile {
         let removed = file.load_responses(memory)?;
         file.load_nonces(memory)?;
         file.load_channels(memory)?;
-        let settled = file.connection.query_row("SELECT settled FROM totals", [], |row| row.get::<_, i64>(0));
-        memory.restore_total(settled.map_err(backend)?.cast_unsigned());
+        let counted = file.connection.query_row("SELECT settled, unresolved FROM totals", [], |row| {
+            let [settled, unresolved] = [row.get::<_, i64>(0)?, row.get(1)?].map(i64::cast_unsigned);
+            Ok(Counts { settled, unresolved, ..Counts::default() })
+        });
+        memory.restore_removed(counted.map_err(backend)?);
         Ok((file, removed))
     }
 
@@ -159,7 +164,7 @@ impl LedgerFile {
     fn write_payment(&mut self, payment: &PaymentWrite) -> Result<(), rusqlite::Error> {
         let Some(record) = &payment.record else {
             let Some(id) = self.payments.remove(&payment.key) else { return Ok(()) };
-            for statement in [COUNT_SETTLED, DELETE_FIXED, DELETE_CHANGING] {
+            for statement in [COUNT_SETTLED, COUNT_UNRESOLVED, DELETE_FIXED, DELETE_CHANGING] {
                 self.execute(statement, [id])?;
             }
             return Ok(());

@@ -10,7 +10,7 @@ use crate::ledger::LedgerError;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// The version of the tables, which the file has as its `user_version`. Lower ones were never released.
-const VERSION: i64 = 8;
+const VERSION: i64 = 9;
 
 /// Opens or creates the file for this process only. A commit is on disk when it returns.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {

@@ -21,11 +21,12 @@ CREATE TABLE responses (
     body        BLOB    NOT NULL
 );
 
--- The number of settled payments whose records have aged out.
+-- What is counted of payments whose records have aged out: those that were settled, and those whose outcome nobody has found out.
 CREATE TABLE totals (
-    settled     INTEGER NOT NULL
+    settled     INTEGER NOT NULL,
+    unresolved  INTEGER NOT NULL
 );
-INSERT INTO totals (settled) VALUES (0);
+INSERT INTO totals (settled, unresolved) VALUES (0, 0);
 
 -- The account nonces in use, each with its newest transaction and the keys of the payments that it settles, one after the other.
 CREATE TABLE nonces (

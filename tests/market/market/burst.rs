@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use serde_json::json;
 use support::{
+    eventually::eventually,
     scripted::{Scripted, customer},
     shop::{self, Answer, App, Customer, PRICE, Purchase, send},
 };
@@ -21,6 +22,7 @@ use tokio::{
 use tower_x402::{
     Network, Usdc,
     facilitator::{Facilitator, OnchainFacilitator},
+    ledger::{Listing, SettlementState},
     protocol::PaymentFlow,
     server::{DeferredPolicy, RequirePaymentLayerBuilder},
 };
@@ -117,8 +119,10 @@ impl Booth {
 }
 
 /// A hundred payments at once of one payer, for work that has not begun for the last when it has for all others.
+/// `known` are bought and paid for before.
 async fn a_hundred_are_all_answered(
     flow: PaymentFlow,
+    known: usize,
     paywall: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
 ) -> (Vec<Answer>, u64) {
     let devnet = Devnet::builder().chain_id(Network::BASE_SEPOLIA.chain_id()).start().await.unwrap();
@@ -135,16 +139,18 @@ async fn a_hundred_are_all_answered(
     let customer = customer();
     devnet.mint(customer.from, Usdc::from_atomic(10 * BURST as u64 * PRICE)).unwrap();
     booth.open.send_replace(true);
-    for purchase in signed(&booth.app, &customer, 3).await {
+    for purchase in signed(&booth.app, &customer, known).await {
         assert_eq!(send(&booth.app, purchase.on(submission())).await.status, StatusCode::OK);
     }
+    let open = Listing::of([SettlementState::Due, SettlementState::Submitted, SettlementState::Unknown]);
+    eventually("all are paid", async || facilitator.ledger().list(&open).await.unwrap().is_empty()).await;
     booth.open.send_replace(false);
     let purchases = signed(&booth.app, &customer, BURST).await;
     let before = *booth.taken.borrow();
     let answers = present(&booth.app, &purchases);
     // When its price was wanted, and when it was about to be judged.
     booth.taken(before + 2 * BURST).await;
-    assert_eq!(*booth.judging.borrow(), 3 + 64, "so many at once");
+    assert_eq!(*booth.judging.borrow(), known + 64, "so many at once");
     booth.open.send_replace(true);
     let answers: Vec<_> = join_all(answers).await.into_iter().map(Result::unwrap).collect();
     for answer in &answers {
@@ -153,28 +159,29 @@ async fn a_hundred_are_all_answered(
     }
     assert!(facilitator.drain(Duration::from_secs(600)).await, "{flow}: what is owed is collected");
     let income = devnet.balance_of(booth.payee.address()).unwrap();
-    assert_eq!(income, Usdc::from_atomic((3 + BURST as u64) * PRICE), "{flow}: each is charged once");
+    assert_eq!(income, Usdc::from_atomic((known + BURST) as u64 * PRICE), "{flow}: each is charged once");
     let deferred = answers.iter().filter(|answer| answer.settlement().unwrap()["transaction"] == "").count();
     (answers, deferred as u64)
 }
 
 #[tokio::test(start_paused = true)]
 async fn hundred_concurrent_submissions_are_judged_then_charged() {
-    let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Authorization, |layer| layer).await;
+    let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Authorization, 3, |layer| layer).await;
     assert_eq!(deferred, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn hundred_concurrent_submissions_are_charged_then_judged() {
-    let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Upfront, |layer| layer).await;
+    let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Upfront, 3, |layer| layer).await;
     assert_eq!(deferred, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn hundred_concurrent_submissions_are_judged_with_deferred_settlement() {
     let all = Usdc::from_atomic(2 * BURST as u64 * PRICE);
-    let policy = DeferredPolicy::default().per_payer(all).history(3);
-    let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Authorization, |layer| layer.deferred(policy)).await;
+    let policy = DeferredPolicy::default().per_payer(all);
+    let lend = |layer: RequirePaymentLayerBuilder| layer.deferred(policy);
+    let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Authorization, BURST, lend).await;
     assert_eq!(deferred, BURST as u64);
 }
 

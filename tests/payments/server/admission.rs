@@ -39,12 +39,15 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 use tower_x402::{
-    Network,
+    Clock as _, Network,
     channels::Channels,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
-    ledger::Settlement,
+    ledger::{
+        Settlement,
+        channels::{ChannelLedger as _, ChannelStep},
+    },
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
@@ -56,7 +59,7 @@ use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refused, voucher};
 /// The number of requests without money, and of requests that may be worked on at once.
 const STRANGERS: usize = 512;
 const PLACES: usize = 64;
-/// How many requests of one payer may be waited for: an eighth of the room, which is for 64 at least.
+/// An eighth of the places.
 const ROOM_OF_ONE: usize = 8;
 
 /// A mebibyte of a body, for as long as somebody holds it.
@@ -442,10 +445,59 @@ async fn payer_with_the_price_of_one_request_keeps_no_other_payer_out() {
         if kind == "refund" {
             stalled.answered(STALLED).await;
         } else {
-            let refused = STALLED - ROOM_OF_ONE;
+            let refused = STALLED - WAITING_OF_ONE;
             assert_eq!(stalled.answered(refused).await, vec!["HTTP/1.1 503"; refused], "{kind}");
         }
     }
+}
+
+/// Of a payer with money, too, to a seller that serves four at once.
+#[tokio::test]
+async fn bodies_that_payers_send_slowly_hold_no_permit() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app(stage.shop.layer().max_concurrent(4).vouchers(stage.channels.clone()));
+    let address = listen(&app).await;
+    let (channel, slow) = (stage.filled(&app).await, stage.filled(&app).await);
+    let mut payments = Vec::new();
+    for _ in 0..ROOM_OF_ONE {
+        payments.push(by_voucher(&app, &slow, 2 * COST).await);
+    }
+    let _stalled = Stalled::open(address, &payments).await;
+    for n in 2..10 {
+        let answer = send(&app, pay(&app, &channel, n * COST, None, "paid").await).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{n}: {answer:?}");
+    }
+}
+
+/// The channel is held by a process that shares the ledger, and the seller serves one request at once.
+#[tokio::test]
+async fn request_that_waits_for_another_process_holds_no_permit() {
+    let stage = Stage::open().await;
+    let layer = || stage.shop.layer().vouchers(stage.channels.clone());
+    let app = stage.shop.app(layer().max_concurrent(1));
+    let (channel, other) = (stage.filled(&app).await, stage.filled(&app).await);
+    let now = stage.clock.now();
+    let step = ChannelStep::Begin {
+        request: B256::repeat_byte(1),
+        name: None,
+        voucher: voucher(&other, 2 * COST).await,
+        price: COST,
+        now,
+        until: now + 60,
+    };
+    let held = stage.ledger.advance(&other.id(), &step).await.unwrap().epoch;
+    let request = pay(&app, &other, 2 * COST, None, "waits").await;
+    let waiting = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, request).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    assert!(!waiting.is_finished());
+    stage.ledger.advance(&other.id(), &ChannelStep::Release { epoch: held }).await.unwrap();
+    let answer = in_time("it is freed", waiting).await.unwrap();
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "waits"), "{answer:?}");
 }
 
 /// Whether its balance covers them depends on the one that is being settled.
@@ -473,13 +525,13 @@ async fn payments_that_wait_for_their_payers_balance_keep_no_other_payer_out() {
     .await;
     let waiting: Vec<_> = (0..STALLED).map(|_| ask(&attacker.sign(&demanded, 0))).collect();
     eventually("most are refused", async || {
-        waiting.iter().filter(|request| request.is_finished()).count() >= STALLED - 15
+        waiting.iter().filter(|request| request.is_finished()).count() >= STALLED - WAITING_OF_ONE
     })
     .await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
     eventually("some of them wait", async || {
-        waiting.iter().filter(|request| request.is_finished()).count() == STALLED - ROOM_OF_ONE
+        waiting.iter().filter(|request| request.is_finished()).count() == STALLED - WAITING_OF_ONE
     })
     .await;
     stage.chain.devnet.stall(false);
@@ -610,9 +662,16 @@ async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
 
 /// A seller whose handler holds requests for "held" until it is told to go on, and whose other answers stream without an end if asked so.
 fn holding(stage: &Stage) -> (App, Arc<Semaphore>) {
+    holding_with(stage, |layer| layer)
+}
+
+fn holding_with(
+    stage: &Stage,
+    change: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
+) -> (App, Arc<Semaphore>) {
     let go_on = Arc::new(Semaphore::new(0));
     let waits = go_on.clone();
-    let layer = stage.shop.layer().max_concurrent(PLACES).vouchers(stage.channels.clone());
+    let layer = change(stage.shop.layer()).max_concurrent(PLACES).vouchers(stage.channels.clone());
     let app = stage.shop.app_with(layer, move |_, body| {
         let waits = waits.clone();
         async move {
@@ -640,7 +699,7 @@ fn finished(requests: &[tokio::task::JoinHandle<Answer>]) -> usize {
     requests.iter().filter(|request| request.is_finished()).count()
 }
 
-/// How many small requests one payer or channel has places for where they wait for others: an eighth of 128.
+/// How many small requests one payer or channel has places for where they are waited for, or wait for others: an eighth of 128.
 const WAITING_OF_ONE: usize = 16;
 
 #[tokio::test]
@@ -664,6 +723,54 @@ async fn copies_of_one_payers_payments_keep_no_other_payers_copy_out() {
     for answer in &mut held {
         let answer = in_time("it is served", answer).await.unwrap();
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    }
+}
+
+/// A payment that is settled before its work is on the chain, where anybody can read it.
+#[tokio::test]
+async fn copies_of_a_payment_on_the_chain_keep_no_copy_of_its_payers_others_out() {
+    let stage = Stage::open().await;
+    let (app, go_on) = holding_with(&stage, |layer| layer.flow(PaymentFlow::Upfront));
+    let payer = Customer::with_funds(&stage.chain, 2 * PRICE).await;
+    let (public, own) = (payer.pay(&app, evaluate("held")).await, payer.pay(&app, evaluate("held")).await);
+    let works = [&public, &own].map(|purchase| ask(&app, purchase.on(evaluate("held"))));
+    eventually("both are worked on", async || stage.shop.handled() == 2).await;
+    let copy = ask(&app, own.on(evaluate("held")));
+    // Whatever takes its place comes later.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let strangers: Vec<_> = (0..3 * WAITING_OF_ONE).map(|_| ask(&app, public.on(evaluate("held")))).collect();
+    eventually("the oldest make room", async || finished(&strangers) == 2 * WAITING_OF_ONE).await;
+    assert!(!copy.is_finished(), "its place is its payer's");
+    go_on.close();
+    for answer in works.into_iter().chain([copy]) {
+        let answer = in_time("it is served", answer).await.unwrap();
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    }
+}
+
+/// Whoever has the price of one request can send any number of them.
+#[tokio::test]
+async fn bodies_of_payers_take_as_much_room_as_has_arrived() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().flow(PaymentFlow::Upfront).max_concurrent(PLACES);
+    let app = stage.shop.app(layer.vouchers(stage.channels.clone()));
+    let channel = stage.filled(&app).await;
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let voucher = by_voucher(&app, &channel, 2 * COST).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    for scheme in ["exact", "batch-settlement"] {
+        let held = Arc::<Held>::default();
+        let requests: Vec<_> = (0..2 * ROOM_OF_ONE)
+            .map(|_| match scheme {
+                "exact" => paid(stalled(&held), &customer.sign(&demanded, 0).payload()),
+                _ => paid(stalled(&held), &voucher),
+            })
+            .map(|request| ask(&app, request))
+            .collect();
+        // One of the longest takes the share of its payer.
+        eventually("all but one make room", async || finished(&requests) == 2 * ROOM_OF_ONE - 1).await;
+        assert_eq!(held.now.load(Ordering::SeqCst), 1, "{scheme}");
+        requests.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 

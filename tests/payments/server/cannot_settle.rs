@@ -136,7 +136,7 @@ async fn deferred_payment_stays_due_while_nodes_refuse_its_transaction() {
     let clock = Arc::new(ManualClock::at(unix_now()));
     let scene = Scene::open(|b| b.clock(clock.clone())).await;
     let three = Usdc::from_atomic(3 * PRICE);
-    let policy = DeferredPolicy::default().per_payer(three).history(1);
+    let policy = DeferredPolicy::default().per_payer(three);
     let (app, customer) = (
         scene.shop.app(scene.shop.layer().max_timeout(Duration::from_secs(600)).deferred(policy)),
         scene.customer().await,

@@ -20,6 +20,7 @@ use support::{
     around_ledger::{Around, AroundLedger, Call, Refusing},
     authorization::unix_now,
     eventually::{eventually, in_time},
+    faulty_ledger::{Fault, How, faulty},
     scripted::{Scripted, customer, echo, key, layer, not_yet, paid, record, serve},
     shop::{PRICE, demand, evaluate, send, try_send},
 };
@@ -50,7 +51,7 @@ async fn no_response_is_released_on_credit_refused_at_the_second_try() {
     scripted.ledger = failing_once(|call| matches!(call, Call::Fulfil(FulfilmentStep::Defer { .. })));
     let facilitator = Arc::new(scripted);
     let nothing = Usdc::from_atomic(PRICE - 1);
-    let policy = DeferredPolicy::default().per_payer(nothing).history(0);
+    let policy = DeferredPolicy::default().per_payer(nothing);
     let (app, _) = serve(layer(&facilitator).deferred(policy), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     let answer = send(&app, purchase.on(evaluate("x"))).await;
@@ -138,7 +139,7 @@ async fn failure_recorded_at_the_second_try_is_reported() {
 
 fn credit_for_known_payers() -> DeferredPolicy {
     let payments = Usdc::from_atomic(10 * PRICE);
-    DeferredPolicy::default().per_payer(payments).history(1)
+    DeferredPolicy::default().per_payer(payments)
 }
 
 /// The response was given on credit, and settling it failed, as its payer was told. The authorization is public on the chain.
@@ -213,6 +214,47 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
         let answer = send(&app, purchase.on(evaluate("x"))).await;
         assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, reason), "{answer:?}");
     }
+}
+
+/// Nothing streams that was whole, so its payer need not wait for it, and may pay for another one.
+#[tokio::test]
+async fn whole_response_that_is_not_kept_any_more_is_not_said_to_be_in_progress() {
+    let mut scripted = Scripted::new().settle(|call, _| async move { Ok(if call == 0 { not_yet() } else { paid() }) });
+    let (limits, clock) = (ResponseLimits::default().count(1), Arc::new(ManualClock::at(unix_now())));
+    scripted.ledger = Arc::new(MemoryLedger::with(limits, 10, clock));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_millis(500)), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, 402);
+    let other = customer().pay(&app, evaluate("y")).await;
+    assert_eq!(send(&app, other.on(evaluate("y"))).await.text(), "y");
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "response_not_kept"), "{answer:?}");
+    assert_eq!(facilitator.settlements(), 2, "and it is not charged");
+}
+
+/// The money moved before the work, and the books are away when it is done.
+#[tokio::test(start_paused = true)]
+async fn stream_that_was_paid_for_before_is_kept_if_the_books_do_not_confirm_its_charge() {
+    let books = faulty(Arc::new(MemoryLedger::new()));
+    let mut scripted = Scripted::new();
+    scripted.ledger = books.clone();
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator).flow(PaymentFlow::Upfront), |_, request| async move {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        Response::new(Body::from_stream(stream::iter([Ok::<_, Infallible>(body)])))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    // Longer than a step is repeated for.
+    let how = How::GoneAfter(Duration::from_secs(3));
+    books.around.arm(Some(Fault { call: "fulfil Produce", nth: 0, how }));
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "ledger_unavailable"), "{answer:?}");
+    assert_eq!(answer.settlement().unwrap()["success"], true, "it is told that it has paid");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
 }
 
 /// A response still streams at another layer or in another process. Its copy is not told that the response is gone, and to pay again.

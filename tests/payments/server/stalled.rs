@@ -84,7 +84,7 @@ async fn scenario() {
     let [authorization, upfront] =
         [PaymentFlow::Authorization, PaymentFlow::Upfront].map(|flow| app(stage.shop.layer().flow(flow)));
     let credit = Usdc::from_atomic(100 * PRICE);
-    let deferred = app(stage.shop.layer().deferred(DeferredPolicy::default().per_payer(credit).history(1)));
+    let deferred = app(stage.shop.layer().deferred(DeferredPolicy::default().per_payer(credit)));
     let service = FacilitatorService::builder(Scripted::new()).max_concurrent(PLACES).build();
     let router = |app: &App| {
         let app = app.clone();

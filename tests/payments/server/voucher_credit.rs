@@ -189,6 +189,27 @@ async fn selling_stops_ten_minutes_after_a_claim_is_overdue() {
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
 }
 
+/// Neither its amount nor its age says so.
+#[tokio::test]
+async fn half_of_the_credit_is_claimed_at_once() {
+    let stage = Stage::open().await;
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
+    let contract = contract.signer(sender).build().await.expect("the devnet answers");
+    let policy = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(86_400));
+    let channels = Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()));
+    let channels =
+        channels.ledger(Arc::clone(&stage.ledger) as _).claims(policy.credit(Usdc::from_atomic(4 * COST as u64)));
+    let app = stage.shop.app(stage.shop.layer().vouchers(channels.build().expect("complete settings")));
+    let channel = filled_by_its_payer(&stage).await;
+    for n in 1..=3 {
+        let answer = send(&app, pay(&app, &channel, n * COST, None, "on credit").await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{n}: {answer:?}");
+    }
+    eventually("it is claimed", async || channel.state(&stage.chain).await.1 == 3 * COST).await;
+}
+
 /// One request may cost more than the credit, if nothing is unclaimed.
 #[tokio::test]
 async fn a_request_above_the_credit_is_sold_alone() {

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
+use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
     Router,
@@ -165,11 +166,13 @@ async fn a_refund_of_a_killed_process_is_waited_for_and_then_answered() {
     let held = stage.ledger.channel(&channel.id()).await.unwrap().unwrap();
     stage.ledger.advance(&channel.id(), &ChannelStep::Release { epoch: held.epoch }).await.unwrap();
 
-    let next = seller(&stage, &stage.chain.rpc_url(), heir, Duration::from_secs(2)).await;
+    let next = seller(&stage, &stage.chain.rpc_url(), heir.clone(), Duration::from_secs(2)).await;
     let next = stage.shop.app(stage.shop.layer().vouchers(next));
     is_pending(&refund(&next, &channel, COST, None).await);
     // Nor is another refund begun beside it.
     is_pending(&refund(&next, &channel, COST, Some("7000")).await);
+    let waiting = stage.chain.provider().get_transaction_count(heir.address()).pending().await.unwrap();
+    assert_eq!(waiting, 0, "nothing is sent while the refund counts as under way");
     stage.clock.advance(181);
     stage.chain.devnet.faults().set(|call| match call.method {
         "eth_estimateGas" => {

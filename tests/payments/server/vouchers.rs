@@ -33,7 +33,7 @@ use tower_x402::{
         channels::{ChannelError, OnchainChannels},
     },
     ledger::{
-        MemoryLedger,
+        MemoryLedger, ResponseLimits,
         channels::{ChannelLedger, ChannelStep},
         conformance::channels::observation,
     },
@@ -939,6 +939,24 @@ async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone()
     drop(broken);
     let answer = send(&here, pay(&here, &channel, 2 * COST, None, "breaks").await).await;
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{answer:?}");
+}
+
+/// A ledger keeps only so many, and whoever was answered at once does not wait for a stream.
+#[tokio::test]
+async fn a_whole_answer_that_is_not_kept_any_more_is_gone_and_not_in_progress() {
+    let stage = Stage::open().await;
+    let books = Arc::new(MemoryLedger::with(ResponseLimits::default().count(1), 100, stage.clock.clone()));
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
+    let channels = Stage::channels(&url, &stage.authorizer, sender, books, clock).await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(channels));
+    let channel = stage.filled(&app).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "second").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    let answer = send(&app, pay(&app, &channel, COST, None, "first").await).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{answer:?}");
+    assert_eq!(told(&answer).0, COST.to_string(), "it is told what it paid");
 }
 
 /// Repeats a request until it is served.

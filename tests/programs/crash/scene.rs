@@ -149,7 +149,9 @@ impl Scene {
             self.buyers.push(Buyer::new(&self.client, &process.url, customer, number).await);
         }
         if matches!(self.setup.flow, Flow::Deferred | Flow::Spent) {
-            for (number, customer) in customers.iter().enumerate() {
+            // Nobody owes more than it has paid.
+            for number in 0..payments {
+                let customer = &customers[number / 2];
                 self.earlier.push(Buyer::new(&self.client, &process.url, customer, 1_000 + number).await);
             }
             let mut known = JoinSet::new();
@@ -180,7 +182,7 @@ impl Scene {
     fn customer(&self) -> Customer {
         let signer = PrivateKeySigner::random();
         let price = if self.setup.flow == Flow::UpTo { 2 * PRICE } else { PRICE };
-        self.devnet.mint(signer.address(), Usdc::from_atomic(3 * price)).expect("the devnet mints");
+        self.devnet.mint(signer.address(), Usdc::from_atomic(4 * price)).expect("the devnet mints");
         if self.setup.flow == Flow::UpTo {
             approve(&self.devnet, signer.address(), U256::from(3 * price));
         }

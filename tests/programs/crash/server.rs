@@ -209,7 +209,7 @@ fn app(setup: &Setup, facilitator: &Arc<dyn Facilitator>, clock: Arc<Ahead>, poi
         Flow::Upfront => layer.flow(PaymentFlow::Upfront),
         Flow::Deferred | Flow::Spent => {
             let much = Usdc::from_atomic(1_000 * PRICE);
-            layer.deferred(DeferredPolicy::default().per_payer(much).history(1))
+            layer.deferred(DeferredPolicy::default().per_payer(much))
         }
     };
     let handler = Arc::new(Handler {

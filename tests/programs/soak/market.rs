@@ -89,7 +89,7 @@ impl Market {
             customers.push(Customer::with_funds(chain, owed).await);
         }
         let runs = Runs::default();
-        let credit = DeferredPolicy::default().per_payer(Usdc::from_atomic(20_000)).history(2);
+        let credit = DeferredPolicy::default().per_payer(Usdc::from_atomic(20_000));
         let apps = [
             work(&shop, shop.layer(), &runs),
             work(&shop, shop.layer().flow(PaymentFlow::Upfront), &runs),

@@ -193,6 +193,19 @@ async fn a_claim_at_risk_is_sent_while_the_window_is_full_of_deposits_that_hang(
     assert_eq!(stage.pending().await, 3);
 }
 
+/// It is checked before it stands in the line.
+#[tokio::test]
+async fn a_deposit_that_nobody_signed_is_refused_while_the_window_is_full() {
+    let stage = Stage::start(Some(Duration::from_millis(50))).await;
+    let channels = stage.builder().in_flight(2).build().await.unwrap();
+    let (first, second) = (stage.channel(1_000).await, stage.channel(1_000).await);
+    let (good, other) = (stage.sign(&first, 1_000).await, stage.sign(&second, 1_000).await);
+    stage.chain.devnet.stall(true);
+    assert!(matches!(deposit(&channels, &first, &good).await, Err(ChannelError::Pending { .. })));
+    let refused = deposit(&channels, &second, &unsigned(other, &good)).await;
+    assert_eq!(code(refused), reason::RECEIVE_AUTHORIZATION_SIGNATURE);
+}
+
 /// What gas may cost for a claim at risk is bounded by what the claim brings in, where an ether costs 10,000 dollars.
 #[tokio::test]
 async fn a_claim_at_risk_exceeds_the_ceiling_of_the_gas_price_up_to_its_worth() {

@@ -20,7 +20,10 @@ use support::{
 use tower_x402::{
     Clock, ManualClock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
-    facilitator::channels::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund},
+    facilitator::{
+        NotReady,
+        channels::{ChannelError, ChannelFacilitator, Claimed, Executed, RefusedClaim, Settled, SignedRefund},
+    },
     ledger::{
         MemoryLedger,
         channels::{ChannelLedger as _, ChannelStep},
@@ -46,6 +49,10 @@ struct State {
     panics: u32,
     /// How long a claim takes.
     takes: Duration,
+    /// What the contract would refuse to claim.
+    refused: HashSet<ChannelId>,
+    /// What is never claimed, although it is withdrawn.
+    stuck: HashSet<ChannelId>,
 }
 
 impl Hanging {
@@ -102,18 +109,25 @@ impl ChannelFacilitator for Hanging {
                 drop(state);
                 panic!("a claim panics, on purpose");
             }
-            (state.answers || ids.iter().all(|id| state.withdrawn.contains(id)), state.takes)
+            let is_answered = |id| state.withdrawn.contains(id) && !state.stuck.contains(id);
+            (state.answers || ids.iter().all(is_answered), state.takes)
         };
         tokio::time::sleep(takes).await;
         if !is_answered {
             std::future::pending::<()>().await;
         }
-        for (id, claim) in ids.iter().zip(claims) {
-            self.0.lock().unwrap().claimed.insert(*id, claim.total_claimed);
+        let bad = self.0.lock().unwrap().refused.clone();
+        let (mut amount, mut observed, mut refused) = (0, Vec::new(), Vec::new());
+        for (index, (channel, claim)) in ids.into_iter().zip(claims).enumerate() {
+            if bad.contains(&channel) {
+                refused.push(RefusedClaim { index, channel, detail: "ClaimExceedsBalance".into() });
+                continue;
+            }
+            self.0.lock().unwrap().claimed.insert(channel, claim.total_claimed);
+            amount += claim.total_claimed;
+            observed.push(self.observation(channel));
         }
-        let amount = claims.iter().map(|claim| claim.total_claimed).sum();
-        let observed = ids.into_iter().map(|id| self.observation(id)).collect();
-        Ok(Claimed { transactions: vec![B256::ZERO], amount, observed, refused: Vec::new() })
+        Ok(Claimed { transactions: vec![B256::ZERO], amount, observed, refused })
     }
 
     async fn claim_signed(&self, _: &[Claim], _: &Bytes) -> Result<Claimed, ChannelError> {
@@ -272,6 +286,48 @@ async fn what_is_charged_while_a_claim_is_made_is_claimed_right_after_it() {
     assert_eq!(stage.contract.claims(), [[id], [id]]);
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(stage.ledger.channel(&id).await.unwrap().unwrap().unclaimed(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_at_risk_that_hangs_holds_up_no_other() {
+    let stage = Stage::open();
+    let ids = stage.charged(2).await;
+    {
+        let mut state = stage.contract.0.lock().unwrap();
+        state.withdrawn.insert(ids[0]);
+        state.stuck.insert(ids[0]);
+    }
+    stage.clock.advance(150);
+    let _channels = stage.channels(ClaimPolicy::default());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(stage.contract.claims(), [[ids[0]]]);
+    stage.contract.0.lock().unwrap().withdrawn.insert(ids[1]);
+    stage.clock.advance(150);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert_eq!(stage.contract.claims(), [[ids[0]], [ids[1]]]);
+    assert_eq!(stage.ledger.channel(&ids[1]).await.unwrap().unwrap().unclaimed(), 0);
+}
+
+/// The contract would refuse the claim of one of two withdrawn channels.
+#[tokio::test(start_paused = true)]
+async fn claim_at_risk_that_is_left_out_of_its_batch_makes_its_seller_unready_and_is_tried_again() {
+    let stage = Stage::open();
+    let ids = stage.charged(2).await;
+    {
+        let mut state = stage.contract.0.lock().unwrap();
+        state.withdrawn.extend(&ids);
+        state.refused.insert(ids[1]);
+    }
+    stage.clock.advance(150);
+    let channels = stage.channels(ClaimPolicy::default());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let unclaimed = async |n: usize| stage.ledger.channel(&ids[n]).await.unwrap().unwrap().unclaimed();
+    assert_eq!((unclaimed(0).await, unclaimed(1).await), (0, CHARGED));
+    assert_eq!(channels.readiness().await.reasons, [NotReady::ClaimsFail { units: CHARGED }]);
+    stage.contract.0.lock().unwrap().refused.clear();
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(unclaimed(1).await, 0, "sooner than the next look finds it");
+    assert!(channels.readiness().await.is_ready());
 }
 
 /// Payers choose the ids of their channels.

@@ -9,9 +9,9 @@ use rusqlite::Connection;
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger,
-        LedgerError, Listing, PaymentStep, Record, ResponseLedger, ResponseLimits, Sender, Settlement, SettlementStep,
-        Settling, SqliteLedger, StoredResponse, TransactionLedger,
+        BodyDigest, Counts, Fingerprint, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError,
+        Listing, PaymentStep, Record, ResponseLedger, ResponseLimits, Sender, Settlement, SettlementStep, Settling,
+        SqliteLedger, StoredResponse, TransactionLedger,
         conformance::{response, take_over},
     },
     payment::PaymentKey,
@@ -254,7 +254,7 @@ async fn a_file_of_another_version_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
-    for version in [-1, 0, 7, 9] {
+    for version in [-1, 0, 8, 10] {
         let before = sqlite_file::set_version(&path, version);
         let opened = SqliteLedger::open(&path).await;
         assert!(matches!(opened, Err(LedgerError::OtherVersion)), "{opened:?}");
@@ -465,14 +465,16 @@ async fn failed_write_leaves_nothing_of_its_step_in_the_file() {
 async fn what_is_owed_survives_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
-    let limit = CreditLimit { per_payer: U256::from(19), history: 1 };
+    let limit = U256::from(19);
     let ledger = open(&path).await;
-    let paid = reserve(&ledger, record(1, 1)).await;
-    produce(&ledger, &paid).await;
-    ledger
-        .advance(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }.into())
-        .await
-        .unwrap();
+    for nonce in [1, 4] {
+        let paid = reserve(&ledger, record(1, nonce)).await;
+        produce(&ledger, &paid).await;
+        ledger
+            .advance(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }.into())
+            .await
+            .unwrap();
+    }
     let (first, second) = (reserve(&ledger, record(1, 2)).await, reserve(&ledger, record(1, 3)).await);
     produce(&ledger, &first).await;
     produce(&ledger, &second).await;
@@ -486,7 +488,7 @@ async fn what_is_owed_survives_a_restart() {
         .advance(&first.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }.into())
         .await
         .unwrap();
-    defer().await.expect("the history is there, and nothing is owed");
+    defer().await.expect("what was settled is there, and nothing is owed");
 }
 
 #[tokio::test]
@@ -626,6 +628,12 @@ async fn produced(ledger: &SqliteLedger, lease: &Lease) {
     produce(ledger, lease).await;
 }
 
+/// Whose payer has paid as much before.
+async fn produced_on_credit(ledger: &SqliteLedger, lease: &Lease) {
+    settled(ledger, &reserve(ledger, record(1, 2)).await).await;
+    produce(ledger, lease).await;
+}
+
 async fn settled(ledger: &SqliteLedger, lease: &Lease) {
     produce(ledger, lease).await;
     let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
@@ -681,7 +689,7 @@ async fn steps_of_fulfilment_wait_for_the_disk() {
     let release = FulfilmentStep::Release { body: None };
     let produce = FulfilmentStep::Produce { charged: None, body: None, at: CLOCK_START, response: Some(answer()) };
     let due = FulfilmentStep::Admit { funds: None, due: true };
-    let defer = FulfilmentStep::Defer { limit: CreditLimit { per_payer: U256::from(10), history: 0 } };
+    let defer = FulfilmentStep::Defer { limit: U256::from(10) };
     assert_failed(
         on_a_full_disk(working, async |ledger, lease| ledger.advance(&lease.key, &lease.step(produce.clone())).await)
             .await,
@@ -699,8 +707,10 @@ async fn steps_of_fulfilment_wait_for_the_disk() {
             .await,
     );
     assert_failed(
-        on_a_full_disk(produced, async |ledger, lease| ledger.advance(&lease.key, &lease.step(defer.clone())).await)
-            .await,
+        on_a_full_disk(produced_on_credit, async |ledger, lease| {
+            ledger.advance(&lease.key, &lease.step(defer.clone())).await
+        })
+        .await,
     );
 }
 

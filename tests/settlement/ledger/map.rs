@@ -32,13 +32,19 @@ struct Store {
     channels: BTreeMap<ChannelId, Vec<u8>>,
     responses: Responses,
     nonces: Nonces,
-    /// Settled payments whose records were removed.
-    settled: u64,
+    /// What is counted of removed records.
+    removed: Counts,
 }
 
 pub(crate) async fn open(clock: Arc<ManualClock>) -> (MapLedger, ()) {
     let (payments, channels, nonces) = (BTreeMap::new(), BTreeMap::new(), Nonces::default());
-    let store = Store { payments, channels, responses: Responses::new(ResponseLimits::default()), nonces, settled: 0 };
+    let store = Store {
+        payments,
+        channels,
+        responses: Responses::new(ResponseLimits::default()),
+        nonces,
+        removed: Counts::default(),
+    };
     (MapLedger { store: Mutex::new(store), clock }, ())
 }
 
@@ -78,7 +84,7 @@ impl Store {
     fn forget(&mut self, now: u64) -> Result<(), LedgerError> {
         for record in self.payments()? {
             if record.forget_at() < now && record.may_be_forgotten(now) {
-                self.settled += u64::from(record.settlement.paid_by().is_some());
+                self.removed.add_removed(&record);
                 self.payments.remove(&record.key.to_bytes());
             }
         }
@@ -141,7 +147,7 @@ impl Ledger for MapLedger {
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
         let store = self.store();
-        let mut counts = Counts { settled: store.settled, ..Counts::default() };
+        let mut counts = store.removed;
         store.payments()?.iter().for_each(|record| counts.add(record));
         Ok(counts)
     }

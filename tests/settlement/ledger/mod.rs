@@ -18,8 +18,8 @@ use support::around_ledger::{Around, AroundLedger, Call};
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        CreditLimit, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, Record, Reservation,
-        ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger,
+        Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, Record, Reservation, ResponseLimits,
+        Settlement, SettlementStep, Settling, SqliteLedger,
         conformance::{START as CLOCK_START, admit, hash, produce, record, reserve, with_id},
     },
     payment::{Funds, PaymentKey},
@@ -152,7 +152,7 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
         Ok(FulfilmentStep::Start { until: 0 }),
         Ok(FulfilmentStep::Release { body: None }),
         Ok(FulfilmentStep::Produce { charged: None, body: None, at: 1, response: None }),
-        Ok(FulfilmentStep::Defer { limit: CreditLimit { per_payer: U256::MAX, history: 0 } }),
+        Ok(FulfilmentStep::Defer { limit: U256::MAX }),
         Ok(FulfilmentStep::Deliver),
         Err(SettlementStep::Submit { transaction: hash(1) }),
         Err(SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None }),

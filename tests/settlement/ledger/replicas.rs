@@ -96,13 +96,16 @@ async fn payments_in_flight_stay_within_the_balance_across_replicas() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_owed_stays_within_the_limit_across_replicas() {
     let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
-    let limit = CreditLimit { per_payer: U256::from(29), history: 1 };
+    // Half of the payers have settled no more than that.
+    let limit = U256::from(29);
     let mut leases = Vec::new();
     for payer in 1..=6 {
-        let paid = reserve(&*replicas[0], record(payer, 0)).await;
-        produce(&*replicas[0], &paid).await;
-        let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        replicas[0].advance(&paid.key, &settle.into()).await.unwrap();
+        for nonce in 10..12 + 2 * u64::from(payer % 2) {
+            let paid = reserve(&*replicas[0], record(payer, nonce)).await;
+            produce(&*replicas[0], &paid).await;
+            let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
+            replicas[0].advance(&paid.key, &settle.into()).await.unwrap();
+        }
         for nonce in 1..=4 {
             let lease = reserve(&*replicas[0], record(payer, nonce)).await;
             produce(&*replicas[0], &lease).await;

@@ -395,7 +395,7 @@ impl Shop {
             .flow(if setting.is_upfront { PaymentFlow::Upfront } else { PaymentFlow::Authorization });
         if setting.is_deferred {
             let much = Usdc::from_atomic(100 * PRICE);
-            layer = layer.deferred(DeferredPolicy::default().per_payer(much).history(1));
+            layer = layer.deferred(DeferredPolicy::default().per_payer(much));
         }
         let (counted, chain) = (works.clone(), devnet.clone());
         let handler = tower::service_fn(move |request: Request<RequestBody<Body>>| {

@@ -20,11 +20,13 @@ use tower::{Layer as _, ServiceExt as _};
 use tower_x402::{
     Clock, Network, Usdc,
     channels::{Channels, ClaimPolicy},
+    charge::{self, Begun, Seller},
     client::{AddPaymentLayer, Budget, ChannelPolicy, Payer},
     facilitator::{Facilitator, channels::OnchainChannels},
     ledger::{FulfilmentStep, Lease, MemoryLedger, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
     payment::{Prechecked, SettlementOutcome},
+    protocol::{ExactOffer, PaymentPayload},
     server::{DeferredPolicy, Quote},
     vouchers::AuthorizerKey,
 };
@@ -57,7 +59,7 @@ async fn requests_are_counted_by_outcome() {
             _ => Ok(support::scripted::paid()),
         }
     }));
-    let policy = DeferredPolicy::default().history(1).per_payer(Usdc::from_atomic(PRICE));
+    let policy = DeferredPolicy::default().per_payer(Usdc::from_atomic(PRICE));
     let (app, _) = serve(layer(&facilitator), echo);
     // Each asks for the price first: unpaid.
     let (purchase, answer) = buy(&app, &customer()).await;
@@ -102,6 +104,37 @@ async fn requests_are_counted_by_outcome() {
         ("free", 1),
     ]);
     assert_eq!(counted, expected);
+}
+
+/// By a seller on another transport, whatever came of it.
+#[tokio::test]
+async fn requests_to_a_seller_on_another_transport_are_counted_as_those_to_the_layer() {
+    let recording = Recording::begin();
+    let facilitator = Arc::new(Scripted::new());
+    let seller = Seller::builder("oracle", facilitator.clone()).build();
+    let asset = Network::BASE_SEPOLIA.usdc().unwrap();
+    let most = seller.max_timeout_seconds();
+    let offers = [seller.offer(ExactOffer::new(asset, U256::from(PRICE), Address::repeat_byte(7), most)).unwrap()];
+    let accepts = [offers[0].requirements()];
+    let demand = serde_json::json!({ "x402Version": 2, "accepts": accepts, "resource": { "url": "call:oracle" } });
+    let pay = || -> PaymentPayload { serde_json::from_value(customer().sign(&demand, 0).payload()).unwrap() };
+    let begin = async |payment: &PaymentPayload, what: &'static str| {
+        seller.begin(&offers, payment.clone(), &charge::Request::new(what)).await
+    };
+    let Ok(Begun::Work(work)) = begin(&pay(), "a").await else { panic!("it is new") };
+    work.release().await;
+    let Ok(Begun::Work(work)) = begin(&pay(), "a").await else { panic!("it is new") };
+    let too_long = vec![7; work.response_limit() + 1];
+    work.charge(too_long).await.unwrap_err();
+    let payment = pay();
+    let Ok(Begun::Work(work)) = begin(&payment, "a").await else { panic!("it is new") };
+    work.charge("done").await.unwrap();
+    assert!(matches!(begin(&payment, "a").await, Ok(Begun::Replay { .. })));
+    begin(&payment, "b").await.unwrap_err();
+    let numbers = recording.read();
+    let expected = BTreeMap::from([("unsuccessful", 1), ("failed", 1), ("paid", 1), ("replayed", 1), ("conflict", 1)]);
+    assert_eq!(numbers.counters("x402_requests_total", "outcome"), expected);
+    assert_eq!(numbers.counters("x402_charged_units_total", "route"), BTreeMap::from([("oracle", PRICE)]));
 }
 
 #[tokio::test]

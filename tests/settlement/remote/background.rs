@@ -9,8 +9,8 @@ use tower_x402::{
     Clock as _, ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
     ledger::{
-        CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, ResponseLimits,
-        SettlementStep, StoredResponse,
+        Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, SettlementStep,
+        StoredResponse,
     },
     payment::{Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, Reason},
@@ -25,6 +25,15 @@ const START: FulfilmentStep = FulfilmentStep::Start { until: 0 };
 
 /// Enters a payment whose process is gone. Until then it was verified and began its work, or was to be paid for first.
 async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item = FulfilmentStep>) -> Lease {
+    entered_as(ledger, payer, 0, steps).await
+}
+
+async fn entered_as(
+    ledger: &dyn Ledger,
+    payer: u8,
+    nonce: u8,
+    steps: impl IntoIterator<Item = FulfilmentStep>,
+) -> Lease {
     let (now, amount) = (unix_now(), U256::from(PRICE));
     let asset = Network::BASE_SEPOLIA.usdc().unwrap();
     let offer = ExactOffer::new(asset, amount, PAYEE, 600);
@@ -34,7 +43,7 @@ async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item =
         value: amount,
         valid_after: U256::ZERO,
         valid_before: U256::from(now + 600),
-        nonce: B256::ZERO,
+        nonce: B256::repeat_byte(nonce),
     };
     let payload = ExactPayload::new(PaymentSignature::from(vec![1; 65]), authorization);
     let payment = precheck(Arc::new(Terms::new(offer)), payload, Window::default(), now).unwrap();
@@ -106,9 +115,11 @@ async fn background_settlement_charges_only_for_available_responses() {
     // a response that is kept for replays,
     produced(&*ledger, 2, true).await;
     // a deferred payment,
+    let before = entered_as(&*ledger, 3, 1, []).await;
+    let settled = SettlementStep::Settle { transaction: B256::repeat_byte(6), block: None, fee: None };
+    ledger.advance(&before.key, &settled.into()).await.unwrap();
     let lease = produced(&*ledger, 3, false).await;
-    let limit = CreditLimit { per_payer: U256::MAX, history: 0 };
-    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Defer { limit })).await.unwrap();
+    ledger.advance(&lease.key, &lease.step(FulfilmentStep::Defer { limit: U256::MAX })).await.unwrap();
     // and a payment that was settled once.
     let lease = produced(&*ledger, 4, false).await;
     let settled = SettlementStep::Settle { transaction: B256::repeat_byte(8), block: Some(1), fee: None };

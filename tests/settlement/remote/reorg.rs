@@ -98,7 +98,7 @@ async fn deferred_payments_do_not_wait_for_settled_ones() {
     let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     let remote = stage.remote().confirm(NET, node.url()).reconcile_interval(OFTEN);
-    let policy = DeferredPolicy::default().history(1);
+    let policy = DeferredPolicy::default();
     let seller = stage.seller_with(remote, |layer| layer.deferred(policy)).await;
     let customer = stage.customer().await;
     let buy = async || {

@@ -15,9 +15,10 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 use tower_x402::{
-    Network,
+    Clock as _, ManualClock, Network, SystemClock,
     facilitator::Facilitator as _,
     ledger::{FulfilmentStep, Ledger, LedgerError, Listing, MemoryLedger, SettlementStep, Settling},
+    ops::Operator,
     payment::{Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified, Window},
     protocol::Reason,
     server::PeerAddress,
@@ -88,6 +89,20 @@ async fn repeated_settlement_has_the_same_answer() {
         (&said["isValid"], &said["invalidReason"]),
         (&json!(false), &json!("invalid_exact_evm_nonce_already_used"))
     );
+}
+
+#[tokio::test]
+async fn what_is_settled_for_others_is_owed_to_nobody() {
+    let stage = Stage::open().await;
+    let purchase = purchase(&stage.customer().await, authorization::random_address());
+    let (_, said) = post(&stage, "settle", &request(&purchase)).await;
+    assert_eq!(said["success"], json!(true), "{said}");
+    // Long after whoever settled it has let go of it.
+    let later = ManualClock::at(SystemClock.now() + 3_600);
+    let operator = Operator::new(stage.bank.ledger().clone()).clock(Arc::new(later));
+    let report = operator.report().await.unwrap();
+    let [asset] = &report.assets[..] else { panic!("{report:?}") };
+    assert_eq!((asset.paid.payments, asset.owed.payments), (1, 0));
 }
 
 #[tokio::test]
@@ -518,6 +533,23 @@ async fn stranger_whose_settlements_revert_has_to_wait() {
     for _ in 0..20 {
         assert_eq!(ask(&keyed, 1).await, (200, None));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlements_under_way_count_towards_the_gas_of_an_hour() {
+    let slow = Scripted::new().settle(|_, _| async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        Ok(paid())
+    });
+    let service = FacilitatorService::builder(slow).gas_per_hour(1_600_000).build();
+    let ask = async || {
+        let body = request(&purchase(&customer(), authorization::random_address())).to_string();
+        let request = http::Request::post("/settle").body(Body::from(body)).unwrap();
+        service.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    let (first, second) = tokio::join!(ask(), ask());
+    assert_eq!((first, second), (200, 503), "a quarter may be used at once, which is one settlement");
+    assert_eq!(ask().await, 200);
 }
 
 /// Returns the memory of this process, in bytes.

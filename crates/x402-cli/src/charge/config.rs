@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    values::{HttpUrl, LedgerAt, as_text},
+    values::{HttpUrl, LedgerAt, as_account, as_text},
 };
 
 /// A file with all fields, as `--print-config` prints it.
@@ -78,14 +78,14 @@ pub(crate) struct File {
     #[serde(default, deserialize_with = "as_text")]
     pub(crate) upstream: Option<HttpUrl>,
     pub(crate) listen: Option<String>,
-    #[serde(default, deserialize_with = "as_text")]
+    #[serde(default, deserialize_with = "as_account")]
     pub(crate) pay_to: Option<Address>,
     pub(crate) network: Option<Network>,
     #[serde(default, deserialize_with = "as_text")]
     pub(crate) rpc_url: Option<HttpUrl>,
     #[serde(default, deserialize_with = "as_text")]
     pub(crate) facilitator_url: Option<HttpUrl>,
-    #[serde(default, deserialize_with = "as_text")]
+    #[serde(default, deserialize_with = "as_account")]
     pub(crate) asset: Option<Address>,
     pub(crate) asset_name: Option<String>,
     pub(crate) asset_version: Option<String>,

@@ -1,6 +1,5 @@
 //! `x402 charge`: a reverse proxy that charges for an HTTP service in any language.
 
-mod admin;
 mod bounded;
 mod config;
 mod forward;
@@ -19,19 +18,18 @@ use tracing::{info, warn};
 
 pub(crate) use self::config::File;
 use self::{
-    admin::{Guard, TOKEN_VARIABLE},
     config::EXAMPLE,
     forward::Forwarder,
     routes::{Common, Pattern, Price, Route, Routes},
 };
 use crate::{
+    admin::{About, Admin, AdminFlags},
     chain::{ChainFlags, Settlement},
     devnet::{self, Local},
     error::{Error, Sentence},
     output, serve,
     signals::{Signals, hangups},
-    token::Token,
-    values::{HttpUrl, LedgerAt, some_amount},
+    values::{HttpUrl, LedgerAt, account, some_amount},
 };
 
 /// The time that a stopping seller gives settlements whose clients are gone: enough to replace a stuck transaction twice.
@@ -93,7 +91,7 @@ pub(crate) struct Command {
     #[arg(long, value_parser = some_amount)]
     price: Option<Usdc>,
     /// The address that is paid [default: on a chain in the process, one of its accounts]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = account)]
     pay_to: Option<Address>,
     /// The address to listen on; port 0 for any free one [default: 127.0.0.1:4021]
     #[arg(long, value_name = "ADDR")]
@@ -128,10 +126,8 @@ pub(crate) struct Command {
     /// The largest request body, in bytes [default: 1048576]
     #[arg(long, value_name = "BYTES")]
     max_body: Option<usize>,
-    /// Serve the operator's page on this address, and for programs /healthz, /readyz, /metrics, /summary, /payments, /channels and
-    /// /report. An address that other machines reach needs X402_ADMIN_TOKEN
-    #[arg(long, value_name = "ADDR")]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    operator: AdminFlags,
     /// Print one JSON line when ready, and nothing else on standard output
     #[arg(long)]
     json: bool,
@@ -158,7 +154,7 @@ struct Settings {
     timeout: Duration,
     flow: PaymentFlow,
     max_body: usize,
-    admin: Option<(SocketAddr, Guard)>,
+    admin: Option<SocketAddr>,
     routes: Vec<Route>,
 }
 
@@ -176,8 +172,6 @@ impl Command {
         if !(1..=240).contains(&seconds) {
             return Err(Error::setting("timeout_seconds", "must be from 1 to 240"));
         }
-        let admin = self.admin.or(file.admin);
-        let guard = |address| Guard::new(address, Token::find(TOKEN_VARIABLE)?).map(|guard| (address, guard));
         Ok(Settings {
             upstream: self.upstream.clone().or(file.upstream).ok_or_else(|| {
                 Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
@@ -201,7 +195,7 @@ impl Command {
                 Some(Flow::Authorization) | None => PaymentFlow::Authorization,
             },
             max_body: self.max_body.or(file.max_body).unwrap_or(DEFAULT_MAX_BODY),
-            admin: admin.map(guard).transpose()?,
+            admin: self.operator.admin.or(file.admin),
             routes,
         })
     }
@@ -230,9 +224,11 @@ impl Command {
         }
         let settings = self.settings()?;
         let (mut signals, mut hangups) = (Signals::catch()?, hangups()?);
-        // The recorder must be installed before anything is built that reports to it.
-        let metrics = settings.admin.as_ref().map(|_| admin::metrics()).transpose()?;
-        let listener = serve::listen(&settings.listen).await?;
+        let admin = match settings.admin {
+            Some(address) => Some(Admin::open(address).await?),
+            None => None,
+        };
+        let (listener, listening) = serve::listen("--listen", &settings.listen).await?;
         let settlement = settings.settlement().await?;
         let pay_to = match (settings.pay_to, &settlement.local) {
             (Some(pay_to), _) => pay_to,
@@ -250,13 +246,10 @@ impl Command {
         let forwarder = Forwarder::new(&settings.upstream, settings.timeout, settings.behind_proxy)?;
         let routes = Routes::new(&settings.routes, &common, &settlement, &forwarder)?;
         let (stop, stopped) = watch::channel(false);
-        let listening =
-            listener.local_addr().map_err(|source| Error::Listen { address: settings.listen.clone(), source })?;
-        let mut admin = None;
-        if let (Some((address, guard)), Some(metrics)) = (&settings.admin, metrics) {
-            let listener = serve::listen(&address.to_string()).await?;
-            admin = listener.local_addr().ok();
-            let about = json!({
+        let operator_at = admin.as_ref().map(|admin| admin.address);
+        if let Some(admin) = admin {
+            let facts = json!({
+                "command": "x402 charge",
                 "listening": listening.to_string(),
                 "upstream": settings.upstream.origin(),
                 "pay_to": pay_to.to_string(),
@@ -264,10 +257,10 @@ impl Command {
                 "is_real": settlement.local.is_none(),
                 "ledger": settings.ledger.to_string(),
             });
-            let router = admin::router(&settlement, metrics, routes.clone(), about, guard.clone());
-            tokio::spawn(serve::serve(listener, router, stopped.clone(), Duration::ZERO));
+            let of = routes.clone();
+            admin.serve(&settlement, About { facts, prices: Box::new(move || of.prices()) }, stopped.clone());
         }
-        self.announce(&settings, &settlement, pay_to, (listening, admin));
+        self.announce(&settings, &settlement, pay_to, (listening, operator_at));
 
         let patience = settings.timeout + LAST_ANSWERS;
         let serving = tokio::spawn(serve::serve(listener, routes.clone(), stopped, patience));

@@ -1,10 +1,11 @@
 -- One row per payment that may still matter. `record` holds all of it as JSON: the state machine is not in the database. The
 -- other columns repeat what is searched and summed by. `stamp` is a random number, another one after every step, so that a
 -- step is taken from the very state it was decided on. `lease_process` and `settling_process` are of `processes`.
--- Keys are as `PaymentKey::to_bytes`. `payer` is as `PayerKey::to_bytes`: whose balance it is paid from.
+-- Keys are as `PaymentKey::to_bytes`. `payer` is as `PayerKey::to_bytes`: whose balance it is paid from. `payee` is an address.
 CREATE TABLE payments (
     key              bytea          NOT NULL PRIMARY KEY,
     payer            bytea          NOT NULL,
+    payee            bytea          NOT NULL,
     id               bytea,
     stamp            bigint         NOT NULL,
     fulfilment       text           NOT NULL,
@@ -68,11 +69,12 @@ CREATE TABLE nonces (
     PRIMARY KEY (sender, nonce)
 );
 
--- What was settled in records that have aged out.
+-- What is counted of payments whose records have aged out: those that were settled, and those whose outcome nobody has found out.
 CREATE TABLE totals (
-    settled bigint NOT NULL
+    settled    bigint NOT NULL,
+    unresolved bigint NOT NULL
 );
-INSERT INTO totals (settled) VALUES (0);
+INSERT INTO totals (settled, unresolved) VALUES (0, 0);
 
 -- One row per payment channel. `record` holds all of it as JSON, `stamp` is as for payments. Channels with a time to forget may be removed
 -- from then on when there is no room, those that were not used for longest first.

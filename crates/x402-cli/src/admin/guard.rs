@@ -19,7 +19,7 @@ use http::{
 use crate::{error::Error, problem::Problem, serve::is_loopback, token::Token};
 
 /// The variable with the token.
-pub(crate) const TOKEN_VARIABLE: &str = "X402_ADMIN_TOKEN";
+pub(super) const TOKEN_VARIABLE: &str = "X402_ADMIN_TOKEN";
 /// The paths that a load balancer asks for, without the token.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 /// The page draws itself with its own script and style, and loads nothing else from anywhere.
@@ -28,7 +28,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// Who may ask.
 #[derive(Clone, Debug)]
-pub(crate) struct Guard {
+pub(super) struct Guard {
     token: Option<Token>,
     /// The address is one that no other machine reaches.
     is_local: bool,
@@ -40,7 +40,7 @@ pub(super) struct Admitted;
 
 impl Guard {
     /// Returns who may ask at this address. One that other machines reach needs a token.
-    pub(crate) fn new(address: SocketAddr, token: Option<Token>) -> Result<Self, Error> {
+    pub(super) fn new(address: SocketAddr, token: Option<Token>) -> Result<Self, Error> {
         let is_local = address.ip().is_loopback();
         if !is_local && token.is_none() {
             let problem = format!(

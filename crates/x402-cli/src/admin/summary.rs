@@ -18,7 +18,7 @@ use tower_x402::{
 };
 
 use super::{
-    super::routes::Routes,
+    About,
     income::{HOURS, Income, Sample, samples},
 };
 use crate::{chain::Settlement, error::Sentence, node::LOW_TANK};
@@ -35,9 +35,7 @@ pub(super) struct Summary {
     pub(super) facilitator: Arc<dyn Facilitator>,
     pub(super) channels: Option<Channels>,
     pub(super) metrics: PrometheusHandle,
-    routes: Routes,
-    /// Where the money goes: facts that do not change.
-    about: Value,
+    about: About,
     started: u64,
     income: Mutex<Income>,
     books: Mutex<Value>,
@@ -49,14 +47,12 @@ impl Summary {
         settlement: &Settlement,
         operator: &Operator,
         metrics: PrometheusHandle,
-        routes: Routes,
-        about: Value,
+        about: About,
     ) -> Arc<Self> {
         let summary = Arc::new(Self {
             facilitator: settlement.facilitator.clone(),
             channels: settlement.channels.clone(),
             metrics,
-            routes,
             about,
             started: now(),
             income: Mutex::default(),
@@ -93,13 +89,16 @@ impl Summary {
     pub(super) async fn facts(&self) -> Value {
         let reasons = self.not_ready().await;
         let numbers = self.note_income();
-        let by = |name, label: &str| -> BTreeMap<String, f64> {
-            let mut sums = BTreeMap::new();
+        let mut requests: BTreeMap<String, f64> = BTreeMap::new();
+        let mut count = |name, by: &[&str]| {
             for (mut labels, value) in samples(&numbers, name) {
-                *sums.entry(labels.remove(label).unwrap_or_default()).or_default() += value;
+                let by: Vec<_> = by.iter().filter_map(|label| labels.remove(*label)).collect();
+                *requests.entry(by.join(" ")).or_default() += value;
             }
-            sums
         };
+        // A seller has outcomes, and whoever settles for others has endpoints.
+        count("x402_requests_total", &["outcome"]);
+        count("x402_facilitator_requests_total", &["endpoint", "status"]);
         let mut tanks: Vec<Sample> = samples(&numbers, "x402_gas_tank_wei").collect();
         tanks.sort_by(|(one, _), (other, _)| one.cmp(other));
         let now = now();
@@ -107,12 +106,12 @@ impl Summary {
             "now": now,
             "started": self.started,
             "hours": HOURS,
-            "about": self.about,
+            "about": self.about.facts,
             "ready": reasons.is_empty(),
             "reasons": reasons,
             "routes": self.income(now),
-            "requests": by("x402_requests_total", "outcome"),
-            "settling": by("x402_settlement_backlog", "").values().sum::<f64>(),
+            "requests": requests,
+            "settling": samples(&numbers, "x402_settlement_backlog").map(|(_, payments)| payments).sum::<f64>(),
             "tanks": tanks.into_iter().map(tank).collect::<Vec<_>>(),
             "books": lock(&self.books).clone(),
         })
@@ -129,7 +128,7 @@ impl Summary {
                 routes.push(json!({ "route": label, "price": price, "hours": hours }));
             }
         };
-        for (label, price) in self.routes.prices() {
+        for (label, price) in (self.about.prices)() {
             add(&label, Some(price));
         }
         income.routes().for_each(|label| add(label, None));

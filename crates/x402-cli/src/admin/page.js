@@ -75,21 +75,24 @@ function drawRoutes(routes) {
   byId('routes').replaceChildren(...rows);
 }
 
-function drawBooks(books, routes) {
+/** `sells` is false for whoever settles for others: the prices and the channels are not its own. */
+function drawBooks(books, routes, sells) {
   const [payments, channels] = [books?.payments ?? [], books?.channels ?? []];
   const of = (list, field) => dollars(sum(list.map(field)));
   const count = (list, field) => list.reduce((all, one) => all + field(one), 0);
   const open = (asset) => ['due', 'submitted', 'unknown'].map((state) => asset.states[state]?.units ?? '0');
   const tiles = [];
-  tile(tiles, 'Charged, 24 hours', dollars(sum(routes.flatMap(({ hours }) => hours))));
+  if (sells) tile(tiles, 'Charged, 24 hours', dollars(sum(routes.flatMap(({ hours }) => hours))));
   tile(tiles, 'Settled', of(payments, ({ paid }) => paid.units));
   tile(tiles, 'Being settled', dollars(sum(payments.flatMap(open))), '', 'payments?state=open');
-  tile(tiles, 'Claimed', of(channels, ({ claimed }) => claimed));
-  tile(tiles, 'Unclaimed', of(channels, ({ unclaimed }) => unclaimed), '', 'channels?state=unclaimed');
-  const risk = sum(channels.map(({ at_risk }) => at_risk));
-  tile(tiles, 'At risk', dollars(risk), risk > 0n ? 'bad' : '', 'channels?state=at-risk');
-  const owed = count(payments, ({ owed }) => owed.payments);
-  tile(tiles, 'Owed to payers', `${of(payments, ({ owed }) => owed.units)} (${owed})`, owed > 0 ? 'bad' : '', 'payments?state=owed');
+  if (sells) {
+    tile(tiles, 'Claimed', of(channels, ({ claimed }) => claimed));
+    tile(tiles, 'Unclaimed', of(channels, ({ unclaimed }) => unclaimed), '', 'channels?state=unclaimed');
+    const risk = sum(channels.map(({ at_risk }) => at_risk));
+    tile(tiles, 'At risk', dollars(risk), risk > 0n ? 'bad' : '', 'channels?state=at-risk');
+    const owed = count(payments, ({ owed }) => owed.payments);
+    tile(tiles, 'Owed to payers', `${of(payments, ({ owed }) => owed.units)} (${owed})`, owed > 0 ? 'bad' : '', 'payments?state=owed');
+  }
   byId('money').replaceChildren(...tiles);
   byId('channels').replaceChildren(...channels.map((channel) => row([
     text(channel.network), number(String(channel.channels)),
@@ -103,14 +106,19 @@ function drawBooks(books, routes) {
 }
 
 function draw({ about, ready, reasons, routes, requests, settling, tanks, books, started }) {
+  const sells = Boolean(about.pay_to);
+  document.title = about.command;
+  byId('command').textContent = about.command;
+  const what = sells ? `for ${about.upstream}, paid to ${about.pay_to} on` : 'settling for others on';
   byId('about').textContent =
-    `${about.listening} for ${about.upstream}, paid to ${about.pay_to} on ${about.network}${about.is_real ? '' : ' (a chain in the process: no real money)'}, ledger ${about.ledger}`;
+    `${about.listening} ${what} ${about.network}${about.is_real ? '' : ' (a chain in the process: no real money)'}, ledger ${about.ledger}`;
+  byId('income').hidden = byId('channels-section').hidden = !sells;
   byId('since').textContent = ` since ${new Date(started * 1000).toLocaleString()}`;
   byId('state').textContent = ready ? 'Ready' : 'Not ready';
   byId('state').className = ready ? 'good' : 'bad';
   byId('reasons').hidden = ready;
   byId('reasons-list').replaceChildren(...reasons.map(({ scheme, code, detail }) => element('li', `${scheme}: ${detail} (${code})`)));
-  drawBooks(books, routes);
+  drawBooks(books, routes, sells);
   drawRoutes(routes);
   byId('tanks').replaceChildren(...tanks.map(({ account, network, ether, is_low }) =>
     row([element('td', account, 'address'), text(network), number(is_low ? `${ether} (low)` : ether, is_low ? 'bad' : '')])));

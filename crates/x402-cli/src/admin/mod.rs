@@ -1,4 +1,4 @@
-//! Answers the operator's questions to a running seller: a page for people, JSON and metrics for programs.
+//! Answers the operator's questions to a running seller or facilitator: a page for people, JSON and metrics for programs.
 //!
 //! | file | what it has |
 //! |---|---|
@@ -10,7 +10,7 @@ mod guard;
 mod income;
 mod summary;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -22,18 +22,23 @@ use axum::{
 };
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::watch};
 use tower_x402::{
     ledger::LedgerError,
     ops::{ChannelFilter, ExportFormat, Operator, PaymentFilter, describe_metrics},
 };
 
-pub(super) use self::guard::{Guard, TOKEN_VARIABLE};
-use self::{guard::Admitted, summary::Summary};
-use super::routes::Routes;
+use self::{
+    guard::{Admitted, Guard, TOKEN_VARIABLE},
+    summary::Summary,
+};
 use crate::{
     chain::Settlement,
     error::Error,
     problem::{self, Problem},
+    serve,
+    token::Token,
+    values::socket,
 };
 
 /// The interval at which the metrics exporter drains its histograms.
@@ -45,8 +50,49 @@ const SECONDS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 /// The buckets of payments in a transaction. A batch has at most 330.
 const PAYMENTS: [f64; 8] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 330.0];
 
+/// The flag of the operator's listener.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct AdminFlags {
+    /// Serve the operator's page on this address, and for programs /healthz, /readyz, /metrics, /summary, /payments, /channels and
+    /// /report. An address that other machines reach needs X402_ADMIN_TOKEN
+    #[arg(long, value_name = "ADDR", value_parser = socket)]
+    pub(crate) admin: Option<SocketAddr>,
+}
+
+/// What the page says of the process that it is about.
+pub(crate) struct About {
+    /// Facts that do not change. They hold no secrets.
+    pub(crate) facts: Value,
+    /// Returns the label and the price of each route, in order. Whoever settles for others has none.
+    pub(crate) prices: Box<dyn Fn() -> Vec<(String, String)> + Send + Sync>,
+}
+
+/// The operator's listener, and the recorder of what it shows.
+pub(crate) struct Admin {
+    listener: TcpListener,
+    guard: Guard,
+    metrics: PrometheusHandle,
+    pub(crate) address: SocketAddr,
+}
+
+impl Admin {
+    /// Opens the port, and installs the recorder of metrics: so call it before anything is built that reports to it. An address that other
+    /// machines reach needs a token.
+    pub(crate) async fn open(address: SocketAddr) -> Result<Self, Error> {
+        let guard = Guard::new(address, Token::find(TOKEN_VARIABLE)?)?;
+        let (listener, address) = serve::listen("--admin", &address.to_string()).await?;
+        Ok(Self { listener, guard, metrics: metrics()?, address })
+    }
+
+    /// Answers until `stopped` is true.
+    pub(crate) fn serve(self, settlement: &Settlement, about: About, stopped: watch::Receiver<bool>) {
+        let router = router(settlement, self.metrics, about, self.guard);
+        tokio::spawn(serve::serve(self.listener, router, stopped, Duration::ZERO));
+    }
+}
+
 /// Installs the recorder of metrics.
-pub(super) fn metrics() -> Result<PrometheusHandle, Error> {
+fn metrics() -> Result<PrometheusHandle, Error> {
     let install = || -> Result<PrometheusHandle, BuildError> {
         PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
@@ -66,21 +112,15 @@ pub(super) fn metrics() -> Result<PrometheusHandle, Error> {
 }
 
 #[derive(Clone)]
-struct Shop {
+struct Process {
     summary: Arc<Summary>,
     operator: Operator,
 }
 
-/// Returns the routes for the operator. `about` is what the page says of the seller; it holds no secrets.
-pub(super) fn router(
-    settlement: &Settlement,
-    metrics: PrometheusHandle,
-    routes: Routes,
-    about: Value,
-    guard: Guard,
-) -> Router {
+/// Returns the routes for the operator.
+fn router(settlement: &Settlement, metrics: PrometheusHandle, about: About, guard: Guard) -> Router {
     let operator = Operator::new(settlement.books.payments.clone()).channel_ledger(settlement.books.channels.clone());
-    let summary = Summary::gather(settlement, &operator, metrics, routes, about);
+    let summary = Summary::gather(settlement, &operator, metrics, about);
     let shown = |media_type, content: &'static str| get(async move || typed(media_type, content));
     Router::new()
         .route("/", shown("text/html; charset=utf-8", include_str!("page.html")))
@@ -89,22 +129,22 @@ pub(super) fn router(
         .route("/summary", get(summarize))
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(async |State(shop): State<Shop>| shop.summary.metrics.render()))
+        .route("/metrics", get(async |State(process): State<Process>| process.summary.metrics.render()))
         .route("/payments", get(payments))
         .route("/channels", get(channels))
         .route("/report", get(report))
         .layer(middleware::from_fn_with_state(guard, guard::admit))
-        .with_state(Shop { summary, operator })
+        .with_state(Process { summary, operator })
 }
 
-async fn summarize(State(shop): State<Shop>) -> Response<Body> {
-    problem::json(StatusCode::OK, &shop.summary.facts().await)
+async fn summarize(State(process): State<Process>) -> Response<Body> {
+    problem::json(StatusCode::OK, &process.summary.facts().await)
 }
 
 /// Answers a load balancer: 503 while payments could not be settled, or channels not filled and claimed from. The reasons are for the
 /// operator only.
-async fn ready(State(shop): State<Shop>, admitted: Option<Extension<Admitted>>) -> Response<Body> {
-    let reasons = shop.summary.not_ready().await;
+async fn ready(State(process): State<Process>, admitted: Option<Extension<Admitted>>) -> Response<Body> {
+    let reasons = process.summary.not_ready().await;
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut facts = json!({ "ready": reasons.is_empty() });
     if admitted.is_some() {
@@ -113,12 +153,12 @@ async fn ready(State(shop): State<Shop>, admitted: Option<Extension<Admitted>>) 
     problem::json(status, &facts)
 }
 
-async fn payments(State(shop): State<Shop>, request: Request) -> Response<Body> {
+async fn payments(State(process): State<Process>, request: Request) -> Response<Body> {
     let which: PaymentFilter = match state_of(&request).parse() {
         Ok(which) => which,
         Err(error) => return unreadable(&error),
     };
-    let mut export = shop.operator.export(which, ExportFormat::JsonLines);
+    let mut export = process.operator.export(which, ExportFormat::JsonLines);
     let mut lines = String::new();
     loop {
         match export.next().await {
@@ -130,12 +170,12 @@ async fn payments(State(shop): State<Shop>, request: Request) -> Response<Body> 
     }
 }
 
-async fn channels(State(shop): State<Shop>, request: Request) -> Response<Body> {
+async fn channels(State(process): State<Process>, request: Request) -> Response<Body> {
     let which: ChannelFilter = match state_of(&request).parse() {
         Ok(which) => which,
         Err(error) => return unreadable(&error),
     };
-    let mut export = shop.operator.export_channels(which, ExportFormat::JsonLines);
+    let mut export = process.operator.export_channels(which, ExportFormat::JsonLines);
     let mut lines = String::new();
     loop {
         match export.next().await {
@@ -147,9 +187,9 @@ async fn channels(State(shop): State<Shop>, request: Request) -> Response<Body> 
     }
 }
 
-async fn report(State(shop): State<Shop>) -> Response<Body> {
+async fn report(State(process): State<Process>) -> Response<Body> {
     let reports =
-        async { Ok::<_, LedgerError>((shop.operator.report().await?, shop.operator.channel_report().await?)) };
+        async { Ok::<_, LedgerError>((process.operator.report().await?, process.operator.channel_report().await?)) };
     match reports.await {
         Ok((payments, channels)) => {
             problem::json(StatusCode::OK, &json!({ "payments": payments.assets, "channels": channels }))

@@ -27,7 +27,7 @@ pub(super) enum Formula {
 }
 
 impl Formula {
-    /// Reads a formula such as `2x(y + 1)^2 / sqrt(3)`. Variables are single letters.
+    /// Reads a formula such as `2xy(y + 1)^2 / sqrt(3)`. Variables are single letters, without a space between them.
     pub(super) fn read(text: &str) -> Option<Self> {
         let text =
             text.trim().trim_end_matches(['.', ',', ';']).replace("**", "^").replace('²', "^2").replace('³', "^3");
@@ -171,8 +171,12 @@ impl Reader<'_> {
                     self.next_if(|_| true);
                     operation(product, '/', self.signed()?)
                 }
-                // `2x`, `x(y + 1)`, and no words of a sentence
-                Some(next) if next == '(' || next.is_ascii_alphabetic() && self.rest.as_str().starts_with(next) => {
+                Some('(') => operation(product, '*', self.power()?),
+                // `2x`, `2 sin(x)`, `xy`, and no words of a sentence: after a letter, there is no space.
+                Some(next)
+                    if next.is_ascii_alphabetic()
+                        && (self.rest.as_str().starts_with(next) || matches!(product, Formula::Number(_))) =>
+                {
                     operation(product, '*', self.power()?)
                 }
                 _ => return Some(product),

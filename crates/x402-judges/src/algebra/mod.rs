@@ -178,7 +178,7 @@ mod tests {
             ("Expand: (x + 1)^2", "(x + 1)^2 = x^2 + x + x + 1 = x^2 + 2x + 1"),
             ("Prove: (a + b)^2 - (a - b)^2 = 4ab", "(a+b)^2 - (a-b)^2\n= a^2 + 2ab + b^2 - (a^2 - 2ab + b^2)\n= 4ab."),
             ("Simplify: (x² - 1)/(x - 1)", "(x² - 1)/(x - 1) = (x - 1)(x + 1)/(x - 1) = x + 1"),
-            ("Simplify: 1/x + 1/y", "(x + y) / (x y)"),
+            ("Simplify: 1/x + 1/y", "(x + y) / (xy)"),
             ("Factor: 0.5 x³ - 2x", "-x(2 - x)(2 + x) ÷ 2"),
         ] {
             for judge in BOTH {

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::{str::FromStr, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use alloy_primitives::Address;
 use anyhow::bail;
@@ -97,10 +97,13 @@ pub(crate) struct Flags {
     /// The address to listen on; port 0 for any free one
     #[arg(long, default_value = "127.0.0.1:4021")]
     pub(crate) listen: String,
-    /// The judge: exact arithmetic; clarity of English prose; a language model (--llm-url); or pairwise comparison of outputs in
-    /// both orders, by the language model if --llm-url is given and by their prose otherwise
+    /// The judge: exact arithmetic; derivations; clarity of English prose; programs (--code-worker); a language model (--llm-url); or
+    /// pairwise comparison of outputs in both orders, by the language model if --llm-url is given and by their prose otherwise
     #[arg(long, value_enum, default_value = "arithmetic")]
     pub(crate) judge: Kind,
+    /// The program x402-code-worker of the package x402-judges, in which judged programs run
+    #[arg(long, value_name = "PATH")]
+    pub(crate) code_worker: Option<PathBuf>,
     /// The OpenAI-compatible endpoint of a language model, such as http://127.0.0.1:11434/v1
     #[arg(long, value_name = "URL", required_if_eq("judge", "llm"))]
     pub(crate) llm_url: Option<HttpUrl>,
@@ -110,7 +113,7 @@ pub(crate) struct Flags {
     /// What the model is told to judge
     #[arg(long, value_name = "TEXT", default_value = "the quality of answers")]
     pub(crate) specialty: String,
-    /// The skill's name in submissions [default: arithmetic, prose, comparison or general, by --judge]
+    /// The skill's name in submissions [default: arithmetic, algebra, prose, code, comparison or general, by --judge]
     #[arg(long, value_name = "NAME")]
     pub(crate) skill: Option<String>,
     /// The price of one evaluated output

@@ -9,7 +9,10 @@ use clap::ValueEnum;
 use tower_x402::{Asset, Usdc};
 use tracing::warn;
 use url::Url;
-use x402_judges::{ArithmeticJudge, ChatClient, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge};
+use x402_judges::{
+    AlgebraJudge, ArithmeticJudge, ChatClient, CodeJudge, CodeWorkers, LlmJudge, LooksJudge, MAX_COMPARED,
+    PairwiseJudge, ProseJudge,
+};
 use x402_market::{AgentCard, MAX_OUTPUTS, Score, judge::Judge};
 
 use crate::flags::Flags;
@@ -19,7 +22,21 @@ const API_KEY: &str = "LLM_API_KEY";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Arithmetic,
+    /// Derivations, step by step
+    Formal,
+    /// Derivations, at many points
+    Numeric,
     Prose,
+    /// Programs, by hidden tests
+    Tests,
+    /// Programs, by how their cost grows
+    Growth,
+    /// Programs, by what is unsafe in them
+    Safety,
+    /// Programs, by the examples in the prompt
+    Example,
+    /// Programs, by their looks
+    Looks,
     Pairwise,
     Llm,
 }
@@ -55,6 +72,32 @@ impl Specialist {
         let (skill, specialty) = (flags.skill.clone(), &flags.specialty);
         let specialist = match (flags.judge, model) {
             (Kind::Arithmetic, _) => Self::of_arithmetic(),
+            (kind @ (Kind::Formal | Kind::Numeric), _) => {
+                let (judge, how) = match kind {
+                    Kind::Formal => (AlgebraJudge::formal(), "exactly, step by step"),
+                    _ => (AlgebraJudge::numeric(), "at many points"),
+                };
+                Self {
+                    judge: Box::new(judge),
+                    skill: "algebra".to_owned(),
+                    name: "Algebra evaluator",
+                    description: format!("Derivations with variables, checked {how}"),
+                    claim: 0.9,
+                    max_outputs: MAX_OUTPUTS,
+                }
+            }
+            (kind @ (Kind::Tests | Kind::Growth | Kind::Safety | Kind::Example | Kind::Looks), _) => {
+                let (judge, how, claim) = of_code(kind, flags)?;
+                Self {
+                    judge,
+                    skill: "code".to_owned(),
+                    name: "Code evaluator",
+                    description: format!("Programs in Starlark, judged by {how}"),
+                    claim,
+                    // They are judged one after the other, and each may take 4 s.
+                    max_outputs: 8,
+                }
+            }
             (Kind::Prose, _) => Self {
                 judge: Box::new(ProseJudge),
                 skill: "prose".to_owned(),
@@ -115,6 +158,23 @@ impl Specialist {
             }
         }
     }
+}
+
+/// Returns a judge of programs, what it judges by, and what its card claims.
+fn of_code(kind: Kind, flags: &Flags) -> anyhow::Result<(Box<dyn Judge>, &'static str, f64)> {
+    if kind == Kind::Looks {
+        return Ok((Box::new(LooksJudge), "their looks", 0.6));
+    }
+    let worker = flags.code_worker.as_ref().context("judges of programs need --code-worker")?;
+    let workers = CodeWorkers::new(worker, std::thread::available_parallelism()?.get());
+    // Any 32 random bytes: whoever knows them knows the hidden tests.
+    let secret = PrivateKeySigner::random().to_bytes().0;
+    Ok(match kind {
+        Kind::Tests => (Box::new(CodeJudge::tests(workers, secret)), "hidden tests", 0.9),
+        Kind::Growth => (Box::new(CodeJudge::growth(workers, secret)), "how their cost grows", 0.5),
+        Kind::Safety => (Box::new(CodeJudge::safety(workers)), "what is unsafe in them", 0.5),
+        _ => (Box::new(CodeJudge::example(workers)), "the examples in the prompt", 0.5),
+    })
 }
 
 /// Returns the base URL of the evaluator.

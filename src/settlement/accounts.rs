@@ -19,7 +19,7 @@ use alloy_eips::eip2718::Encodable2718;
 use alloy_network::TxSigner;
 use alloy_primitives::{Address, B256, Bytes, Signature, U256};
 use tokio::{
-    sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, Notify, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, timeout},
 };
 
@@ -84,10 +84,15 @@ impl Accounts {
 
     /// Takes a place in the window of the account that has the most room, if more are free than are kept. One place of each window is always
     /// open to everybody. It takes no nonce yet.
-    pub(super) fn try_enter_keeping(&self, kept: usize) -> Option<(Account, WindowPermit)> {
-        let all_rest = self.iter().all(|account| account.resting().is_some());
-        let room = |account: &&Account| account.room(kept);
-        let account = self.iter().filter(|account| all_rest || account.resting().is_none()).max_by_key(room)?;
+    /// Whoever `spends_kept` gas may have one that rests because gas is kept.
+    pub(super) fn try_enter_keeping(&self, kept: usize, spends_kept: bool) -> Option<(Account, WindowPermit)> {
+        let rests = |account: &Account| account.rests_for(spends_kept);
+        let all_rest = self.iter().all(rests);
+        let room = |account: &&Account| {
+            let room = account.room(kept);
+            (room > 0, account.resting().is_none(), room)
+        };
+        let account = self.iter().filter(|account| all_rest || !rests(account)).max_by_key(room)?;
         account.try_enter_keeping(kept)
     }
 
@@ -196,8 +201,10 @@ struct Inner {
     window: Arc<Window>,
     /// Notified whenever a place becomes free, here or in another account.
     freed: Arc<Notify>,
-    /// Until when the account is used only if there is no other, and its balance in wei when it could not pay for gas.
-    resting: Mutex<Option<(Instant, U256)>>,
+    /// The account is used only if there is no other.
+    resting: Mutex<Option<Rest>>,
+    /// Held by the one that waits in the line for a place of this account. Others wait for that one, so that the line has room.
+    exchanging: AsyncMutex<()>,
     /// A task fills the account's gaps.
     filling: AtomicBool,
     nonces: Mutex<Nonces>,
@@ -205,6 +212,16 @@ struct Inner {
     syncing: AsyncMutex<Option<Instant>>,
     /// What an earlier process with this key may have left in the pool.
     predecessor: AsyncMutex<Predecessor>,
+}
+
+/// Why an account is used only if there is no other.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    until: Instant,
+    /// Its balance when it could not pay for gas, in wei.
+    balance: U256,
+    /// It pays for what is kept for claims, and for nothing else.
+    is_kept: bool,
 }
 
 /// The transactions of an earlier process with the same key.
@@ -227,6 +244,10 @@ struct Nonces {
     free: BTreeSet<u64>,
     /// Nonces in use, and the gas that their transactions may use.
     taken: BTreeMap<u64, u64>,
+    /// The gas of transactions that were announced and have no nonce yet.
+    announced: u64,
+    /// The gas of journalled transactions that are not of this process.
+    others: u64,
     /// Nonces whose transactions must not wait for a ceiling.
     urgent: BTreeMap<u64, Hurry>,
     /// All nonces below this one are in blocks.
@@ -327,6 +348,27 @@ impl Drop for WindowPermit {
     }
 }
 
+/// Gas of a transaction that has no nonce yet, counted until this is dropped.
+pub(super) struct Announced {
+    account: Account,
+    gas: u64,
+    before: u64,
+}
+
+impl Announced {
+    /// Returns how much gas was in flight before.
+    pub(super) const fn before(&self) -> u64 {
+        self.before
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let mut nonces = self.account.nonces();
+        nonces.announced = nonces.announced.saturating_sub(self.gas);
+    }
+}
+
 /// A signed transaction.
 pub(super) struct Signed {
     pub(super) raw: Bytes,
@@ -352,6 +394,7 @@ impl Account {
             node,
             freed,
             resting: Mutex::default(),
+            exchanging: AsyncMutex::default(),
             filling: AtomicBool::new(false),
             window: Arc::new(Window::new(window)),
             predecessor: AsyncMutex::default(),
@@ -446,19 +489,45 @@ impl Account {
 
     /// Prefers other accounts for half a minute, since this one could not pay for gas with this balance.
     pub(super) fn rest(&self, balance: U256) {
-        *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now() + REST, balance));
+        *self.lock_resting() = Some(Rest { until: Instant::now() + REST, balance, is_kept: false });
+    }
+
+    /// The same, since it pays for what is kept for claims only. Claims at risk use it.
+    pub(super) fn rest_for_claims(&self, balance: U256) {
+        let mut resting = self.lock_resting();
+        if resting.is_none_or(|rest| rest.is_kept || rest.until <= Instant::now()) {
+            *resting = Some(Rest { until: Instant::now() + REST, balance, is_kept: true });
+        }
+    }
+
+    fn lock_resting(&self) -> MutexGuard<'_, Option<Rest>> {
+        self.0.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody else waits in the line for a place of this account.
+    pub(super) async fn exchanging(&self) -> AsyncMutexGuard<'_, ()> {
+        self.0.exchanging.lock().await
     }
 
     /// Ends the rest if the balance is higher now.
     fn wake(&self, balance: U256) {
-        let mut resting = self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
-        *resting = resting.filter(|(_, before)| balance <= *before);
+        let mut resting = self.lock_resting();
+        *resting = resting.filter(|rest| balance <= rest.balance);
     }
 
     /// Returns the balance, in wei, with which the account could not pay for gas a moment ago, if that happened.
     fn resting(&self) -> Option<U256> {
-        let resting = *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
-        resting.filter(|(until, _)| *until > Instant::now()).map(|(_, balance)| balance)
+        self.rest_now().map(|rest| rest.balance)
+    }
+
+    /// Returns `true` if the account rests for this kind of call: one that `spends_kept` gas, or another.
+    fn rests_for(&self, spends_kept: bool) -> bool {
+        self.rest_now().is_some_and(|rest| !(rest.is_kept && spends_kept))
+    }
+
+    fn rest_now(&self) -> Option<Rest> {
+        let resting = *self.lock_resting();
+        resting.filter(|rest| rest.until > Instant::now())
     }
 
     /// Returns `true` if the caller is to fill the gaps: there are some, and no task fills them.
@@ -491,7 +560,7 @@ impl Account {
                 return None;
             }
             let nonce = nonces.free.pop_first()?;
-            nonces.taken.insert(nonce, FILLER_GAS);
+            nonces.enter(nonce, FILLER_GAS);
             nonce
         };
         Some(self.lease(nonce, permit))
@@ -535,9 +604,10 @@ impl Account {
     }
 
     /// Returns what may be offered for a unit of gas, in wei, with this nonce, since a transaction with a higher one must not wait for a
-    /// ceiling. `others` is the gas of transactions that were not counted when that one was sent.
-    pub(super) fn hurried_above(&self, nonce: u64, others: u64) -> u128 {
+    /// ceiling. `more` is the gas of transactions that are not counted yet.
+    pub(super) fn hurried_above(&self, nonce: u64, more: u64) -> u128 {
         let nonces = self.nonces();
+        let others = nonces.others.saturating_add(more);
         let waits = |(urgent, _): &(&u64, &Hurry)| **urgent > nonce && nonces.taken.contains_key(*urgent);
         let most = |(_, hurry): (&u64, &Hurry)| hurry.worth / u128::from(hurry.gas.saturating_add(others).max(1));
         nonces.urgent.iter().filter(waits).map(most).max().unwrap_or(0)
@@ -577,8 +647,25 @@ impl Account {
     }
 
     /// Returns how much gas the transactions in flight may use.
-    pub(super) fn gas_in_flight(&self) -> u64 {
-        self.nonces().taken.values().fold(0, |sum, gas| sum.saturating_add(*gas))
+    #[cfg(test)]
+    fn gas_in_flight(&self) -> u64 {
+        self.nonces().gas_in_flight()
+    }
+
+    /// Counts so much gas as in flight until the result is dropped. To be called before the balance is asked for, so that no two
+    /// transactions rely on the same ether.
+    pub(super) fn announce(&self, gas: u64) -> Announced {
+        let mut nonces = self.nonces();
+        let before = nonces.gas_in_flight();
+        nonces.announced = nonces.announced.saturating_add(gas);
+        Announced { account: self.clone(), gas, before }
+    }
+
+    /// Notes the gas of the journalled transactions, by nonce: those that are not of this process count as in flight, too.
+    pub(super) fn note_others(&self, journalled: &BTreeMap<u64, u64>) {
+        let mut nonces = self.nonces();
+        let of_others = journalled.iter().filter(|(nonce, _)| !nonces.taken.contains_key(nonce));
+        nonces.others = of_others.fold(0, |sum, (_, gas)| sum.saturating_add(*gas));
     }
 
     fn lease(&self, nonce: u64, permit: WindowPermit) -> NonceLease {
@@ -627,8 +714,22 @@ impl Nonces {
         if nonce == next {
             self.next = next.checked_add(1);
         }
-        self.taken.insert(nonce, gas);
+        self.enter(nonce, gas);
         Some(nonce)
+    }
+
+    /// Enters a nonce as taken. Those above that hurry wait for it, too.
+    fn enter(&mut self, nonce: u64, gas: u64) {
+        self.taken.insert(nonce, gas);
+        for (urgent, hurry) in &mut self.urgent {
+            if *urgent > nonce {
+                hurry.gas = hurry.gas.saturating_add(gas);
+            }
+        }
+    }
+
+    fn gas_in_flight(&self) -> u64 {
+        self.taken.values().fold(self.announced.saturating_add(self.others), |sum, gas| sum.saturating_add(*gas))
     }
 
     fn has_gap(&self) -> bool {
@@ -697,6 +798,9 @@ impl NonceLease {
     pub(super) fn hurry(&self, worth: u128, gas: u64) {
         let nonces = &mut *self.account.nonces();
         nonces.urgent.retain(|nonce, _| nonces.taken.contains_key(nonce));
+        // Some may have taken a lower nonce since the gas was added up.
+        let below = nonces.taken.range(..=self.nonce).fold(0, |sum: u64, (_, gas)| sum.saturating_add(*gas));
+        let gas = gas.max(below);
         nonces.urgent.insert(self.nonce, Hurry { worth, gas });
     }
 
@@ -771,16 +875,73 @@ mod tests {
         let node = Arc::new(Node::new(Network::BASE, rpc, 100_000, None, None).unwrap());
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(vec![Arc::new(PrivateKeySigner::random())], &node, 1, &freed);
-        let (account, permit) = accounts.try_enter_keeping(0).unwrap();
-        assert!(accounts.try_enter_keeping(0).is_none());
+        let (account, permit) = accounts.try_enter_keeping(0, false).unwrap();
+        assert!(accounts.try_enter_keeping(0, false).is_none());
         let mut waiting = Box::pin(freed.notified());
         assert!((&mut waiting).now_or_never().is_none());
         drop(permit);
-        assert!(waiting.now_or_never().is_some() && accounts.try_enter_keeping(0).is_some());
+        assert!(waiting.now_or_never().is_some() && accounts.try_enter_keeping(0, false).is_some());
         // The same for whoever waited for a place in this account.
         let permit = account.enter().await;
         drop(permit);
         assert!(freed.notified().now_or_never().is_some());
+    }
+
+    fn accounts(count: usize, window: usize) -> Accounts {
+        let rpc = Rpc::new(endpoint::client_at("http://127.0.0.1:1").unwrap(), Duration::from_secs(5));
+        let node = Arc::new(Node::new(Network::BASE, rpc, 100_000, None, None).unwrap());
+        let signers = (0..count).map(|_| Arc::new(PrivateKeySigner::random()) as SharedSigner).collect();
+        Accounts::new(signers, &node, window, &Arc::default())
+    }
+
+    #[tokio::test]
+    async fn an_account_whose_gas_is_kept_for_claims_is_open_to_claims_at_risk() {
+        let accounts = accounts(2, 2);
+        let [low, rich] = [0, 1].map(|index| accounts.iter().nth(index).unwrap().clone());
+        low.rest_for_claims(U256::from(7));
+        let entered = |kept, spends_kept| {
+            accounts.try_enter_keeping(kept, spends_kept).map(|(account, permit)| (account.address(), permit))
+        };
+        let payment = entered(1, false).unwrap();
+        assert_eq!(payment.0, rich.address());
+        assert!(entered(1, false).is_none(), "the other one rests");
+        let claim = entered(0, true).unwrap();
+        assert_eq!(claim.0, rich.address(), "one that does not rest comes first");
+        let second = entered(0, true).unwrap();
+        assert_eq!(second.0, low.address());
+        // One that cannot pay for claims either is closed to them.
+        low.rest(U256::from(7));
+        low.rest_for_claims(U256::from(7));
+        assert!(entered(0, true).is_none());
+    }
+
+    #[tokio::test]
+    async fn gas_that_was_announced_counts_for_the_next_one_before_it_has_a_nonce() {
+        let accounts = accounts(1, 2);
+        let account = accounts.iter().next().unwrap();
+        let first = account.announce(3);
+        assert_eq!((first.before(), account.announce(4).before()), (0, 3));
+        drop(first);
+        assert_eq!(account.gas_in_flight(), 0);
+    }
+
+    /// A claim of 100 gas that is worth 1,000 wei, and what others have below it.
+    #[tokio::test]
+    async fn all_that_a_claim_waits_for_shares_what_it_is_worth() {
+        let accounts = accounts(1, 8);
+        let account = accounts.iter().next().unwrap();
+        account.nonces().resume(7);
+        let lease = async |gas| account.take(account.enter().await, gas).await.unwrap();
+        let (lower, claim) = (lease(300).await, lease(100).await);
+        claim.hurry(1_000, 100);
+        assert_eq!(account.hurried_above(7, 0), 2, "the one below is counted");
+        // The lower nonce was given back, and a large batch has it.
+        lower.release();
+        let _batch = lease(600).await;
+        assert_eq!(account.hurried_above(7, 0), 1);
+        // A dead process left others below.
+        account.note_others(&BTreeMap::from([(5, 700), (6, 700), (8, 100)]));
+        assert_eq!(account.hurried_above(5, 0), 0);
     }
 
     fn nonces(next: u64) -> Nonces {

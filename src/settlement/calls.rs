@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{chain::rpc::Receipt, ledger::NONCE_HELD_SECONDS};
 
-/// After what time other processes with the ledger may use a nonce, at the earliest.
-const HELD: Duration = Duration::from_secs(NONCE_HELD_SECONDS - 5);
+/// After what time other processes with the ledger may use a nonce, at the earliest: their clocks may be ahead, and the ledger may be slow.
+const HELD: Duration = Duration::from_secs(NONCE_HELD_SECONDS - 15);
 /// How often one call is sent with another nonce, or after the node refused it for a reason that passes.
 const MAX_ATTEMPTS: usize = 4;
 

@@ -2,7 +2,7 @@
 //!
 //! The engine composes the other parts of this folder. Each of them has one job and knows nothing of the engine.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use tokio::{
@@ -295,13 +295,20 @@ impl Engine {
 
     /// Begins transactions for as long as payments wait.
     async fn serve(self: Arc<Self>) {
+        // It is kept from one look at the queue to the next: whoever joins the line again is its last.
+        let mut placing = pin!(self.place());
         while !self.queue.is_served_out() {
-            let place = timeout(Duration::from_secs(1), self.place()).await.ok();
+            let place = timeout(Duration::from_secs(1), placing.as_mut()).await.ok();
             for queued in self.queue.take_expired() {
-                let error = FacilitatorError::Busy { what: "the settlement key", retry_after: RETRY };
-                queued.give_up(&self.journal, error).await;
+                let journal = self.journal.clone();
+                // Not here: a place that is given meanwhile would stay unused.
+                tokio::spawn(async move {
+                    let error = FacilitatorError::Busy { what: "the settlement key", retry_after: RETRY };
+                    queued.give_up(&journal, error).await;
+                });
             }
             let Some(place) = place else { continue };
+            placing.set(self.place());
             let can_batch = self.batch_size > 1 && self.deployment.is_there().await;
             let most = if can_batch { self.batch_size } else { 1 };
             if most > 1 {

@@ -50,6 +50,8 @@ pub(super) struct QueuedPayment {
     pub(super) seen_unused: Option<u64>,
     /// The batch that was included and did not pay it. It is verified again and gets a transaction of its own.
     pub(super) left_out_of: Option<B256>,
+    /// No gas key pays for a batch.
+    pub(super) is_alone: bool,
     /// How often a transaction was signed for it.
     pub(super) attempts: usize,
     /// Until when it waits for a transaction.
@@ -78,6 +80,7 @@ impl QueuedPayment {
             payment,
             verified,
             left_out_of: None,
+            is_alone: false,
             attempts: 0,
             journalled: Vec::new(),
             ineffective: Vec::new(),
@@ -98,7 +101,7 @@ impl QueuedPayment {
     /// Returns its entry in a batch whose payments may use `gas_cap` each, or `None` if it cannot share a transaction.
     pub(super) fn batch_entry(&self, gas_cap: u32) -> Option<batch::Entry> {
         let needs_more = self.verified.gas.is_some_and(|gas| batch::needed(gas) > u64::from(gas_cap));
-        if self.left_out_of.is_some() || self.verified.contract_wallet || needs_more {
+        if self.is_alone || self.left_out_of.is_some() || self.verified.contract_wallet || needs_more {
             return None;
         }
         batch::Entry::of(&self.payment).ok()

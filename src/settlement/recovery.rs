@@ -2,7 +2,7 @@
 //!
 //! They are sent again, gaps before them are filled, and those that block all later ones are replaced.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::Decodable2718 as _;
@@ -18,6 +18,7 @@ use crate::{
     ledger::{JournaledTransaction, NONCE_HELD_SECONDS, Record},
     settlement::FacilitatorError,
     telemetry,
+    vouchers::Escrow,
 };
 
 /// How long after it was journalled a transaction that no task follows is sent again, in seconds.
@@ -26,6 +27,17 @@ const QUIET: u64 = 10;
 const HIGH_OFFER: u128 = 4;
 /// How far a node may lag behind another one, at least.
 const MIN_LAG: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// Returns the most gas that the transaction of each nonce may use.
+fn gas_limits(submissions: &[JournaledTransaction]) -> BTreeMap<u64, u64> {
+    let mut limits = BTreeMap::new();
+    for submission in submissions {
+        let gas = TxEnvelope::decode_2718(&mut submission.raw.as_ref()).map_or(0, |envelope| envelope.gas_limit());
+        let limit = limits.entry(submission.nonce).or_insert(gas);
+        *limit = gas.max(*limit);
+    }
+    limits
+}
 
 /// Sends journalled transactions again.
 pub(crate) struct Recovery {
@@ -124,11 +136,13 @@ impl Recovery {
         let now = self.journal.now();
         let is_old = |submission: &JournaledTransaction| include_recent || submission.at.saturating_add(QUIET) < now;
         if !self.submissions(account).await?.iter().any(is_old) {
+            account.note_others(&BTreeMap::new());
             return Ok(());
         }
         account.consumed_below(account.chain_nonce("latest").await?);
         // Not those that are in blocks: they may be as many as are listed at once.
         let (next, mut waiting) = (account.consumed(), self.submissions(account).await?);
+        account.note_others(&gas_limits(&waiting));
         if waiting.first().is_some_and(|first| first.nonce > next && is_old(first)) {
             // The nonce's process gave it back and died, or has nothing more to send.
             telemetry::gap_filled(self.node.network());
@@ -168,9 +182,10 @@ impl Recovery {
         let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
         let offered =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
-        let is_call = stuck.payments.is_empty();
+        // A batch whose payments have all ended was replaced without them.
+        let is_call = stuck.payments.is_empty() && envelope.to() == Some(Escrow::ADDRESS);
         let call = Call::of(&envelope).filter(|_| is_call).unwrap_or_else(|| Call::filler(account));
-        let most = account.hurried_above(stuck.nonce, call.gas_limit);
+        let most = account.hurried_above(stuck.nonce, 0);
         let market = self.node.fees_up_to(most).await?;
         let is_high = |offered: u128, market: u128| offered >= market.saturating_mul(HIGH_OFFER);
         if is_call && is_high(offered.max_fee, market.max_fee) && is_high(offered.tip, market.tip) {

@@ -68,8 +68,8 @@ const KEPT: usize = 1;
 const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 /// The gas of one payment or deposit, rounded up.
 pub(super) const TYPICAL_GAS: u64 = 215_000;
-/// The gas that payments, and calls which can wait, leave to an account: claims of some eighty channels.
-pub(super) const KEPT_GAS: u64 = 2_000_000;
+/// The gas that payments, deposits and refunds leave to an account: a claim of a hundred channels, the most that are claimed together.
+pub(super) const KEPT_GAS: u64 = 3_000_000;
 /// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
 const MAX_REPLACEMENTS: usize = 20;
 
@@ -150,6 +150,11 @@ pub(super) trait Load: Send {
 
     /// Notes that it has to wait for the account's other transactions, which is no failed attempt.
     fn must_wait(&mut self) {}
+
+    /// Notes that the account pays only for less. Returns `false` if it is one payment or call already, which cannot be divided.
+    fn must_be_alone(&mut self) -> bool {
+        false
+    }
 
     /// Notes that another transaction took the nonce; `is_late` if that was found out while the transaction was followed.
     fn lost_nonce(&mut self, _is_late: bool) {}
@@ -358,12 +363,15 @@ impl Submitter {
         let urgency = place.urgency;
         // Others need it meanwhile.
         drop(place);
-        if self.accounts.get(sender).is_none() {
+        let Some(account) = self.accounts.get(sender) else {
             let key = format!("the key of {sender}, for which a permit was signed");
             return Err(FacilitatorError::Misconfigured(key));
-        }
-        let entering = timeout_at(until, self.enter_of(urgency, Some(sender))).await;
-        entering.unwrap_or(Err(FacilitatorError::Busy {
+        };
+        let entering = async {
+            let _first = account.exchanging().await;
+            self.enter_of(urgency, Some(sender)).await
+        };
+        timeout_at(until, entering).await.unwrap_or(Err(FacilitatorError::Busy {
             what: "places of the gas key that a permit names",
             retry_after: Duration::from_secs(2),
         }))
@@ -373,10 +381,11 @@ impl Submitter {
         // Where no claims are sent, nothing is more urgent.
         let kept = if self.keeps_for_claims() { KEPT } else { 0 };
         self.line.serve(|urgency, of| {
-            let kept = if urgency.lane() == Lane::AtRisk { 0 } else { kept };
+            let is_at_risk = urgency.lane() == Lane::AtRisk;
+            let kept = if is_at_risk { 0 } else { kept };
             match of {
                 Some(of) => self.accounts.get(of)?.try_enter_keeping(kept),
-                None => self.accounts.try_enter_keeping(kept),
+                None => self.accounts.try_enter_keeping(kept, is_at_risk),
             }
         });
     }
@@ -397,13 +406,16 @@ impl Submitter {
     ) -> Result<Sent, FacilitatorError> {
         let call = load.call();
         // Those that it waits for may have to offer as much.
-        let gas = call.gas_limit.saturating_add(account.gas_in_flight());
+        let announced = account.announce(call.gas_limit);
+        let gas = call.gas_limit.saturating_add(announced.before());
         let most = urgency.max_fee(gas);
         let fees = self.node.fees_up_to(most).await?;
-        if L::LEAVES_GAS && self.keeps_for_claims() && !self.leaves_gas(&account, call.gas_limit, fees, load).await? {
+        let is_to_leave_gas = (L::LEAVES_GAS || urgency.lane() < Lane::Claim) && self.keeps_for_claims();
+        if is_to_leave_gas && !self.leaves_gas(&account, call.gas_limit, announced.before(), fees, load).await? {
             return Ok(Sent::Ended(Attempt { result: AttemptResult::Retry, watched: Vec::new() }));
         }
         let lease = account.take(permit, call.gas_limit).await?;
+        drop(announced);
         if most > 0 {
             lease.hurry(urgency.worth(), gas);
         }
@@ -416,10 +428,10 @@ impl Submitter {
         &self,
         account: &Account,
         gas: u64,
+        in_flight: u64,
         fees: Fees,
         load: &mut L,
     ) -> Result<bool, FacilitatorError> {
-        let in_flight = account.gas_in_flight();
         let balance = account.balance().await?;
         let pays_for = |gas: u64| balance >= U256::from(fees.max_fee.saturating_mul(gas.into()));
         let alone = gas.saturating_add(KEPT_GAS);
@@ -431,8 +443,11 @@ impl Submitter {
             self.wait_for_block().await;
             return Ok(false);
         }
+        if pays_for(TYPICAL_GAS.saturating_add(KEPT_GAS)) && load.must_be_alone() {
+            return Ok(false);
+        }
         tracing::error!(account = %account.address(), %balance, "what is left to pay for gas is kept for claims");
-        account.rest(balance);
+        account.rest_for_claims(balance);
         self.accounts.check_known_balances()?;
         Ok(false)
     }
@@ -887,11 +902,16 @@ mod tests {
 
     #[allow(clippy::unwrap_used)]
     fn submitter_on(devnet: &Devnet, window: usize) -> Arc<Submitter> {
+        submitter_with(devnet, window, 1)
+    }
+
+    #[allow(clippy::unwrap_used)]
+    fn submitter_with(devnet: &Devnet, window: usize, keys: usize) -> Arc<Submitter> {
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
         let node = Node::new(Network::BASE_SEPOLIA, rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
         let costs = Arc::new(Costs::new(Network::BASE_SEPOLIA, None, false));
-        let key = Arc::new(PrivateKeySigner::random());
-        Submitter::new(Arc::new(node), None, vec![key], window, costs, Duration::from_secs(10))
+        let keys = (0..keys).map(|_| Arc::new(PrivateKeySigner::random()) as SharedSigner).collect();
+        Submitter::new(Arc::new(node), None, keys, window, costs, Duration::from_secs(10))
     }
 
     async fn entered(
@@ -934,6 +954,26 @@ mod tests {
         let others = futures_util::future::join_all(others).await;
         submitter.enter(Urgency::claim_at_risk(1)).await.unwrap();
         assert!(others.iter().all(|waits| !waits.is_finished()));
+    }
+
+    /// Many permits name an account whose window is full.
+    #[tokio::test(start_paused = true)]
+    async fn one_permit_at_a_time_waits_in_the_line_for_the_account_that_it_names() {
+        let submitter = submitter_with(&Devnet::start().await.unwrap(), 2, 2);
+        let mut first = Vec::new();
+        for _ in 0..2 {
+            first.push(submitter.enter(Urgency::claim()).await.unwrap());
+        }
+        let busy = first[0].account.address();
+        let other = first.pop().unwrap();
+        assert_ne!(other.account.address(), busy);
+        drop(other);
+        for _ in 0..1_200 {
+            let (submitter, place) = (submitter.clone(), submitter.enter(Urgency::claim()).await.unwrap());
+            tokio::spawn(async move { submitter.exchange(place, busy, Instant::now() + SYNC_TIMEOUT).await });
+            sleep(Duration::from_millis(1)).await;
+        }
+        submitter.enter(Urgency::claim()).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -106,6 +106,15 @@ impl Load for Transfers {
         self.payments.iter_mut().for_each(|queued| queued.attempts = queued.attempts.saturating_sub(1));
     }
 
+    fn must_be_alone(&mut self) -> bool {
+        let are_several = self.payments.len() > 1;
+        if are_several {
+            self.must_wait();
+            self.payments.iter_mut().for_each(|queued| queued.is_alone = true);
+        }
+        are_several
+    }
+
     fn lost_nonce(&mut self, is_late: bool) {
         self.payments.iter_mut().for_each(QueuedPayment::lost_nonce);
         if is_late {

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use alloy_consensus::Transaction as _;
-use alloy_primitives::{Address, address};
+use alloy_consensus::{SignableTransaction as _, Transaction as _, TxEip1559, TxEnvelope};
+use alloy_eips::Encodable2718 as _;
+use alloy_network::TxSignerSync as _;
+use alloy_primitives::{Address, TxKind, address};
 use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
@@ -282,7 +284,7 @@ async fn a_claim_at_risk_does_not_wait_for_the_ceiling_of_a_payment_before_it() 
 #[tokio::test]
 async fn gas_for_claims_is_kept_from_payments() {
     let one = OneKey::start(|builder| builder).await;
-    // The key has an ether: enough for some payments or claims, and not for two million gas beside them.
+    // The key has an ether: enough for some payments or claims, and not for three million gas beside them.
     one.stage.devnet.set_base_fee(500_000_000_000);
     let filled = one.filled(10_000).await;
     let (payment, verified) = one.admitted().await;
@@ -296,6 +298,100 @@ async fn gas_for_claims_is_kept_from_payments() {
     );
     assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
     assert_eq!(one.stage.next_nonce().await, 1);
+}
+
+/// There is one place for both. The payment waits for longer than a second, after which it is looked at again.
+#[tokio::test]
+async fn a_payment_keeps_its_place_in_the_line_before_a_claim_that_came_later() {
+    let one = OneKey::start(|builder| builder.batch_size(1).in_flight(2)).await;
+    let filled = one.filled(10_000).await;
+    let (first, second) = (one.admitted().await, one.admitted().await);
+    one.stage.devnet.stall(true);
+    let later = async {
+        eventually("a payment has the place", async || one.pending().await == 1).await;
+        let settled = one.stage.settle(&second.0, &second.1);
+        let claimed = async {
+            tokio::time::sleep(4 * BLOCKS).await;
+            one.claim(&filled, 3_000).await
+        };
+        let resumed = async {
+            eventually("the claim is simulated", async || one.stage.calls("eth_estimateGas") > 0).await;
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            one.stage.devnet.stall(false);
+        };
+        tokio::join!(settled, claimed, resumed)
+    };
+    let (settled, (waited, claimed, ())) = tokio::join!(one.stage.settle(&first.0, &first.1), later);
+    [settled, waited].iter().for_each(is_paid);
+    assert_eq!(claimed.unwrap(), 3_000);
+    let token = one.stage.devnet.asset().address;
+    assert_eq!(one.called().await, [token, token, Escrow::ADDRESS]);
+}
+
+#[tokio::test]
+async fn gas_for_claims_is_kept_from_deposits() {
+    let one = OneKey::start(|builder| builder).await;
+    // The key's ether pays for 3.1 million gas: more than is kept, and less than that and a deposit.
+    one.stage.devnet.set_base_fee(160_000_000_000);
+    let (channel, filled) = (one.channel().await, one.filled(10_000).await);
+    let refused = one.deposit(&channel, 7_000).await;
+    let is_kept = matches!(refused, Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })));
+    assert!(is_kept, "{refused:?}");
+    assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
+    assert_eq!(one.called().await, [Escrow::ADDRESS]);
+}
+
+/// Some alone leave what is kept, and all together do not.
+#[tokio::test]
+async fn payments_whose_batch_would_use_gas_for_claims_are_settled_alone() {
+    let one = OneKey::start(|builder| builder).await;
+    one.stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let mut payments = Vec::new();
+    for _ in 0..12 {
+        payments.push(one.admitted().await);
+    }
+    // The key's ether pays for 3.3 million gas.
+    one.stage.devnet.set_base_fee(150_000_000_000);
+    let settled = join_all(payments.iter().map(|(payment, verified)| one.stage.settle(payment, verified))).await;
+    assert!(
+        settled.iter().any(|settled| settled.as_ref().is_ok_and(|outcome| outcome.paid_by().is_some())),
+        "{settled:?}"
+    );
+    let token = one.stage.devnet.asset().address;
+    assert!(one.called().await[1..].iter().all(|to| *to == token));
+}
+
+/// All its payments had ended when it was replaced, so that it is journalled without them.
+#[tokio::test]
+async fn a_batch_of_a_dead_process_that_hangs_is_not_made_again() {
+    let one = OneKey::start(|builder| builder).await;
+    one.stage.devnet.set_base_fee(1_000_000_000);
+    let key = settlement_key();
+    let mut batch = TxEip1559 {
+        chain_id: one.stage.devnet.network().chain_id(),
+        gas_limit: 1_000_000,
+        max_fee_per_gas: 1_000,
+        max_priority_fee_per_gas: 1_000,
+        to: TxKind::Call(one.stage.devnet.asset().address),
+        ..TxEip1559::default()
+    };
+    let signature = key.sign_transaction_sync(&mut batch).unwrap();
+    let batch = TxEnvelope::from(batch.into_signed(signature));
+    let journalled = JournaledTransaction {
+        sender: Sender { network: one.stage.devnet.network(), address: key.address() },
+        nonce: 0,
+        hash: *batch.tx_hash(),
+        raw: batch.encoded_2718().into(),
+        payments: Vec::new(),
+        by: 99,
+        at: tower_x402::Clock::now(&*one.stage.clock),
+        until: tower_x402::Clock::now(&*one.stage.clock) + 45,
+        known_failures: Default::default(),
+    };
+    one.stage.ledger.submit(journalled).await.unwrap();
+    one.a_minute_later();
+    eventually("its nonce is used up", async || one.stage.next_nonce().await == 1).await;
+    assert_eq!(one.called().await, [key.address()]);
 }
 
 /// The node has lost what a process sent that died, and nobody asks again.

@@ -3,8 +3,8 @@
 //! An authorization is public once it is broadcast, and anybody may execute it: the payee is paid all the same. Settlement counts
 //! such a transfer if it came after the payment was reserved here. An earlier one may have paid for something else.
 
-use alloy_primitives::{B256, Bytes, U64};
-use alloy_sol_types::{SolCall as _, SolEvent};
+use alloy_primitives::{Address, B256, Bytes, U64, U256, hex};
+use alloy_sol_types::{SolCall as _, SolEvent, SolType as _, sol_data};
 use serde_json::json;
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
     rpc::{Log, Rpc, RpcFailure},
     transfer::Token,
 };
+use crate::network::Network;
 
 /// How many requests search the oldest blocks, where most uses are; the others search the newest.
 pub(crate) const FOR_THE_OLDEST: usize = 64;
@@ -38,6 +39,56 @@ pub(crate) async fn is_used(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) 
     let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
     let answer: Bytes = rpc.call("eth_call", (request, U64::from(block))).await?;
     Ok(Token::authorizationStateCall::abi_decode_returns(&answer).ok())
+}
+
+/// The state of an authorization in the newest block, with what proves of which chain that block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProvenState {
+    pub(crate) is_used: bool,
+    pub(crate) block: u64,
+    pub(crate) timestamp: u64,
+}
+
+/// Returns the state of the authorization in the newest block. Fails if a node of another chain answers, which knows of no use: behind one
+/// address there may be nodes of several.
+pub(crate) async fn proven_state(
+    rpc: &Rpc,
+    network: Network,
+    expected: &ExpectedTransfer,
+) -> Result<ProvenState, RpcFailure> {
+    let (contract, call, bit) = match expected.is_by_permit() {
+        true => permit::use_call(expected.payer, expected.nonce),
+        false => {
+            let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
+            (expected.token, call.abi_encode(), U256::MAX)
+        }
+    };
+    let request = json!({ "data": Bytes::from([&state_code(contract)[..], &call].concat()) });
+    let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
+    let words = sol_data::FixedArray::<sol_data::Uint<256>, 5>::abi_decode(&answer);
+    let [chain, length, state, block, timestamp] = words.map_err(|_| RpcFailure::Silent)?;
+    if chain != U256::from(network.chain_id()) {
+        tracing::warn!(%network, %chain, "the node answered for another chain; its answer is not used");
+        return Err(RpcFailure::Silent);
+    }
+    if length < U256::from(32) {
+        return Err(RpcFailure::Silent);
+    }
+    let is_used = !(state & bit).is_zero();
+    Ok(ProvenState { is_used, block: block.saturating_to(), timestamp: timestamp.saturating_to() })
+}
+
+/// Returns creation code that is never deployed, and takes 68 bytes of calldata after it. It returns the chain's identifier, how much `contract`
+/// answered to that calldata (0 if it reverted), the answer's first word, and the block's number and time.
+fn state_code(contract: Address) -> Vec<u8> {
+    [
+        &hex!("6044603c60a039")[..], // codecopy(0xa0, 60, 68)
+        &hex!("60206040604460a073"), // staticcall(gas, contract, 0xa0, 68, 0x40, 32)
+        contract.as_slice(),
+        &hex!("5afa3d02602052"), // its success, times the length of the answer
+        &hex!("46600052436060524260805260a06000f3"),
+    ]
+    .concat()
 }
 
 /// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization.
@@ -120,4 +171,36 @@ async fn classify(rpc: &Rpc, expected: &ExpectedTransfer, log: &Log) -> Result<A
         return Ok(AuthorizationUse::Paid { transaction, block: receipt.block() });
     }
     Ok(AuthorizationUse::Otherwise { transaction, block })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use x402_devnet::Devnet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn state_of_an_authorization_is_that_of_the_chain_which_was_asked_for() {
+        let devnet = Devnet::start().await.unwrap();
+        let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
+        let (token, facilitator) = (devnet.asset().address, Address::ZERO);
+        for by_permit in [None, Some(facilitator)] {
+            let expected = ExpectedTransfer {
+                token,
+                payer: Address::repeat_byte(1),
+                payee: Address::repeat_byte(2),
+                value: U256::ONE,
+                nonce: B256::repeat_byte(3),
+                facilitator: by_permit,
+            };
+            let state = proven_state(&rpc, devnet.asset().network, &expected).await.unwrap();
+            assert_eq!((state.is_used, state.block), (false, devnet.block_number()));
+            assert!(state.timestamp > 0);
+            assert!(proven_state(&rpc, Network::BASE, &expected).await.is_err());
+            let absent = ExpectedTransfer { token: Address::repeat_byte(4), ..expected };
+            assert_eq!(proven_state(&rpc, devnet.asset().network, &absent).await.is_err(), by_permit.is_none());
+        }
+    }
 }

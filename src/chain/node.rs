@@ -20,7 +20,7 @@ use super::{
     permit::{self, PermitProbe},
     probe::{Probe, ProbeResult},
     receipt_check::ExpectedTransfer,
-    rpc::{Receipt, Rpc, RpcFailure},
+    rpc::{Block, Receipt, Rpc, RpcFailure},
     rpc_batcher::RpcBatcher,
     transfer,
 };
@@ -209,11 +209,23 @@ impl Node {
             payment.terms().is_over(payment.authorization(), block.timestamp.saturating_to())
                 && result.block >= block.number.saturating_to::<u64>()
         });
-        Ok(match (result.used, is_after_expiry) {
+        Ok(match (result.used, finalized.filter(|_| is_after_expiry)) {
             (true, _) => AuthorizationState::Used(result),
-            (false, true) => AuthorizationState::Expired,
-            (false, false) => AuthorizationState::Unused(result, rejection),
+            // A node of another chain shows no use either.
+            (false, Some(finalized)) => match self.is_proven_unused(payment, &finalized).await? {
+                true => AuthorizationState::Expired,
+                false => AuthorizationState::Behind,
+            },
+            (false, None) => AuthorizationState::Unused(result, rejection),
         })
+    }
+
+    /// Returns `true` if a block of this chain, and none before `finalized`, shows an authorization unused whose time is over.
+    async fn is_proven_unused(&self, payment: &Prechecked, finalized: &Block) -> Result<bool, RpcFailure> {
+        let expected = ExpectedTransfer::of_payment(payment);
+        let state = authorization_use::proven_state(&self.rpc, self.network, &expected).await?;
+        let is_over = payment.terms().is_over(payment.authorization(), state.timestamp);
+        Ok(!state.is_used && is_over && state.block >= finalized.number.saturating_to::<u64>())
     }
 
     /// Finds the transaction that used a payment's authorization, in the blocks after `seen_unused` up to `latest`.

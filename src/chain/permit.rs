@@ -242,11 +242,16 @@ pub(super) async fn is_used(
     nonce: B256,
     block: impl serde::Serialize,
 ) -> Result<Option<bool>, RpcFailure> {
-    let (word, bit) = upto::nonce_place(nonce);
-    let call = Permit2::nonceBitmapCall { owner: payer, wordPos: word };
-    let request = json!({ "to": PERMIT2, "data": Bytes::from(call.abi_encode()) });
+    let (contract, call, bit) = use_call(payer, nonce);
+    let request = json!({ "to": contract, "data": Bytes::from(call) });
     let answer: Bytes = rpc.call("eth_call", (request, block)).await?;
     Ok(Permit2::nonceBitmapCall::abi_decode_returns(&answer).ok().map(|bitmap| !(bitmap & bit).is_zero()))
+}
+
+/// Returns the contract that knows whether the permit is used, the call that asks it, and which bits of the answer say that it is.
+pub(super) fn use_call(payer: Address, nonce: B256) -> (Address, Vec<u8>, U256) {
+    let (word, bit) = upto::nonce_place(nonce);
+    (PERMIT2, Permit2::nonceBitmapCall { owner: payer, wordPos: word }.abi_encode(), bit)
 }
 
 /// Returns `true` if the chain has the scheme's proxy, of the version whose messages are signed here, and the Permit2 that it uses.

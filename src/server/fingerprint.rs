@@ -47,7 +47,7 @@ impl Fingerprint {
         for name in priced_by {
             let values = parts.headers.get_all(name);
             add(name.as_str().as_bytes());
-            add(&values.iter().count().to_be_bytes());
+            add(&(values.iter().count() as u64).to_be_bytes());
             values.iter().for_each(|value| add(value.as_bytes()));
             // HTTP/2 names the host in its URI.
             if *name == HOST {

@@ -24,7 +24,7 @@ use crate::{
         payment::SchemePayment,
         sums::{less, plus},
         totals::{Charge, host_of},
-        wallet::{Asked, Validity, Wallet},
+        wallet::{Asked, Validity, Wallet, check_clock},
     },
     eip3009::TokenDomain,
     network::Asset,
@@ -67,6 +67,8 @@ struct Offered {
     index: usize,
     asset: Asset,
     max_timeout: u64,
+    /// This clock when the offer was there, and that of the seller when it was made.
+    clocks: (u64, Option<u64>),
     /// The seller takes payment identifiers, and this payment has one.
     has_id: bool,
 }
@@ -129,7 +131,7 @@ impl VoucherPayment {
         asked: &Asked<'_>,
         (purchase, wanted): (PurchaseName, Wanted<'_>),
     ) -> Result<Self, PaymentError> {
-        let (price, asset) = (accepted.amount, &accepted.offer.asset);
+        let (price, asset, clocks) = (accepted.amount, &accepted.offer.asset, (wallet.now(), asked.date));
         let config = ChannelConfig {
             payer: wallet.address(),
             payer_authorizer: policy.voucher_address(wallet.address()),
@@ -163,7 +165,7 @@ impl VoucherPayment {
         let max_timeout = accepted.offer.max_timeout_seconds;
         let mut payment = Self {
             wallet: wallet.clone(),
-            offered: Offered { challenge, index: accepted.index, asset: asset.clone(), max_timeout, has_id },
+            offered: Offered { challenge, index: accepted.index, asset: asset.clone(), max_timeout, clocks, has_id },
             terms,
             purchase,
             hold: Hold::Gone,
@@ -240,13 +242,15 @@ impl VoucherPayment {
         bounds: (Usdc, Usdc),
         now: u64,
     ) -> Result<Reservation, PaymentError> {
-        let wallet = &self.wallet;
+        let (wallet, (own, sellers)) = (&self.wallet, self.offered.clocks);
+        let window = wallet.window(self.offered.max_timeout);
+        check_clock(own, sellers, window)?;
         let charge =
             Charge { amount: self.terms.price, payee: entry.config.receiver, host: entry.host.clone(), signed_at: now };
         let (reservation, amount) = wallet.budget.reserve_deposit(charge, bounds, now)?;
         let (salt, domain) = (wallet.nonces.next()?, TokenDomain::of(&self.offered.asset));
         let units = u128::from(amount.atomic());
-        let mut validity = Validity::new(wallet.window(self.offered.max_timeout));
+        let mut validity = Validity::new(window);
         let (deposit, valid_before) = loop {
             let valid_before = validity.begin(wallet.now());
             let deposit = Deposit::sign(id, units, valid_before, salt, &domain, &*wallet.signer).await?;

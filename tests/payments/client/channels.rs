@@ -15,7 +15,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tower_x402::{
-    ManualClock, Network, Usdc,
+    Clock as _, ManualClock, Network, Usdc,
     client::{
         Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, OfferRefusal, Payer, PaymentError,
         PaymentMiddleware, PaymentOutcome, Purchase, Receipt, ReceiptExt as _, Refusal, RetryPolicy, refund_channels,
@@ -53,6 +53,18 @@ fn channel_offer(change: &Value) -> Value {
 fn demand(error: &str, offers: &[Value]) -> String {
     let resource = json!({ "url": "http://evaluator.example" });
     encode(json!({ "x402Version": 2, "error": error, "resource": resource, "accepts": offers }))
+}
+
+/// A seller that has this clock.
+async fn selling_by(clock: &Arc<ManualClock>, replies: Vec<Reply>) -> Server {
+    let (clock, offers) = (clock.clone(), demand("Payment required", &[channel_offer(&json!({}))]));
+    let required = move || {
+        let date = std::time::UNIX_EPOCH + Duration::from_secs(clock.now());
+        let mut response = required_402(&offers);
+        response.headers_mut().insert("date", httpdate::fmt_http_date(date).parse().unwrap());
+        response
+    };
+    Server::selling(required, replies).await
 }
 
 /// A 402 that refuses a payment with this code of the scheme.
@@ -737,7 +749,7 @@ async fn no_other_lane_is_filled_while_a_deposit_is_too_old_to_be_sent_and_too_y
     let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).clock(clock.clone());
     let payer = payer.vouchers(ChannelPolicy::new()).build();
     let replies = vec![refused("insufficient_balance", json!({})), charged(1_000)];
-    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), replies).await;
+    let server = selling_by(&clock, replies).await;
     let buyer = Buyer { payer, server };
     assert_eq!(buyer.buy().await.1, PaymentOutcome::Failed);
     for seconds in [290, 69] {
@@ -780,7 +792,7 @@ async fn deposits_of_a_seller_that_refuses_them_stay_locked_and_within_the_limit
     let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).budget(budget.clone()).clock(clock.clone());
     let payer = payer.vouchers(ChannelPolicy::new().escrow_per_payee(usdc(12_000))).build();
     let refusals = (0..6).map(|_| refused("insufficient_balance", json!({})));
-    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), refusals.collect()).await;
+    let server = selling_by(&clock, refusals.collect()).await;
     let buyer = Buyer { payer, server };
     for deposits in [5_000, 10_000, 12_000] {
         for _ in 0..2 {
@@ -894,4 +906,24 @@ async fn request_waits_for_a_lane_if_the_budget_has_no_room_for_another() {
         assert_eq!(bought, (200, ACCEPTED, 1_000));
     }
     assert_eq!(buyer.payer.budget().journal().channels().len(), 1);
+}
+
+/// The seller would find its authorization expired, and its money would be locked until the chain shows that.
+#[tokio::test]
+async fn clock_that_is_behind_the_sellers_is_named_before_a_deposit_is_signed() {
+    for (behind, refused) in [(280, None), (281, Some(Refusal::ClockBehind { by: Duration::from_secs(281) }))] {
+        let now = unix_now();
+        let server = selling_by(&Arc::new(ManualClock::at(now + behind)), vec![charged(PRICE)]).await;
+        let budget = Budget::builder().total(usdc(1_000_000)).build();
+        let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).budget(budget.clone());
+        let payer = payer.clock(Arc::new(ManualClock::at(now))).vouchers(ChannelPolicy::new()).build();
+        let buyer = Buyer { payer, server };
+        match refused {
+            None => assert_eq!(buyer.buy().await, (200, ACCEPTED, PRICE)),
+            Some(expected) => {
+                assert_eq!(buyer.refusal().await, expected);
+                assert_eq!((budget.remaining(), buyer.server.payments().len()), (budget.total(), 0));
+            }
+        }
+    }
 }

@@ -128,6 +128,37 @@ async fn a_node_that_does_not_answer_sends_nothing_and_loses_nothing() {
     assert_eq!(channel.state(&stage.chain).await, (10_000, 2_000));
 }
 
+/// Some nodes answer everything but receipts. What is deposited then is not known to have arrived.
+#[tokio::test]
+async fn nothing_is_deposited_while_the_node_refuses_receipts() {
+    let stage = Stage::start(None).await;
+    let first = stage.sign(10_000).await;
+    let other =
+        Channel::funded(&stage.chain, stage.channel.config.receiver, &PrivateKeySigner::random(), 100_000).await;
+    let second = other.sign_deposit(&stage.chain, 10_000, stage.chain.timestamp().await + 3_600).await;
+    stage.fault(|method, _| match method {
+        "eth_getTransactionReceipt" => {
+            Fault::Error { code: -32_000, message: "archive requests need a paid plan".into() }
+        }
+        SEND_SYNC => Fault::Error { code: -32_601, message: "Method not found".into() },
+        _ => Fault::None,
+    });
+    let (channels, channel) = (&stage.channels, &stage.channel);
+    let sent = channels.deposit(&channel.config, &channel.voucher(1), &first).await;
+    assert!(matches!(sent, Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_))), "{sent:?}");
+    assert_eq!(channel.state(&stage.chain).await, (10_000, 0), "the node was not known to refuse them");
+    assert!(is_unavailable(&channels.verify_deposit(&other.config, &second).await));
+    assert!(is_unavailable(&channels.deposit(&other.config, &other.voucher(1), &second).await));
+    assert_eq!(other.state(&stage.chain).await, (0, 0));
+    stage.chain.devnet.faults().clear();
+    for (channel, deposit) in [(channel, &first), (&other, &second)] {
+        let made = until_known("it is deposited", async || {
+            channels.deposit(&channel.config, &channel.voucher(1), deposit).await
+        });
+        assert_eq!(made.await.unwrap().observed.state.balance, 10_000);
+    }
+}
+
 #[tokio::test]
 async fn answers_that_are_lost_after_sending_move_nothing_twice() {
     let stage = Stage::start(None).await;
@@ -389,7 +420,10 @@ async fn a_nonce_that_somebody_else_took_is_no_failure() {
 async fn a_call_that_lost_its_nonce_and_cannot_be_sent_again_is_pending() {
     let stage = Stage::start(None).await;
     let config = &stage.channel.config;
-    stage.channels.deposit(config, &stage.channel.voucher(1), &stage.sign(1_000).await).await.unwrap();
+    // So long that it is not why nothing is known at the end.
+    let channels = builder(&stage.chain).signer(stage.key.clone()).confirm_timeout(Duration::from_secs(60));
+    let channels = channels.build().await.unwrap();
+    channels.deposit(config, &stage.channel.voucher(1), &stage.sign(1_000).await).await.unwrap();
     let other = Relayer::of(&stage.chain.rpc_url(), stage.key.clone());
     send(&stage.chain, &other, &escrow::settleCall { receiver: config.receiver, token: config.token }).await;
     let deposit = stage.sign(2_000).await;
@@ -399,10 +433,11 @@ async fn a_call_that_lost_its_nonce_and_cannot_be_sent_again_is_pending() {
             is_sent.store(true, Ordering::SeqCst);
             Fault::None
         }
-        "eth_estimateGas" if is_sent.load(Ordering::SeqCst) => Fault::Error { code: -32000, message: "later".into() },
+        "eth_getTransactionReceipt" => Fault::None,
+        _ if is_sent.load(Ordering::SeqCst) => Fault::Error { code: -32000, message: "later".into() },
         _ => Fault::None,
     });
-    let result = stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await;
+    let result = channels.deposit(config, &stage.channel.voucher(1), &deposit).await;
     assert!(matches!(result, Err(ChannelError::Pending { .. })), "{result:?}");
 }
 

@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -333,4 +333,43 @@ async fn all_payments_of_a_delegated_key_are_delivered_one_after_the_other_and_n
     assert!(unpaid.is_empty(), "{} of 60: {unpaid:?}", unpaid.len());
     assert_eq!((stage.received(), stage.next_nonce().await), (60, 60));
     assert_eq!(stage.facilitator.stats().transactions, 60);
+}
+
+/// Behind one address there may be a node of another chain, which has neither the token nor the transactions.
+#[tokio::test(start_paused = true)]
+async fn node_of_another_chain_proves_no_payment_dead() {
+    let other = Devnet::builder().chain_id(10).start().await.unwrap();
+    let is_other = Arc::new(AtomicBool::new(false));
+    let front = |devnet: &Devnet| {
+        other.set_code(devnet.asset().address, Bytes::new());
+        let (other, is_other) = (other.clone(), is_other.clone());
+        Front::client(devnet, move |devnet, _, method, params| {
+            let is_other = is_other.load(Ordering::SeqCst) && matches!(&*method, RECEIPT | "eth_call");
+            let node = if is_other { other.clone() } else { devnet };
+            async move { ask(&node, method, params).await }
+        })
+    };
+    let settings = |builder: OnchainFacilitatorBuilder| builder.reconcile_interval(Duration::from_secs(86_400));
+    let stage = stage_behind(|devnet| devnet, front, settings).await;
+    let payment = stage.payment(&stage.payer(1));
+    // Its receipt is lost.
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "Method not found".into() },
+        RECEIPT => Fault::Error { code: -32005, message: "too many requests".into() },
+        _ => Fault::None,
+    });
+    let outcome = stage.admit_and_settle(&payment).await;
+    assert!(matches!(outcome, Ok(SettlementOutcome::Unknown { .. })), "{outcome:?}");
+    stage.devnet.faults().clear();
+    stage.clock.advance(VALID + 1);
+    stage.devnet.mine();
+    for _ in 0..stage.devnet.block_number() + 10 {
+        other.mine();
+    }
+    is_other.store(true, Ordering::SeqCst);
+    let outcome = stage.reconcile(&payment).await;
+    assert!(!matches!(outcome, Ok(SettlementOutcome::Failed { .. })), "{outcome:?}");
+    is_other.store(false, Ordering::SeqCst);
+    paid_by(&stage.reconcile(&payment).await);
+    assert_eq!(stage.received(), 1);
 }

@@ -90,6 +90,7 @@ impl Inner {
     ) -> Result<ChannelObservation, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let _check = self.checks.enter().await?;
+        self.check_receipts().await?;
         let state = self.deposit_state(channel, config, nonce).await?;
         if state.is_used {
             return Err(ChannelError::rejected(
@@ -166,8 +167,12 @@ impl Inner {
                         *turn = None;
                         return Err(refused);
                     }
-                    // What is charged has to be claimed with what is left.
-                    if let Err(kept) = self.check_spare_gas().await {
+                    // What is charged has to be claimed with what is left, and it must be seen that the deposit was made.
+                    let ready = async || {
+                        self.check_spare_gas().await?;
+                        self.check_receipts().await
+                    };
+                    if let Err(kept) = ready().await {
                         *turn = None;
                         return Err(kept);
                     }
@@ -286,6 +291,14 @@ impl Inner {
             false => Payer::NewWithCode,
         };
         self.reverts.check(payer)
+    }
+
+    /// Fails if the node refuses receipts: no deposit could be confirmed. One that refused the last ones is asked again.
+    async fn check_receipts(&self) -> Result<(), ChannelError> {
+        if self.node.check_known_receipts().is_err() {
+            let _ = self.node.rpc().any_receipt().await;
+        }
+        self.node.check_known_receipts().map_err(unavailable)
     }
 
     /// Returns `true` if the deposit's authorization is used by a transaction in the node's pool, as far as the node shows that.

@@ -195,12 +195,12 @@ mod tests {
                 nonce: B256::repeat_byte(3),
                 facilitator: by_permit,
             };
-            let state = proven_state(&rpc, devnet.asset().network, &expected).await.unwrap();
+            let state = proven_state(&rpc, Network::BASE_SEPOLIA, &expected).await.unwrap();
             assert_eq!((state.is_used, state.block), (false, devnet.block_number()));
             assert!(state.timestamp > 0);
             assert!(proven_state(&rpc, Network::BASE, &expected).await.is_err());
             let absent = ExpectedTransfer { token: Address::repeat_byte(4), ..expected };
-            assert_eq!(proven_state(&rpc, devnet.asset().network, &absent).await.is_err(), by_permit.is_none());
+            assert_eq!(proven_state(&rpc, Network::BASE_SEPOLIA, &absent).await.is_err(), by_permit.is_none());
         }
     }
 }

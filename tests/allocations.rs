@@ -98,11 +98,11 @@ async fn neither_requests_nor_a_student_take_more_memory_than_they_did() {
     // Three are for a body that its handler does not read: its box, its permit, and the task that drains it. Four are for the labels of the
     // metric of what was charged.
     let wrong: Vec<String> = [
-        judge("an unpaid request", unpaid, 10.0),
-        judge("an unpaid request that names its host", named, 10.0),
-        judge("a paid request, signed by a key", by_key, 50.0),
-        judge("a paid request, signed by a wallet", by_wallet, 54.0),
-        judge("a payment by a client, beside its two requests", paying - asked_twice, 102.0),
+        judge("an unpaid request", unpaid, 11.0),
+        judge("an unpaid request that names its host", named, 11.0),
+        judge("a paid request, signed by a key", by_key, 55.0),
+        judge("a paid request, signed by a wallet", by_wallet, 59.0),
+        judge("a payment by a client, beside its two requests", paying - asked_twice, 120.0),
     ]
     .into_iter()
     .flatten()

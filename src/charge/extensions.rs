@@ -90,7 +90,7 @@ impl Declared {
             infos.insert(name.to_owned(), info);
         }
         let added = adds.then(|| B256::from_slice(&added.finalize()));
-        Ok(Echoed { infos: Some(Arc::new(infos)), added })
+        Ok(Echoed { infos: (!infos.is_empty()).then(|| Arc::new(infos)), added })
     }
 
     /// Returns what a facilitator is told of the extensions that a payer returned: those that were declared. The seller's description of

@@ -188,7 +188,7 @@ impl Recovery {
         let most = account.hurried_above(stuck.nonce, 0);
         let market = self.node.fees_up_to(most).await?;
         let is_high = |offered: u128, market: u128| offered >= market.saturating_mul(HIGH_OFFER);
-        if is_call && is_high(offered.max_fee, market.max_fee) && is_high(offered.tip, market.tip) {
+        if stuck.payments.is_empty() && is_high(offered.max_fee, market.max_fee) && is_high(offered.tip, market.tip) {
             // No blocks come, or the node does not pass the transaction on. Higher fees would only cost more when that ends.
             return Ok(());
         }

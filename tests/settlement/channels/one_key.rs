@@ -341,28 +341,6 @@ async fn gas_for_claims_is_kept_from_deposits() {
     assert_eq!(one.called().await, [Escrow::ADDRESS]);
 }
 
-/// Some alone leave what is kept, and all together do not.
-#[tokio::test]
-async fn payments_whose_batch_would_use_gas_for_claims_are_settled_alone() {
-    let one = OneKey::start(|builder| builder).await;
-    one.stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
-    let mut payments = Vec::new();
-    for _ in 0..12 {
-        payments.push(one.admitted().await);
-    }
-    // The key's ether pays for 3.3 million gas.
-    one.stage.devnet.set_base_fee(150_000_000_000);
-    let settled = join_all(payments.iter().map(|(payment, verified)| one.stage.settle(payment, verified))).await;
-    assert!(
-        settled
-            .iter()
-            .any(|settled| settled.as_ref().is_ok_and(|outcome| matches!(outcome, SettlementOutcome::Settled { .. }))),
-        "{settled:?}"
-    );
-    let token = one.stage.devnet.asset().address;
-    assert!(one.called().await[1..].iter().all(|to| *to == token));
-}
-
 /// All its payments had ended when it was replaced, so that it is journalled without them.
 #[tokio::test]
 async fn a_batch_of_a_dead_process_that_hangs_is_not_made_again() {

@@ -9,8 +9,6 @@ pub(super) const ARGUMENT: &str = "x402-code-worker";
 pub(super) const READY: u8 = b'>';
 /// The exit status of a worker that could not read its request.
 pub(super) const NO_REQUEST: i32 = 2;
-/// The processor time of a worker, in seconds. The text of `reason` in `workers.rs` says it, too.
-pub(super) const CPU_SECONDS: u64 = 4;
 /// The longest request, and the longest report, in bytes.
 pub(super) const MAX_MESSAGE: usize = 4 << 20;
 

@@ -341,7 +341,7 @@ async fn no_more_transactions_wait_for_a_block_than_may() {
     for (in_flight, is_sent) in [(1, false), (2, false), (3, true)] {
         let stage = Stage::start(Some(Duration::from_millis(50))).await;
         let channels = builder(&stage.chain).signer(gas_key(&stage.chain).await).in_flight(in_flight);
-        let channels = channels.block_time(Duration::from_secs(2)).confirm_timeout(Duration::from_millis(300));
+        let channels = channels.block_time(Duration::from_secs(2)).confirm_timeout(Duration::from_millis(1_500));
         let channels = channels.build().await.unwrap();
         let deposits = [stage.sign(1_000).await, stage.sign(2_000).await];
         stage.chain.devnet.stall(true);

@@ -155,7 +155,7 @@ async fn go_on<H: Held, S: Handler<B, R>, B: Content, R: Content>(
                 (H::COUNT)(RequestOutcome::Replayed);
                 replayed(kept, receipt)
             }
-            _ => Answer::of(Why::NotKept.into()).into_response(H::COUNT),
+            _ => Answer::of(Refusal::new(Why::Used).with_receipt(Some(receipt))).into_response(H::COUNT),
         }),
         Ok(Beginning::Refunded(channel, receipt)) => {
             Ok(Answer::refunded(channel).with_receipt(Receipt::of(&receipt)).into_response(H::COUNT))

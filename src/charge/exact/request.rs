@@ -402,9 +402,9 @@ impl ExactRequest {
                     }
                 }
                 Kept::NotYet => self.wait_for_another(deadline, waits, in_progress).await?,
+                Kept::Gone if is_unseen(&record) => return Err(self.not_kept(*record).await),
                 // It is owed for, and will be settled: its response left before.
-                Kept::Gone if record.deferred => return Err(self.used(&record)),
-                Kept::Gone => return Err(Why::NotKept.into()),
+                Kept::Gone => return Err(self.used(&record)),
             },
             KnownPayment::Reconcile => self.reconcile(record, in_progress).await?,
             KnownPayment::Exhausted => {

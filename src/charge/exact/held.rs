@@ -13,7 +13,7 @@ use crate::{
     charge::{
         Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why,
         lease::HeldLease,
-        recording::{Recording, record_delivery},
+        recording::{Recording, Work, record_delivery},
         rooms::{PayerRoom, owner_of},
     },
     facilitator::Facilitator,
@@ -186,7 +186,7 @@ impl Held for ExactHeld {
         Recording {
             responses: ledger.clone(),
             key: lease.key,
-            payment: Some((ledger, lease)),
+            work: Work::Payment(ledger, lease),
             in_progress: self.lease.take_in_progress(),
             now: self.request.seller.now(),
         }

@@ -289,6 +289,36 @@ async fn payer_whose_settled_payment_was_reorged_is_not_told_to_make_another() {
     assert_eq!(record(&facilitator, &purchase).await.unwrap().failures, 0, "it is settled without being asked");
 }
 
+/// The charge of the first attempt did not reach the ledger, which is back before its stream ends. The second attempt streams, too.
+#[tokio::test(start_paused = true)]
+async fn stream_that_was_not_charged_is_not_kept_in_place_of_the_one_that_was() {
+    let books = faulty(Arc::new(MemoryLedger::new()));
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let mut scripted = Scripted::new();
+    scripted.ledger = books.clone();
+    let facilitator = Arc::new(scripted);
+    let layer = layer(&facilitator).flow(PaymentFlow::Upfront).clock(clock.clone());
+    let (app, handled) = serve(layer, |attempt, request| async move {
+        drop(request.into_body().collect().await.unwrap());
+        let answer = Bytes::from(format!("answer {attempt}"));
+        Response::new(Body::from_stream(stream::iter([Ok::<_, Infallible>(answer)])))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    // Longer than a step is repeated for.
+    let how = How::GoneBefore(Duration::from_secs(10));
+    books.around.arm(Some(Fault { call: "fulfil Produce", nth: 0, how }));
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable"));
+    tokio::time::sleep(Duration::from_secs(3_000)).await;
+    clock.advance(3_000);
+    for what in ["worked for again", "replayed"] {
+        let answer = send(&app, purchase.on(evaluate("x"))).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "answer 1"), "{what}: {answer:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 1));
+}
+
 /// The money moved before the work, and the books are away when it is done.
 #[tokio::test(start_paused = true)]
 async fn stream_that_was_paid_for_before_is_kept_if_the_books_do_not_confirm_its_charge() {

@@ -896,6 +896,40 @@ async fn a_charge_that_the_books_do_not_confirm_is_pending_and_its_answer_given_
     assert_eq!(stage.shop.handled(), 3);
 }
 
+/// The charge of the first attempt did not reach the books, which are back before its stream ends. The second attempt streams, too.
+#[tokio::test]
+async fn a_stream_that_was_not_charged_is_not_kept_in_place_of_the_one_that_was() {
+    let stage = Stage::open().await;
+    let books = faulty_channels(stage.ledger.clone());
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
+    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), clock.clone()).await;
+    let attempts = Arc::<AtomicU64>::default();
+    let layer = stage.shop.layer().clock(clock.clone()).vouchers(channels);
+    let app = stage.shop.app_with(layer, move |_, _| {
+        let answer = format!("answer {}", attempts.fetch_add(1, Ordering::SeqCst));
+        let answer = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(answer)]);
+        async move { Ok(http::Response::new(Body::from_stream(answer))) }
+    });
+    let channel = stage.filled(&app).await;
+    let ask = async || pay(&app, &channel, 2 * COST, None, "streams").await;
+    let request = ask().await;
+    // Longer than a step is repeated for.
+    let how = How::GoneBefore(Duration::from_millis(2_500));
+    books.around.arm(Some(Fault { call: "advance Charge", nth: 0, how }));
+    let answer = send(&app, request).await;
+    assert_eq!(answer.reason(), "settlement_pending", "{answer:?}");
+    // Until the books are back, and were asked to keep it.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    clock.advance(200);
+    for what in ["worked for again", "replayed"] {
+        let answer = eventually_ok(&app, ask).await;
+        assert_eq!(answer.text(), "answer 2", "{what}: {answer:?}");
+    }
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 2 * COST));
+}
+
 /// Two replicas share their books, and only one of them knows of the stream.
 #[tokio::test]
 async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone() {

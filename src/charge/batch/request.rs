@@ -130,8 +130,6 @@ impl BatchRequest {
                 self.until(deadline, room.wait(owner, held, waiting.ended())).await?;
             }
         }
-        // Who waits holds no permit meanwhile (invariant I12).
-        let mut permit = Some(self.permit(is_charged).await?);
         let mut is_filled = deposit.is_some() || self.payment.deposit.is_none();
         loop {
             let record = self.channels.record(&id).await?;
@@ -139,7 +137,7 @@ impl BatchRequest {
                 && let Some(charged) = self.answer_in(record)?
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
-                drop((line, permit.take()));
+                drop(line);
                 let streamed = PaymentKey { nonce: charged.request, ..self.key() };
                 if let Some(streaming) = seller.in_progress.join(&streamed) {
                     self.until(deadline, room.wait(owner, held, streaming.ended())).await?;
@@ -182,24 +180,20 @@ impl BatchRequest {
                 let receipt = receipt(Some(0), &record, record.charged(), deposit.as_ref());
                 return Err(Refusal::new(Why::Exhausted).with_receipt(Some(receipt)));
             }
+            // Who waits holds no permit meanwhile (invariant I12).
+            let permit = self.permit(is_charged).await?;
             let (name, price) = (self.name, self.payment.price);
             let step = ChannelStep::Begin { request, name, voucher, price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
-                    return Ok(Next::Hold(Box::new(HeldChannel {
-                        lease,
-                        deposit,
-                        _line: line,
-                        _permit: permit.take(),
-                    })));
+                    return Ok(Next::Hold(Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit })));
                 }
                 // A copy of the request was answered meanwhile.
                 Err(ChannelLedgerError::Answered(_)) => {}
                 // Another process holds it.
                 Err(ChannelLedgerError::Busy { .. }) => {
-                    drop(permit.take());
+                    drop(permit);
                     self.until(deadline, room.wait(owner, held, tokio::time::sleep(POLL))).await?;
-                    permit = Some(self.permit(is_charged).await?);
                 }
                 Err(error) => return Err(self.refused(error)),
             }

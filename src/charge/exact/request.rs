@@ -46,8 +46,6 @@ pub(crate) struct ExactRequest {
     compared: Option<Option<BodyDigest>>,
     /// Whether its payer can be told that it is settled later.
     pub(super) may_defer: bool,
-    /// How much of its body was read before the work, in bytes.
-    pub(super) held: u64,
 }
 
 /// A payment as it was presented, after it was matched to an offer and checked without I/O.
@@ -114,7 +112,6 @@ impl ExactRequest {
             id,
             compared: None,
             may_defer,
-            held: 0,
         });
         request.describe();
         if seller.permits.available_permits() == 0 {
@@ -156,16 +153,25 @@ impl ExactRequest {
         self.place = None;
     }
 
-    /// Takes a permit for a payment that is known: to work, or to be answered.
+    /// Takes a permit for a payment that is known: to be answered, or to work. One that has to be verified again has a place like a new one,
+    /// until its payer is known to have the money: whoever has the price of one request can have any number of payments released.
     async fn take_permit_for(&mut self, record: &Record) -> Result<(), Refusal> {
-        if !matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
-            return self.take_permit();
+        match record.fulfilment {
+            Fulfilment::Produced | Fulfilment::Delivered => {
+                if self.permit.is_none() {
+                    self.permit = Some(self.seller.replays.enter_owned().await.ok_or(Why::Busy)?);
+                }
+                self.place = None;
+                Ok(())
+            }
+            _ if record.settlement == Settlement::None => {
+                if self.place.is_none() {
+                    self.place = Some(self.seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
+                }
+                Ok(())
+            }
+            _ => self.take_permit(),
         }
-        if self.permit.is_none() {
-            self.permit = Some(self.seller.replays.enter_owned().await.ok_or(Why::Busy)?);
-        }
-        self.place = None;
-        Ok(())
     }
 
     /// Records in the span which payment this is.
@@ -222,7 +228,6 @@ impl ExactRequest {
             let read = Box::pin(seller.arriving.read(owner_of(&self.key, false), arrived, request.read_whole())).await;
             read.ok_or(Why::Busy)??;
         }
-        self.held = request.held();
         loop {
             let Some(in_progress) = seller.in_progress.enter(self.key) else {
                 Box::pin(self.wait_for_copy(deadline, request.held())).await?;

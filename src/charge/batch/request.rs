@@ -34,6 +34,8 @@ pub(crate) struct BatchRequest {
     pub(super) payment: PrecheckedVoucher,
     /// Identifies the head of the request.
     head: Fingerprint,
+    /// Identifies it by what the payer returned of extensions as it wrote that, whatever its seller declares now.
+    written: Option<Fingerprint>,
     /// Identifies the request together with the voucher.
     pub(super) request_key: B256,
     /// How its payer names it.
@@ -85,12 +87,18 @@ pub(super) enum Next {
 }
 
 impl BatchRequest {
-    pub(crate) fn new(seller: Arc<Seller>, channels: Channels, payment: PrecheckedVoucher, head: Fingerprint) -> Self {
+    pub(crate) fn new(
+        seller: Arc<Seller>,
+        channels: Channels,
+        payment: PrecheckedVoucher,
+        (head, written): (Fingerprint, Option<Fingerprint>),
+    ) -> Self {
         let request = Self {
             seller,
             channels,
             payment,
             head,
+            written,
             request_key: B256::ZERO,
             name: None,
             has_secret: false,
@@ -288,8 +296,10 @@ impl BatchRequest {
         self.has_secret = self.head.names_caller || id.is_some() || body.is_some_and(|body| body.length > 0);
         let request = match refund {
             None => {
-                let request = keccak256([self.head.digest, body.map_or(B256::ZERO, |body| body.digest)].concat());
-                self.name = id.map(|id| RequestName { id, request });
+                let body = body.map_or(B256::ZERO, |body| body.digest);
+                let with_body = |head: Fingerprint| keccak256([head.digest, body].concat());
+                self.name = id.map(|id| RequestName { id, request: with_body(self.head) });
+                let request = with_body(self.written.unwrap_or(self.head));
                 keccak256([request, id.unwrap_or_default()].concat())
             }
             // It is the same wherever it is asked for. Its voucher may be the one that paid last.

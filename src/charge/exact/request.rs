@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tracing::{Span, field::display};
 
@@ -16,7 +16,7 @@ use crate::{
     clock::age,
     facilitator::Facilitator,
     ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
-    payment::{Authenticity, PaymentKey, Prechecked, Rejection, Verified},
+    payment::{Authenticity, PaymentKey, Prechecked, Verified},
     protocol::{PaymentFlow, Reason, SettlementResponse},
 };
 
@@ -38,8 +38,12 @@ pub(crate) struct ExactRequest {
     /// Its permit among the payments that are worked on; it gets one once its payer is known to have the money.
     pub(super) permit: Option<OwnedSemaphorePermit>,
     /// Why it would be refused if it were new.
-    refusal: Option<Rejection>,
+    refusal: Option<Refusal>,
     fingerprint: Fingerprint,
+    /// The same with what the payer returned of extensions as it wrote that.
+    written: Option<Fingerprint>,
+    /// Who is paid for the request now, where its price says so.
+    sold_by: Option<Address>,
     /// The digest of its payment identifier.
     id: Option<B256>,
     /// How much of the body of a known payment its body was compared with. It is compared again if the payment was read further meanwhile.
@@ -52,7 +56,7 @@ pub(crate) struct ExactRequest {
 pub(crate) struct Matched {
     pub(crate) payment: Prechecked,
     /// Why it would be refused if it were new: it is on record under an offer that is not made any more.
-    pub(crate) refusal: Option<Rejection>,
+    pub(crate) refusal: Option<Refusal>,
     pub(crate) facilitator: Arc<dyn Facilitator>,
 }
 
@@ -62,6 +66,10 @@ pub(crate) struct Presentation {
     pub(crate) payer: String,
     /// Identifies the head of the request.
     pub(crate) fingerprint: Fingerprint,
+    /// Identifies it by what the payer returned of extensions as it wrote that, whatever its seller declares now.
+    pub(crate) written: Option<Fingerprint>,
+    /// Who is paid for the request now, where its price says so.
+    pub(crate) sold_by: Option<Address>,
     /// The digest of the payment identifier.
     pub(crate) id: Option<B256>,
     /// Whether the payer can be told that its payment is settled later.
@@ -97,7 +105,7 @@ impl ExactRequest {
         presentation: Presentation,
     ) -> Result<Box<Self>, Refusal> {
         let Matched { payment, refusal, facilitator } = matched;
-        let Presentation { payer, fingerprint, id, may_defer } = presentation;
+        let Presentation { payer, fingerprint, written, sold_by, id, may_defer } = presentation;
         let mut request = Box::new(Self {
             key: payment.key(),
             seller: seller.clone(),
@@ -109,6 +117,8 @@ impl ExactRequest {
             permit: None,
             refusal,
             fingerprint,
+            written,
+            sold_by,
             id,
             compared: None,
             may_defer,
@@ -235,7 +245,8 @@ impl ExactRequest {
             };
             if self.refusal.is_none() {
                 // Time has passed, for one that waited.
-                self.refusal = self.payment.check_window(seller.rules.limits.window(), seller.now()).err();
+                let window = self.payment.check_window(seller.rules.limits.window(), seller.now());
+                self.refusal = window.err().map(Refusal::from);
             }
             let digest = request.digest();
             let may_reserve =
@@ -253,9 +264,12 @@ impl ExactRequest {
             } else {
                 // Let in because it is known. If it is not any more, it is new, and must not be reserved under terms or
                 // in a window that are not offered to this request, or for work that could not have its body.
-                match (ledger.get(&self.key).await?, &self.refusal) {
-                    (Some(known), _) => (Some(in_progress), Box::new(known)),
-                    (None, Some(refusal)) => return Err(refusal.clone().into()),
+                match (ledger.get(&self.key).await?, self.refusal.take()) {
+                    (Some(known), refusal) => {
+                        self.refusal = refusal;
+                        (Some(in_progress), Box::new(known))
+                    }
+                    (None, Some(refusal)) => return Err(refusal),
                     (None, None) if request.is_workable() => return Err(Why::InProgress.into()),
                     (None, None) => return Err(Unread::TooLarge.into()),
                 }
@@ -323,6 +337,7 @@ impl ExactRequest {
         let record = Box::new(Record {
             body: body.filter(|_| self.is_upfront()),
             id: self.id.filter(|_| self.seller.rules.payment_identifier),
+            written: self.written,
             ..Record::new(&self.payment, self.fingerprint, now, self.lease_until(now))
         });
         let reserving = HeldLease::reserve(self.facilitator.ledger().clone(), record, Some(in_progress));
@@ -339,7 +354,7 @@ impl ExactRequest {
         let is_usable = is_done
             || record.settlement.paid_by().is_some()
             || payment.check_window(seller.rules.limits.window(), seller.now()).is_ok();
-        let is_same = record.request == self.fingerprint && self.facilitator.knows(&record.terms);
+        let is_same = self.is_same_request(&record) && self.facilitator.knows(&record.terms);
         if !is_same || !is_usable || record.settlement == Settlement::Dead {
             return Err(Why::OtherId.into());
         }
@@ -388,9 +403,13 @@ impl ExactRequest {
                     let read = request.read_whole().await;
                     read.map_err(|why| Refusal::from(why).with_receipt(self.receipt(&record)))?;
                 }
-                // A settled payment is owed its work; any other is begun only under terms that are offered now, and in time.
-                if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
-                    return Err(refusal.clone().into());
+                // A settled payment is owed its work by whoever was paid; any other is begun only under terms that are offered now, and in time.
+                if let Some(refusal) = self.refusal.take_if(|_| is_untouched(&record)) {
+                    return Err(refusal);
+                }
+                if self.sold_by.is_some_and(|payee| payee != record.terms.offer().pay_to) {
+                    let refusal = Refusal::new(Why::OtherRequest).with_transaction(record.transaction());
+                    return Err(refusal.with_receipt(self.receipt(&record)));
                 }
                 let ledger = self.facilitator.ledger().clone();
                 let taking_over = HeldLease::take_over(ledger, record, now, self.lease_until(now), in_progress);
@@ -448,11 +467,13 @@ impl ExactRequest {
         if !is_same_id {
             return Err(Why::OtherId.into());
         }
-        if record.is_of(&self.payment) && record.request == self.fingerprint {
-            Ok(())
-        } else {
-            Err(Why::OtherRequest.into())
-        }
+        if record.is_of(&self.payment) && self.is_same_request(record) { Ok(()) } else { Err(Why::OtherRequest.into()) }
+    }
+
+    /// Returns `true` if the record is of this request: with the same additions to what its seller declares, or as it was written then,
+    /// whatever is declared since.
+    fn is_same_request(&self, record: &Record) -> bool {
+        record.request == self.fingerprint || (record.written.is_some() && record.written == self.written)
     }
 
     async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Refusal> {

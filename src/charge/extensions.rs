@@ -53,15 +53,19 @@ impl Declared {
         self.all().filter_map(|one| Some(read(one, all.get(one.name())?))).try_for_each(|read| read.map(drop))
     }
 
-    /// Reads what a payer returned of the seller's extensions. What [`check`](Self::check) refuses is left out: a payment that is on record is
-    /// answered in spite of it, since something else may have been declared then.
+    /// Reads what a payer returned of the seller's extensions. What [`check`](Self::check) refuses is not told to the handler, and counts as
+    /// added: a payment that is on record is answered in spite of it only if that is [how it was written](written) then.
     pub(crate) fn read(&self, echoed: Extensions<'_>) -> Echoed {
         let echoed = echoed.filter(|_| !self.sellers.is_empty());
         let Some(all) = echoed.and_then(|echoed| fields(echoed.text())) else { return Echoed::default() };
         let (mut infos, mut additions) = (Map::new(), Vec::new());
         for extension in &self.sellers {
             let name = extension.name();
-            let Some(Ok(echoed)) = all.get(name).map(|text| read(extension, text)) else { continue };
+            let Some(text) = all.get(name) else { continue };
+            let Ok(echoed) = read(extension, text) else {
+                additions.push((name, text.get().to_owned()));
+                continue;
+            };
             let info = echoed.get("info").cloned().unwrap_or_default();
             if let Some(added) = extension.added_to(&info) {
                 additions.push((name, added.to_string()));
@@ -247,8 +251,11 @@ mod tests {
             r#"{"tip":null}"#,
             r#"{"payment-identifier":{"info":{"required":false,"id":"a-secret-of-the-payers"}}}"#,
         ] {
-            assert_eq!(read(text), Echoed::default(), "{text}");
+            assert!(read(text).infos.is_none(), "{text}");
         }
+        let altered = read(r#"{"tip":{"info":{"currency":"EUR"}}}"#);
+        assert!(altered.added().is_some(), "and it is no other payment's");
+        assert_eq!(read(r#"{"other":{"info":{"for":"Ada"}}}"#).added(), None);
     }
 
     #[test]
@@ -256,7 +263,7 @@ mod tests {
         let long = format!(r#"{{"tip":{{"info":{{"currency":"USD","for":"{}"}}}}}}"#, "x".repeat(MAX_ECHO));
         for text in ["[]", "7", &long, r#"{"tip":{"info":{"currency":"USD","for":7}}}"#] {
             assert!(declared().check(Some(&echo(text))).is_err(), "{}", &text[..text.len().min(80)]);
-            assert_eq!(read(text), Echoed::default(), "and a handler is not told of it");
+            assert!(read(text).infos.is_none(), "and a handler is not told of it");
         }
     }
 

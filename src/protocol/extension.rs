@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use serde_json::{
-    Map, Number, Value, json,
+    Map, Value, json,
     value::{RawValue, to_raw_value},
 };
 
@@ -167,7 +167,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
 
 /// Returns `true` if the number is the floating point number that it is turned into.
 #[cfg(any(feature = "server", test))]
-fn is_exact(number: &Number) -> bool {
+fn is_exact(number: &serde_json::Number) -> bool {
     const LARGEST: u64 = 1 << f64::MANTISSA_DIGITS;
     let magnitude = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
     magnitude.is_none_or(|magnitude| magnitude < LARGEST)

@@ -113,8 +113,7 @@ impl Beliefs {
         let (mut sum, mut most) = ([0.0; 2], 0.0_f32);
         for report in &cell.reports {
             let trust = self.trust(report.payer);
-            let comparisons = (keep * total(report.counts)).max(f32::MIN_POSITIVE);
-            sum = plus(sum, report.counts, keep * trust * (self.config.comparisons_per_payer / comparisons).min(1.0));
+            sum = plus(sum, report.counts, keep * trust);
             most = most.max(trust);
         }
         let own = plus(prior, cell.own, keep);

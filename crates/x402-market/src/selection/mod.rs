@@ -39,7 +39,6 @@ mod thompson;
 
 use alloy_primitives::Address;
 use auto_impl::auto_impl;
-pub use beliefs::Belief;
 pub use config::ThompsonConfig;
 pub use thompson::{Estimate, Thompson};
 use tower_x402::Usdc;

@@ -89,17 +89,11 @@ impl Thompson {
 
     /// Returns what is known of an evaluator in a skill, if anything is.
     pub fn estimate(&self, evaluator: Address, skill: Skill) -> Option<Estimate> {
-        let belief = self.belief(evaluator, skill)?;
-        let known = self.evaluators.get(&evaluator).copied().unwrap_or_default();
-        Some(Estimate { worth: f64::from(belief.mean()), reliability: f64::from(known.reliability()) })
-    }
-
-    /// Returns what is believed of the worth of an evaluator in a skill, if anything is known of it.
-    pub fn belief(&self, evaluator: Address, skill: Skill) -> Option<Belief> {
         let known = self.evaluators.get(&evaluator);
-        let is_claimed = known.is_some_and(|known| known.claims.contains(skill));
         let is_known = known.is_some() || self.beliefs.knows(evaluator, skill);
-        is_known.then(|| self.beliefs.belief(evaluator, skill, is_claimed))
+        let known = known.copied().unwrap_or_default();
+        let belief = is_known.then(|| self.beliefs.belief(evaluator, skill, known.claims.contains(skill)))?;
+        Some(Estimate { worth: f64::from(belief.mean()), reliability: f64::from(known.reliability()) })
     }
 
     /// Returns the probability that the reports of this payer are genuine.

@@ -200,7 +200,7 @@ impl Command {
         match report.wrong {
             0 => Ok(()),
             wrong => Err(Error::Failed {
-                what: format!("{wrong} checks found something wrong"),
+                what: format!("{wrong} of the checks found something wrong"),
                 advice: "See above what to do.",
             }),
         }

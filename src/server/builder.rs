@@ -57,6 +57,7 @@ pub struct RequirePaymentLayerBuilder {
     extensions: Vec<Extension>,
     speaks_v1: bool,
     takes_permits: bool,
+    takes_transfers: bool,
     settings: Settings,
 }
 
@@ -141,6 +142,9 @@ impl RequirePaymentLayerBuilder {
         if self.payees.is_empty() {
             return Err(BuildError::NoPayee);
         }
+        if self.payees.iter().any(|(_, pay_to)| pay_to.is_zero()) {
+            return Err(BuildError::ZeroPayee);
+        }
         let takes_exact = self.settings.takes_exact;
         if takes_exact && self.facilitators.is_empty() {
             return Err(BuildError::NoFacilitator);
@@ -148,12 +152,9 @@ impl RequirePaymentLayerBuilder {
         let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
         let timeout = self.settings.rules.limits.max_timeout.as_secs();
         let mut options = Vec::new();
-        for flow in flows {
+        for flow in flows.into_iter().filter(|_| self.takes_transfers) {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
-                if pay_to.is_zero() {
-                    return Err(BuildError::ZeroPayee);
-                }
                 let method = TransferMethod::Authorization;
                 let mut option = PaymentOption { asset, pay_to: *pay_to, flow, method, facilitator: 0 };
                 if takes_exact {
@@ -334,6 +335,20 @@ impl RequirePaymentLayerBuilder {
     pub fn upto(mut self) -> Self {
         self.takes_permits = true;
         self
+    }
+
+    /// Takes permits, and vouchers if there are [channels](Self::vouchers), and no transfer of the whole price: no `exact`, no x402 v1, no page
+    /// for browsers. For prices that a request seldom costs in full. Otherwise like [`upto`](Self::upto).
+    ///
+    /// ```
+    /// # use tower_x402::server::RequirePaymentLayer;
+    /// let builder = RequirePaymentLayer::builder().price("$0.10").upto_only();
+    /// ```
+    pub fn upto_only(mut self) -> Self {
+        self.takes_transfers = false;
+        self.settings.page = None;
+        self.speaks_v1 = false;
+        self.upto()
     }
 
     /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
@@ -555,6 +570,7 @@ impl Default for RequirePaymentLayerBuilder {
             extensions: Vec::new(),
             speaks_v1: true,
             takes_permits: false,
+            takes_transfers: true,
             settings: Settings::default(),
         }
     }

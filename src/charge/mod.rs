@@ -154,7 +154,7 @@ use tracing::Instrument as _;
 pub use exact::{SettleAnswer, Settler, Sponsor};
 pub use extensions::Echoed;
 use recording::Recording;
-pub use refusal::Refusal;
+pub use refusal::{Refusal, RefusalKind};
 pub(crate) use refusal::{Unfinished, Unread, Why};
 pub use rules::DeferredPolicy;
 pub(crate) use rules::{Limits, Rules};

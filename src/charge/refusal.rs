@@ -35,6 +35,25 @@ struct Refused {
     receipt: Option<SettlementResponse>,
 }
 
+/// What kind of [`Refusal`] it is. Over HTTP each kind has a status, which some of its codes change; the table is in
+/// [`server`](crate::server).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RefusalKind {
+    /// The request or the payment's message cannot be read, and must be corrected (400).
+    Malformed,
+    /// The payment was not taken. The payer is shown the offers again (402).
+    Rejected,
+    /// The payment, its identifier or its response belongs to another request, or another worker has it (409).
+    Conflict,
+    /// It is not known whether the payment was settled (503).
+    Pending,
+    /// Nothing can be done now (503).
+    Unavailable,
+    /// The work was begun and came to nothing (500).
+    Failed,
+}
+
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum Why {
@@ -171,25 +190,35 @@ impl Refusal {
         self.0.receipt.take()
     }
 
-    /// Returns how a request that is refused so is counted.
-    pub(crate) fn ended(&self) -> RequestOutcome {
+    /// Returns what kind of refusal it is, by which a transport chooses how it answers.
+    pub fn kind(&self) -> RefusalKind {
         match &self.0.why {
-            Why::Malformed(_) | Why::Unread(_) | Why::Unfinished(Unfinished::RequestBrokeOff) => {
-                RequestOutcome::Malformed
-            }
-            Why::Rejected(_) | Why::Misstated(..) => RequestOutcome::Rejected,
-            Why::Pending => RequestOutcome::Pending,
+            Why::Malformed(_) | Why::Unread(_) | Why::Unfinished(Unfinished::RequestBrokeOff) => RefusalKind::Malformed,
+            Why::Rejected(_) | Why::Misstated(..) => RefusalKind::Rejected,
+            Why::Pending => RefusalKind::Pending,
             Why::InProgress
             | Why::OtherRequest
             | Why::OtherId
             | Why::Used
             | Why::NotKept
             | Why::OtherHeaders(_)
-            | Why::Exhausted => RequestOutcome::Conflict,
+            | Why::Exhausted => RefusalKind::Conflict,
             Why::Moving | Why::Busy | Why::Unclaimed | Why::Unavailable(_) | Why::Unrecorded => {
-                RequestOutcome::Unavailable
+                RefusalKind::Unavailable
             }
-            Why::Unfinished(_) => RequestOutcome::Failed,
+            Why::Unfinished(_) => RefusalKind::Failed,
+        }
+    }
+
+    /// Returns how a request that is refused so is counted.
+    pub(crate) fn ended(&self) -> RequestOutcome {
+        match self.kind() {
+            RefusalKind::Malformed => RequestOutcome::Malformed,
+            RefusalKind::Rejected => RequestOutcome::Rejected,
+            RefusalKind::Conflict => RequestOutcome::Conflict,
+            RefusalKind::Pending => RequestOutcome::Pending,
+            RefusalKind::Unavailable => RequestOutcome::Unavailable,
+            RefusalKind::Failed => RequestOutcome::Failed,
         }
     }
 

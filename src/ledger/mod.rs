@@ -74,6 +74,18 @@
 //! | what may be written later | [`Record::may_lose`] |
 //! | payment channels | [`ChannelRecord::apply`](channels::ChannelRecord::apply), [`ChannelRecord::forget_at`](channels::ChannelRecord::forget_at) |
 //!
+//! A database that several processes share needs three more things:
+//!
+//! - **A turn for each payer.** `Admit` with funds and `Defer` depend on the payer's other payments, all other steps on one record. So these two
+//!   are written only if no other step of the same [`PayerKey`] was, since the sums were read: with a row or a version for each payer that
+//!   both write. The sums can be the database's ([`PayerSums::in_flight`], [`PayerSums::credit`]), so that nobody loads the payer's records.
+//! - **A number for each process.** A lease, a claim to settle and a nonce are held by a process, and count only while it is alive by the
+//!   database's clock (invariant I18): processes write that they are, and one that was called dead gets a new number when it comes back.
+//! - **Room for a batch.** [`submit`](TransactionLedger::submit) writes a transaction, its nonce and all of its payments, all or nothing: as many as
+//!   share a transaction.
+//!
+//! [`PostgresLedger`] does it so. Vouchers need a [`ChannelLedger`](channels::ChannelLedger) beside it, which has its own conformance tests.
+//!
 //! Records are stored as text ([`Record::to_json`], [`Record::from_json`]), keys as bytes that are in the order of keys
 //! ([`PaymentKey::to_bytes`]), and responses as the bytes that they are.
 //!

@@ -142,16 +142,18 @@ impl PayerSums {
         }
     }
 
-    /// Sums in flight that a database computed. `moved` is the amount settled after the block at which the balance was read.
-    #[cfg(feature = "postgres")]
-    pub(super) fn in_flight(held: U256, submitted: U256, moved: U256, now: u64) -> Self {
+    /// Returns sums in flight that a database computed, for [`FulfilmentStep::Admit`]: of the payer's other payments, what is
+    /// admitted and not submitted (`held`), what is submitted and not settled (`submitted`), and what was settled after the block at which
+    /// the balance was read (`moved`), in units of the token. `now` is in Unix seconds.
+    pub fn in_flight(held: U256, submitted: U256, moved: U256, now: u64) -> Self {
         let moved = VecDeque::from([Moved { at: now, block: u64::MAX, amount: moved }]);
         Self { held, submitted, moved, ..Self::default() }
     }
 
-    /// Sums of credit that a database computed: `settled` is what this payee was paid in the last [`COUNTED`] seconds.
-    #[cfg(feature = "postgres")]
-    pub(super) fn credit(payee: Address, settled: U256, owed: U256, overdue: u32) -> Self {
+    /// Returns sums of credit that a database computed, for [`FulfilmentStep::Defer`]: what the payer settled to `payee` in the last ten minutes
+    /// (`settled`), what it owes for other deferred payments (`owed`), in units of the token, and how many of those are dead or failed
+    /// (`overdue`).
+    pub fn credit(payee: Address, settled: U256, owed: U256, overdue: u32) -> Self {
         Self { settled: BTreeMap::from([((u64::MAX, payee), settled)]), owed, overdue, ..Self::default() }
     }
 

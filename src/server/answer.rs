@@ -26,7 +26,7 @@ use super::{
     response::ResponseBody,
 };
 use crate::{
-    charge::{Echoed, Offer, Refusal, Unfinished, Unread, Why},
+    charge::{Echoed, Offer, Refusal, RefusalKind, Unfinished, Unread, Why},
     ledger::channels::ChannelRecord,
     permit2::ALLOWANCE_REQUIRED,
     protocol::{SettlementResponse, encode_header},
@@ -103,7 +103,7 @@ impl Answer {
 
     /// Returns the answer to a payment that was refused, without an offer.
     pub(super) fn of(mut refusal: Refusal) -> Self {
-        let status = status_of(refusal.why());
+        let status = status_of(&refusal);
         let mut answer = Self::problem(status, refusal.code(), &refusal.detail(), refusal.transaction());
         answer.0.ended = refusal.ended();
         answer.finish(&mut refusal)
@@ -184,34 +184,26 @@ impl RequestContext {
             }
             _ => return Answer::of(refusal),
         };
-        let mut answer = Answer::payment_required(status_of(refusal.why()), offers);
+        let mut answer = Answer::payment_required(status_of(&refusal), offers);
         answer.0.ended = refusal.ended();
         answer.finish(&mut refusal)
     }
 }
 
-/// Returns the status of a refusal.
-fn status_of(why: &Why) -> StatusCode {
-    match why {
-        Why::Malformed(_) | Why::Unread(Unread::Broken) | Why::Unfinished(Unfinished::RequestBrokeOff) => {
-            StatusCode::BAD_REQUEST
-        }
+/// Returns the status of a refusal: that of its kind, but for these.
+fn status_of(refusal: &Refusal) -> StatusCode {
+    match refusal.why() {
         Why::Rejected(rejection) if rejection.reason.as_str() == ALLOWANCE_REQUIRED => StatusCode::PRECONDITION_FAILED,
-        Why::Rejected(_) | Why::Misstated(..) => StatusCode::PAYMENT_REQUIRED,
-        Why::InProgress
-        | Why::OtherRequest
-        | Why::OtherId
-        | Why::Used
-        | Why::NotKept
-        | Why::OtherHeaders(_)
-        | Why::Exhausted => StatusCode::CONFLICT,
-        Why::Pending | Why::Moving | Why::Busy | Why::Unclaimed | Why::Unavailable(_) | Why::Unrecorded => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
         Why::Unread(Unread::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
         Why::Unread(Unread::TooSlow) => StatusCode::REQUEST_TIMEOUT,
         Why::Unfinished(Unfinished::TooSlow) => StatusCode::GATEWAY_TIMEOUT,
-        Why::Unfinished(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => match refusal.kind() {
+            RefusalKind::Malformed => StatusCode::BAD_REQUEST,
+            RefusalKind::Rejected => StatusCode::PAYMENT_REQUIRED,
+            RefusalKind::Conflict => StatusCode::CONFLICT,
+            RefusalKind::Pending | RefusalKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            RefusalKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        },
     }
 }
 

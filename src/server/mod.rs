@@ -205,6 +205,15 @@
 //! | 409 with `Retry-After` | another worker is still at it | repeat the request |
 //! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
 //! | 504 | the handler exceeded its deadline | repeat the request |
+//! | 500 | the handler panicked, or its response broke off or is longer than what is kept; nothing is charged | repeat the request, if the seller can be expected to mend it |
+//! | 412 | Permit2 may not take enough from the payer (`permit2_allowance_required`) | approve it, and repeat the request |
+//! | 408, 413 | the body came too slowly (`body_too_slow`), or is longer than what is read (`body_too_large`) | send it faster, or less |
+//!
+//! A status goes with the kind of a refusal ([`RefusalKind`](crate::charge::RefusalKind)), but for 408, 412, 413 and 504. The code in the
+//! body ([`Refusal::code`](crate::charge::Refusal::code)) is a reason of the protocol, or `payment_in_progress`, `payment_already_used`,
+//! `payment_identifier_conflict`, `response_not_kept`, `response_varies`, `attempts_exhausted` (409), `busy`, `claim_pending`,
+//! `facilitator_unavailable`, `ledger_unavailable` (503), `body_too_large`, `body_too_slow`, `body_broken`, `deadline_exceeded` and
+//! `internal_error`.
 //!
 //! # Several services, one payee
 //!

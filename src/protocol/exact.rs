@@ -73,6 +73,7 @@ impl TransferMethod {
     }
 
     /// Returns the reason as it is named where tokens are moved like this: permits have codes of their own.
+    #[cfg_attr(not(feature = "facilitator"), allow(dead_code, reason = "only sellers and facilitators refuse"))]
     pub(crate) fn reason(self, reason: &Reason) -> Reason {
         let codes: &[&Codes] = match self {
             Self::Authorization => &[],
@@ -347,6 +348,7 @@ mod tests {
         assert!(matches!(by_another, Err(OfferError::TransferMethod(_))));
     }
 
+    #[cfg(any(feature = "remote", feature = "client"))]
     #[test]
     fn a_reason_that_is_written_about_a_permit_reads_back_as_itself() {
         let methods = [

@@ -20,7 +20,7 @@ use serving::{Serving, Signals, announce, exit_of, listen, log_of};
 /// How long a stopping directory waits for requests.
 const LAST_REQUESTS: Duration = Duration::from_secs(30);
 
-/// Lists evaluators and pools evidence: POST and GET /cards, POST and GET /evidence, GET /evidence.jsonl, GET /healthz.
+/// Lists evaluators and pools evidence: POST and GET /cards, POST and GET /evidence, GET /healthz.
 ///
 /// Without --rpc-url, a chain with its own USDC is started in the process, and cards on this machine are listed.
 #[derive(Debug, Parser)]

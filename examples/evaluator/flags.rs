@@ -43,7 +43,7 @@ REQUEST AND ANSWER
     \"outputs\": [up to 64, or 2 to 8 with --judge pairwise]; each output costs the price
   GET /.well-known/agent-card.json, /.well-known/submission.v1.schema.json, /.well-known/evaluation.v1.schema.json
   GET /stats
-    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\", \"asked\", \"skills\": {…}, \"earned\": […]}
+    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\", \"asked\", \"skills\": {…}}
   GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
     {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
   GET /healthz, GET /readyz

@@ -84,7 +84,7 @@ impl Evaluator {
 
     pub(crate) async fn stats(&self) -> Result<Stats, LedgerError> {
         let payments = self.facilitator.ledger().counts().await?;
-        let evaluator = self.service.stats().await;
+        let evaluator = self.service.stats();
         Ok(Stats {
             handled: evaluator.asked,
             settled: payments.settled,

@@ -1,6 +1,6 @@
 //! Trains the students of one arm, all at the same time, and counts what they spend.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter};
 
 use alloy_primitives::{Address, B256, keccak256};
 use alloy_signer_local::PrivateKeySigner;
@@ -74,6 +74,10 @@ pub(crate) struct Arm {
     pub(crate) audits: f64,
     pub(crate) config: ThompsonConfig,
     pub(crate) has_anchors: bool,
+    /// Groups of one distinct output are audited as others are, with their anchors.
+    pub(crate) audits_equals: bool,
+    /// In audits, an output counts as often as it was made. Students do not do that.
+    pub(crate) counts_copies: bool,
     /// Evaluators are measured by accuracy.
     pub(crate) by_accuracy: bool,
     /// Evaluators that learn are told the truth.
@@ -89,6 +93,8 @@ impl Arm {
             audits: 0.05,
             config: ThompsonConfig::default(),
             has_anchors: true,
+            audits_equals: true,
+            counts_copies: false,
             by_accuracy: false,
             lessons: true,
         }
@@ -285,11 +291,12 @@ impl<'a> Course<'a> {
         };
         let sent = self.sent(task, &outputs, &anchors);
         self.students[number].out.made += GROUP as f64;
-        // A group of equals has no gradient, and nobody is asked.
-        if sent.made.iter().filter(|made| **made > 0).count() > 1 {
+        // A group of equals has no gradient. It is sent only if an audit's anchors are something to compare it with.
+        let is_uniform = sent.made.iter().filter(|made| **made > 0).count() == 1;
+        if !is_uniform || arm.audits_equals && sent.actions.len() > 1 {
             self.students[number].out.sent += sent.actions.len() as f64;
             let scores = self.teach(number, &sent, is_audited)?;
-            if let Some(scores) = scores {
+            if let Some(scores) = scores.filter(|_| !is_uniform) {
                 let at = |action| sent.actions.iter().position(|other| *other == action).unwrap_or_default();
                 let rewards: Vec<f64> = outputs.iter().map(|action| scores[at(*action)]).collect();
                 self.students[number].policy.learn(task.context, &outputs, &rewards);
@@ -503,7 +510,12 @@ impl<'a> Course<'a> {
 
     /// Returns what an audit shows.
     fn pairs(&self, sent: &Sent, scores: &[f64]) -> Option<Pairs> {
-        let pairs = Pairs::of(scores, &sent.good)?;
+        // Anchors were not made, and count once.
+        let count = |made: &usize| if self.arm.counts_copies { (*made).max(1) } else { 1 };
+        let all = scores.iter().zip(&sent.good).zip(&sent.made);
+        let (counted, good): (Vec<f64>, Vec<bool>) =
+            all.flat_map(|((score, good), made)| iter::repeat_n((*score, *good), count(made))).unzip();
+        let pairs = Pairs::of(&counted, &good)?;
         if !self.arm.by_accuracy {
             return Some(pairs);
         }

@@ -236,23 +236,35 @@ pub(crate) fn s() -> Vec<Cell> {
             Arm::market("static", 5),
         ];
         all.extend(cells(setting, &stays, arms.map(at)));
-        all.extend(cells(setting, &niche, [at(Arm::market("niche", 5))]));
+        let niche_arm = |name: &str| at(Arm::market(name, 5));
+        let niches = [
+            niche_arm("niche"),
+            Arm { audits_equals: false, ..niche_arm("niche, equals not audited") },
+            Arm { counts_copies: true, ..niche_arm("niche, copies counted") },
+        ];
+        all.extend(cells(setting, &niche, niches));
         let learning = |others: usize| at(Arm::market(format!("learning, {others} others"), 1 + others));
         let untaught = Arm { lessons: false, ..at(Arm::market("learning without lessons", 5)) };
-        all.extend(cells(setting, &learns, [learning(0), learning(4), learning(19), untaught]));
+        let first =
+            Arm { audits_equals: false, name: "learning, 4 others, equals not audited".to_owned(), ..learning(4) };
+        let copies = Arm { counts_copies: true, name: "learning, 4 others, copies counted".to_owned(), ..learning(4) };
+        all.extend(cells(setting, &learns, [learning(0), learning(4), first, copies, learning(19), untaught]));
     }
     all
 }
 
 pub(crate) fn refute_s(sheet: &Sheet) -> Vec<Claim> {
-    let at = |arm| sheet.values("2 %", arm, Outcome::quality);
+    let at = |setting: &str, arm: &str| sheet.values(setting, arm, Outcome::quality);
+    let above = |setting: &str, one: &str, other: &str| {
+        Claim::above(format!("{setting}: {one} − {other}"), &at(setting, one), &at(setting, other))
+    };
+    let untaught = "learning without lessons";
     vec![
-        Claim::above("2 %: learning, 4 others − own model", &at("learning, 4 others"), &at("own model")),
-        Claim::not_above(
-            "2 %: learning without lessons − own model",
-            &at("learning without lessons"),
-            &at("own model"),
-        ),
+        above("2 %", "learning, 4 others", "own model"),
+        Claim::not_above(format!("2 %: {untaught} − own model"), &at("2 %", untaught), &at("2 %", "own model")),
+        above("5 %", "niche", "niche, equals not audited"),
+        above("2 %", "niche", "niche, equals not audited"),
+        above("5 %", "niche", "own model"),
     ]
 }
 

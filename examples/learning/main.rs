@@ -70,6 +70,9 @@ struct Flags {
     /// How many runs with different random numbers
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: u64,
+    /// The first of these random numbers. The experiments of the page begin at 0
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1 << 32))]
+    first_seed: u64,
     /// How many groups or tasks a student has, instead of what the experiment says
     #[arg(long, value_parser = clap::value_parser!(u64).range(40..=100_000))]
     groups: Option<u64>,
@@ -139,7 +142,7 @@ fn main() -> anyhow::Result<()> {
     cells.iter_mut().for_each(resize);
     let runs = parallel(cells.len() * seeds, |number| {
         let cell = &cells[number / seeds];
-        course::run(&cell.world, &cell.arm, (number % seeds) as u64)
+        course::run(&cell.world, &cell.arm, flags.first_seed + (number % seeds) as u64)
     })?;
     let rows = cells.iter().zip(runs.chunks(seeds)).map(|(cell, outcomes)| Row {
         setting: cell.setting.clone(),

@@ -137,8 +137,6 @@ pub(crate) enum Mechanism {
     Exploration,
     /// Old evidence counts as much as new
     Forgetting,
-    /// The reports of one payer count without limit
-    Limit,
     /// Money has no price: the best is hired while there is money
     Price,
 }
@@ -150,7 +148,6 @@ impl Mechanism {
             Self::Claims => config.claimed_worth = config.unclaimed_worth,
             Self::Exploration => config.exploration_share = 0.0,
             Self::Forgetting => config.memory = f32::INFINITY,
-            Self::Limit => config.comparisons_per_payer = f32::INFINITY,
             Self::Price => config.pace = 0.0,
         }
     }

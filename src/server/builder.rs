@@ -58,6 +58,8 @@ pub struct RequirePaymentLayerBuilder {
     speaks_v1: bool,
     /// The kinds of permits that are offered, whichever account they name.
     permits: Vec<TransferMethod>,
+    /// Whether exactly the price may be paid.
+    takes_transfers: bool,
     settings: Settings,
 }
 
@@ -142,6 +144,9 @@ impl RequirePaymentLayerBuilder {
         if self.payees.is_empty() {
             return Err(BuildError::NoPayee);
         }
+        if self.payees.iter().any(|(_, pay_to)| pay_to.is_zero()) {
+            return Err(BuildError::ZeroPayee);
+        }
         let takes_exact = self.settings.takes_exact;
         if takes_exact && self.facilitators.is_empty() {
             return Err(BuildError::NoFacilitator);
@@ -149,13 +154,9 @@ impl RequirePaymentLayerBuilder {
         let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
         let timeout = self.settings.rules.limits.max_timeout.as_secs();
         let mut options = Vec::new();
-        for flow in &flows {
-            let flow = *flow;
+        for flow in flows.iter().copied().filter(|_| self.takes_transfers) {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
-                if pay_to.is_zero() {
-                    return Err(BuildError::ZeroPayee);
-                }
                 let method = TransferMethod::Authorization;
                 let mut option = PaymentOption { asset, pay_to: *pay_to, flow, method, facilitator: 0 };
                 if takes_exact {
@@ -169,7 +170,7 @@ impl RequirePaymentLayerBuilder {
         if !takes_exact && !self.permits.is_empty() {
             return Err(BuildError::PermitsAndVouchersOnly);
         }
-        for kind in &self.permits {
+        for kind in self.permits.iter().filter(|kind| self.takes_transfers || **kind != TransferMethod::Permit) {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
                 let (facilitator, method) = settler_of(&self.facilitators, *kind, asset.network)?;
@@ -364,6 +365,20 @@ impl RequirePaymentLayerBuilder {
             self.permits.push(method);
         }
         self
+    }
+
+    /// Takes permits, and vouchers if there are [channels](Self::vouchers), and no transfer of the whole price: no `exact`, no x402 v1, no page
+    /// for browsers. For prices that a request seldom costs in full. Otherwise like [`upto`](Self::upto).
+    ///
+    /// ```
+    /// # use tower_x402::server::RequirePaymentLayer;
+    /// let builder = RequirePaymentLayer::builder().price("$0.10").upto_only();
+    /// ```
+    pub fn upto_only(mut self) -> Self {
+        self.takes_transfers = false;
+        self.settings.page = None;
+        self.speaks_v1 = false;
+        self.upto()
     }
 
     /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
@@ -585,6 +600,7 @@ impl Default for RequirePaymentLayerBuilder {
             extensions: Vec::new(),
             speaks_v1: true,
             permits: Vec::new(),
+            takes_transfers: true,
             settings: Settings::default(),
         }
     }

@@ -3,9 +3,9 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::{sync::Semaphore, time::timeout};
-use tower_x402::ledger::{Ledger, LedgerError, SettlementStep};
+use tower_x402::ledger::{Ledger, LedgerError, SettlementStep, channels::ChannelLedger};
 
-use super::around_ledger::{Around, AroundLedger, Call};
+use super::around_ledger::{Around, AroundChannels, AroundLedger, Call};
 
 /// The calls that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Held {
     Taking,
     /// [`SettlementStep::Fail`].
     Failures,
+    /// The reading of stored responses to requests by voucher.
+    ChannelResponses,
 }
 
 impl Held {
@@ -23,13 +25,14 @@ impl Held {
         match (self, call) {
             (Self::Submissions, Call::Submit(submission)) => !submission.payments.is_empty(),
             (Self::Taking, Call::Settle(SettlementStep::Claim(_)))
-            | (Self::Failures, Call::Settle(SettlementStep::Fail { .. })) => true,
+            | (Self::Failures, Call::Settle(SettlementStep::Fail { .. }))
+            | (Self::ChannelResponses, Call::Other("channel_response")) => true,
             _ => false,
         }
     }
 }
 
-/// The gate before some of the calls of a [`GatedLedger`].
+/// The gate before some of the calls of a [`GatedLedger`], or of [`GatedChannels`].
 pub struct Gate {
     held: Held,
     arrived: Semaphore,
@@ -41,18 +44,43 @@ pub type GatedLedger = AroundLedger<Gate>;
 impl GatedLedger {
     /// Returns one process's view of a ledger, with a closed gate before these calls.
     pub fn over(ledger: Arc<dyn Ledger>, held: Held) -> Arc<Self> {
-        Self::new(ledger, Gate { held, arrived: Semaphore::new(0), open: Semaphore::new(0) })
+        Self::new(ledger, Gate::before(held))
     }
 
     /// Returns when a call waits at the gate.
     pub async fn until_one_waits(&self) {
-        let arrived = timeout(Duration::from_secs(30), self.around.arrived.acquire()).await;
+        self.around.until_one_waits().await;
+    }
+
+    /// Opens the gate for good.
+    pub fn open(&self) {
+        self.around.open();
+    }
+}
+
+pub type GatedChannels = AroundChannels<Gate>;
+
+impl GatedChannels {
+    /// Returns one process's view of the books of channels, with a closed gate before these calls.
+    pub fn over(ledger: Arc<dyn ChannelLedger>, held: Held) -> Arc<Self> {
+        Self::new(ledger, Gate::before(held))
+    }
+}
+
+impl Gate {
+    fn before(held: Held) -> Self {
+        Self { held, arrived: Semaphore::new(0), open: Semaphore::new(0) }
+    }
+
+    /// Returns when a call waits at the gate.
+    pub async fn until_one_waits(&self) {
+        let arrived = timeout(Duration::from_secs(30), self.arrived.acquire()).await;
         arrived.expect("a call comes to the gate").expect("never closed").forget();
     }
 
     /// Opens the gate for good.
     pub fn open(&self) {
-        self.around.open.close();
+        self.open.close();
     }
 }
 

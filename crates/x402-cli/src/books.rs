@@ -6,6 +6,7 @@ use tower_x402::{
     ledger::LedgerError,
     ops::{ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch},
     payment::PaymentKey,
+    permit2,
 };
 
 use crate::{
@@ -145,7 +146,11 @@ impl Command {
                         "expected 0x(payer):0x(nonce), as x402 books find prints them",
                     ));
                 };
-                let key = PaymentKey { network: chain.network(), asset: chain.asset()?.address, payer, nonce };
+                let mut key = PaymentKey { network: chain.network(), asset: chain.asset()?.address, payer, nonce };
+                if books.payments.get(&key).await.map_err(unreadable)?.is_none() {
+                    // The nonce of a permit (scheme upto) is one of Permit2, whatever the token.
+                    key.asset = permit2::PERMIT2;
+                }
                 let settling = keys::require(Role::SETTLEMENT, &KeyFlags::default()).await?;
                 let facilitator = chain.settle(settling, &books).await?;
                 let reconciled = operator.reconcile(&facilitator, &key).await.map_err(|error| Error::Failed {

@@ -1,8 +1,12 @@
 //! The chain that is settled on: through a node, through a facilitator, or in this process.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
+use alloy_provider::{
+    Provider,
+    network::{Ethereum, Network as Chain},
+};
 use tower_x402::{
     Asset, Network,
     channels::Channels,
@@ -22,6 +26,12 @@ use crate::{
     keys::{self, KeyFlags, Role},
     values::{Books, HttpUrl, account},
 };
+
+/// The time that a payer's transaction has to get into a block.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A transaction that is not signed yet.
+pub(crate) type TransactionRequest = <Ethereum as Chain>::TransactionRequest;
 
 /// The bearer token for a facilitator.
 const TOKEN: &str = "FACILITATOR_TOKEN";
@@ -106,6 +116,27 @@ impl ChainFlags {
     ) -> Result<(Channels, OnchainChannels), Error> {
         let contract = OnchainChannels::builder().network(self.network()).rpc_url(self.node()?.as_str());
         open_channels(contract.signer(key.clone()), key, self.asset()?, ledger).await
+    }
+}
+
+/// Sends a transaction of a payer's own, and waits until it is in a block. `reverted` says what to do if it reverts there.
+pub(crate) async fn send(
+    provider: &impl Provider,
+    transaction: TransactionRequest,
+    reverted: &'static str,
+) -> Result<B256, Error> {
+    let sent = provider.send_transaction(transaction).await.map_err(|_| Error::Failed {
+        what: "the node does not answer, or refuses the transaction".to_owned(),
+        advice: "Nothing is lost: check the node, and that the payer has ETH for gas, and run this again.",
+    })?;
+    let hash = *sent.tx_hash();
+    let receipt = sent.with_timeout(Some(CONFIRM_TIMEOUT)).get_receipt().await.map_err(|_| Error::Failed {
+        what: format!("transaction {hash} is not in a block yet"),
+        advice: "Look it up later, and do not send it again before that.",
+    })?;
+    match receipt.status() {
+        true => Ok(hash),
+        false => Err(Error::Failed { what: format!("transaction {hash} reverted"), advice: reverted }),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use alloy_provider::{Provider, ProviderBuilder, network::EthereumWallet};
+use alloy_provider::{ProviderBuilder, network::EthereumWallet};
 use serde_json::json;
 use tower_x402::{
     Usdc,
@@ -13,20 +13,16 @@ use tower_x402::{
     ops::{ChannelFilter, ChannelSummary, Operator},
     vouchers::ChannelId,
 };
-use url::Url;
 
 use crate::{
     books::unreadable,
-    chain::ChainFlags,
+    chain::{ChainFlags, send},
     error::{Error, Sentence},
     keys::{self, KeyFlags, Role},
     output,
     purse::PurseFlags,
     values::{LedgerAt, some_amount},
 };
-
-/// The time that the transaction of a withdrawal has to get into a block.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Lists payment channels, claims what was charged on them, and gets back what was not.
 ///
@@ -55,7 +51,7 @@ enum What {
         #[arg(default_value = "all")]
         which: ChannelFilter,
         /// The seller's ledger: sqlite:PATH or postgres://USER@HOST/DATABASE
-        #[arg(long, env = "X402_LEDGER", hide_env_values = true, required_unless_present = "journal")]
+        #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
         ledger: Option<LedgerAt>,
         /// The payer's journal
         #[arg(long, value_name = "FILE")]
@@ -228,7 +224,7 @@ fn dollars(units: u128) -> String {
 async fn refund(idle: Duration, purse: &PurseFlags) -> Result<(), Error> {
     let key = keys::require(Role::PAYER, &purse.key).await?;
     let budget = Budget::builder().journal(needed_journal(purse)?).build();
-    let payer = purse.payer(key, budget)?;
+    let payer = purse.payer(Some(key), budget).await?;
     let refunds = refund_channels(&payer, idle, purse.http()).await.map_err(Error::Http)?;
     let mut failed = 0;
     for refund in &refunds {
@@ -256,12 +252,8 @@ async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags) -> Result<(),
     let entry = channels.iter().find(is_asked).ok_or_else(|| {
         Error::setting("CHANNEL", "is not in this journal: x402 channels list --journal prints those that are")
     })?;
-    let url: Url = purse.chain.node()?.as_str().parse().map_err(|_| Error::setting("--rpc-url", "expected a URL"))?;
+    let url = purse.chain.node()?.to_url("--rpc-url")?;
     let provider = ProviderBuilder::new().wallet(EthereumWallet::from(key)).connect_http(url);
-    let unsure = |_| Error::Failed {
-        what: "the node does not answer, or refuses the transaction".to_owned(),
-        advice: "Nothing is lost: check the node, and that the payer has ETH for gas, and run this again.",
-    };
     let transaction = match finish {
         true => Some(finalize_withdrawal(entry)),
         false => initiate_withdrawal(&provider, entry).await.map_err(|error| Error::Failed {
@@ -275,18 +267,8 @@ async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags) -> Result<(),
             advice: "There is nothing to withdraw.",
         });
     };
-    let sent = provider.send_transaction(transaction).await.map_err(unsure)?;
-    let hash = *sent.tx_hash();
-    let receipt = sent.with_timeout(Some(CONFIRM_TIMEOUT)).get_receipt().await.map_err(|_| Error::Failed {
-        what: format!("transaction {hash} is not in a block yet"),
-        advice: "Look it up later, and do not send it again before that.",
-    })?;
-    if !receipt.status() {
-        return Err(Error::Failed {
-            what: format!("transaction {hash} reverted"),
-            advice: "The withdraw delay may not be over, or nothing was announced: run it without --finish first.",
-        });
-    }
+    let reverted = "The withdraw delay may not be over, or nothing was announced: run it without --finish first.";
+    let hash = send(&provider, transaction, reverted).await?;
     match finish {
         true => {
             // What came back is reserved no longer.

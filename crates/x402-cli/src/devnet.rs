@@ -4,7 +4,9 @@ use std::{fmt, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
-use tower_x402::{Asset, Usdc, client::key, facilitator::BatchSettler, signers::PrivateKeySigner, vouchers::Escrow};
+use tower_x402::{
+    Asset, Usdc, client::key, facilitator::BatchSettler, permit2, signers::PrivateKeySigner, vouchers::Escrow,
+};
 use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
 use crate::{error::Error, output, signals::Signals, values};
@@ -90,6 +92,7 @@ pub(crate) struct Facts {
     asset_version: String,
     batch_settler: String,
     channel_escrow: String,
+    permit2: String,
     payer: String,
     payer_private_key: &'static str,
     payee: String,
@@ -135,6 +138,7 @@ impl Local {
             asset_version: version,
             batch_settler: BatchSettler::ADDRESS.to_string(),
             channel_escrow: Escrow::ADDRESS.to_string(),
+            permit2: permit2::PERMIT2.to_string(),
             payer: self.payer.to_string(),
             payer_private_key: PAYER_KEY,
             payee: self.payee.to_string(),
@@ -172,6 +176,7 @@ impl fmt::Display for Shown<'_> {
         writeln!(f, "  USDC              {} ({}, version {})", facts.asset, facts.asset_name, facts.asset_version)?;
         writeln!(f, "  batch settler     {}", facts.batch_settler)?;
         writeln!(f, "  channel escrow    {}", facts.channel_escrow)?;
+        writeln!(f, "  Permit2           {}", facts.permit2)?;
         writeln!(f, "  payer             {} with {PURSE}", facts.payer)?;
         writeln!(f, "  payee             {}", facts.payee)?;
         writeln!(f, "  settlement key of {}", facts.settlement_address)?;

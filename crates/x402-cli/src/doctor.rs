@@ -13,8 +13,10 @@ use tokio::{net::TcpStream, time::timeout};
 use tower_x402::{
     Asset, Network,
     facilitator::BatchSettler,
+    permit2,
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
     signers::PrivateKeySigner,
+    upto,
     vouchers::Escrow,
 };
 
@@ -62,6 +64,9 @@ pub(crate) struct Command {
     /// The facilitator that settles
     #[arg(long, value_name = "URL")]
     facilitator_url: Option<HttpUrl>,
+    /// Permits (scheme upto) are to be taken: what they need must be there
+    #[arg(long)]
+    upto: bool,
     /// The service that is charged for
     #[arg(long, value_name = "URL")]
     upstream: Option<HttpUrl>,
@@ -133,9 +138,10 @@ impl Command {
             asset_version: self.chain.asset_version.clone().or(file.asset_version),
         };
         let facilitator = self.facilitator_url.or(file.facilitator_url);
+        let takes_permits = self.upto || file.upto;
         let node = chain.rpc_url.as_ref().map(Node::new).transpose()?;
         match &node {
-            Some(node) => check_chain(&mut report, node, &chain, facilitator.is_some()).await?,
+            Some(node) => check_chain(&mut report, node, &chain, facilitator.is_some(), takes_permits).await?,
             None if facilitator.is_some() => report.add(
                 Level::Warning,
                 "node",
@@ -150,7 +156,7 @@ impl Command {
             ),
         }
         if let Some(url) = &facilitator {
-            check_facilitator(&mut report, url, chain.network()).await?;
+            check_facilitator(&mut report, url, chain.network(), takes_permits).await?;
         }
         match self.pay_to.or(file.pay_to) {
             Some(pay_to) => check_payee(&mut report, node.as_ref(), pay_to).await,
@@ -195,14 +201,20 @@ impl Command {
         match report.wrong {
             0 => Ok(()),
             wrong => Err(Error::Failed {
-                what: format!("{wrong} checks found something wrong"),
+                what: format!("{wrong} of the checks found something wrong"),
                 advice: "See above what to do.",
             }),
         }
     }
 }
 
-async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags, has_facilitator: bool) -> Result<(), Error> {
+async fn check_chain(
+    report: &mut Report,
+    node: &Node,
+    chain: &ChainFlags,
+    has_facilitator: bool,
+    takes_permits: bool,
+) -> Result<(), Error> {
     let network = chain.network();
     match node.chain_id().await {
         Ok(id) if id == network.chain_id() => report.ok("node", format_args!("answers, on {network}")),
@@ -242,6 +254,7 @@ async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags, has_f
             Err(error) => report.silent(name, &error, "Try again, or use another node."),
         }
     }
+    check_permits(report, node, takes_permits).await;
     for (name, role) in [("settlement key", Role::SETTLEMENT), ("channels key", Role::CHANNELS)] {
         match keys::find(role, &KeyFlags::default()).await {
             Ok(Some(key)) => {
@@ -259,6 +272,26 @@ async fn check_chain(report: &mut Report, node: &Node, chain: &ChainFlags, has_f
         }
     }
     Ok(())
+}
+
+/// Looks whether the chain has the contract that settles permits, with the Permit2 that it uses.
+async fn check_permits(report: &mut Report, node: &Node, is_needed: bool) {
+    const NAME: &str = "permits";
+    let looked = async {
+        Ok::<_, NodeError>((node.read(upto::PROXY, "PERMIT2()").await.ok(), node.code(permit2::PERMIT2).await?))
+    };
+    match looked.await {
+        Ok((Some(uses), code)) if uses.as_ref() == permit2::PERMIT2.into_word().as_slice() && !code.is_empty() => {
+            report.ok(NAME, format_args!("can be settled (upto), by {}", upto::PROXY))
+        }
+        Ok(_) => report.add(
+            if is_needed { Level::Wrong } else { Level::Warning },
+            NAME,
+            format_args!("there is no Permit2 here, or no contract of the scheme upto at {}", upto::PROXY),
+            "Leave --upto out: permits cannot be used on this chain; transfers can.",
+        ),
+        Err(error) => report.silent(NAME, &error, "Try again, or use another node."),
+    }
 }
 
 async fn check_clock(report: &mut Report, node: &Node) {
@@ -406,8 +439,13 @@ async fn check_key(report: &mut Report, node: &Node, name: &str, key: &PrivateKe
     }
 }
 
-/// Asks a facilitator whether it settles on this network.
-async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network) -> Result<(), Error> {
+/// Asks a facilitator whether it settles on this network, and permits if they are to be taken.
+async fn check_facilitator(
+    report: &mut Report,
+    url: &HttpUrl,
+    network: Network,
+    takes_permits: bool,
+) -> Result<(), Error> {
     const NAME: &str = "facilitator";
     const TOKEN: &str = "Set FACILITATOR_TOKEN to the token that it gave you.";
     /// An answer with many networks, extensions and signers, in bytes.
@@ -437,11 +475,14 @@ async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network)
     let body = Limited::new(reqwest::Body::from(answer), LONGEST).collect().await.map(|body| body.to_bytes());
     let supported: Value = body.ok().and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default();
     let kinds = supported["kinds"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let settles = |kind: &Value| {
-        let named = kind["network"].as_str().and_then(|name| name.parse::<Network>().ok());
-        kind["scheme"] == "exact" && named == Some(network)
+    let settles = |scheme: &str| {
+        kinds.iter().find(|kind| {
+            let named = kind["network"].as_str().unwrap_or_default();
+            let is_here = named == "eip155:*" || named.parse::<Network>().is_ok_and(|named| named == network);
+            kind["scheme"] == scheme && is_here
+        })
     };
-    if !kinds.iter().any(settles) {
+    if settles("exact").is_none() {
         let found = format!("{origin} does not say that it settles on {network} ({status})");
         let to_do = "Check --facilitator-url and --network, or use another facilitator.";
         report.add(Level::Wrong, NAME, found, to_do);
@@ -455,6 +496,17 @@ async fn check_facilitator(report: &mut Report, url: &HttpUrl, network: Network)
     match asking.send().await.map(|answer| answer.status()) {
         Ok(status) if is_refusal(status) => report.add(Level::Wrong, NAME, refused(status), TOKEN),
         _ => report.ok(NAME, format_args!("{origin} settles on {network}")),
+    }
+    let account = settles(upto::SCHEME).and_then(|kind| kind["extra"]["facilitatorAddress"].as_str());
+    match account.and_then(|account| account.parse::<Address>().ok()) {
+        Some(account) if takes_permits => report.ok("permits", format_args!("{origin} settles them (upto), as {account}")),
+        None if takes_permits => report.add(
+            Level::Wrong,
+            "permits",
+            format_args!("{origin} does not say that it settles them (upto) on {network}"),
+            "Leave --upto out, or use another facilitator. x402 facilitator settles them for callers with a key (FACILITATOR_KEYS).",
+        ),
+        _ => {}
     }
     Ok(())
 }

@@ -39,7 +39,8 @@ ENVIRONMENT
                           SETTLEMENT_PRIVATE_KEY_FILE and SETTLEMENT_KEYSTORE, too
   CHANNELS_PRIVATE_KEY    the key that sends what sellers ask for on payment channels, and pays its gas. With it, deposits, claims and
                           refunds are executed, too
-  FACILITATOR_KEYS        comma-separated keys, one of which callers send as Authorization: Bearer … [default: anyone may call]
+  FACILITATOR_KEYS        comma-separated keys, one of which callers send as Authorization: Bearer … [default: anyone may call]. With keys,
+                          permits (scheme upto) are settled, too: give them to sellers only
   X402_ADMIN_TOKEN        what callers of --admin must give, as a bearer token or as the password of any name: 16 letters and digits or
                           more [default: none is needed on an address of this machine]
   PGPASSWORD              the password for --ledger postgres://…, if the URL has none
@@ -109,6 +110,8 @@ impl Command {
         let keys = std::env::var(KEYS).unwrap_or_default();
         let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
         service = keys.iter().fold(service, |service, key| service.bearer_key(*key));
+        // Whoever asks first says what a permit is charged: a stranger may be the buyer.
+        service = service.permits(!keys.is_empty());
         let service = service.build();
         let answer = tower::service_fn(move |mut request: Request<Body>| {
             if let Some(Peer(peer)) = request.extensions().get().copied() {

@@ -12,6 +12,9 @@ use tower_x402::{protocol::header_name, server::VerifiedPayment};
 const OURS: &str = "x402-";
 /// Payments, in each version of x402.
 const PAYMENTS: [&str; 2] = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
+/// What a server says of payments, in each version of x402.
+const ABOUT_PAYMENTS: [&str; 3] =
+    [header_name::PAYMENT_REQUIRED, header_name::PAYMENT_RESPONSE, header_name::X_PAYMENT_RESPONSE];
 /// Headers that frameworks read in place of the method or the path.
 const OVERRIDES: [&str; 5] =
     ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
@@ -55,9 +58,24 @@ pub(crate) fn remove_what_is_ours(headers: &mut HeaderMap) {
     remove(headers, |name| name.starts_with(OURS) || PAYMENTS.contains(&name));
 }
 
+/// Removes what a service says of payments, which are not its own: none of them reaches it.
+pub(crate) fn remove_about_payments(headers: &mut HeaderMap) {
+    ABOUT_PAYMENTS.iter().for_each(|name| drop(headers.remove(*name)));
+}
+
 /// Removes the headers that some frameworks take for the method or the path. The price is that of the request line.
 pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
     remove(headers, |name| OVERRIDES.contains(&name));
+}
+
+/// Removes the headers that have this text in their value.
+pub(crate) fn remove_with_value(headers: &mut HeaderMap, text: &str) {
+    let has_it = |value: &HeaderValue| value.as_bytes().windows(text.len()).any(|part| part == text.as_bytes());
+    let names: Vec<HeaderName> =
+        headers.iter().filter(|(_, value)| has_it(value)).map(|(name, _)| name.clone()).collect();
+    for name in names {
+        headers.remove(name);
+    }
 }
 
 /// Removes the headers in which a client names itself, or proxies before it.
@@ -65,9 +83,10 @@ pub(crate) fn remove_forwarded(headers: &mut HeaderMap) {
     remove(headers, |name| name.starts_with("x-forwarded-") || ["forwarded", "x-real-ip"].contains(&name));
 }
 
-/// Some upstreams read an underscore as a hyphen (CGI, WSGI).
+/// Some upstreams read an underscore as a hyphen (WSGI), and some anything that is no letter or digit (CGI).
 fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
-    let is_removed = |name: &&HeaderName| is_removed(&name.as_str().replace('_', "-"));
+    let is_other = |character: char| !character.is_ascii_alphanumeric();
+    let is_removed = |name: &&HeaderName| is_removed(&name.as_str().replace(is_other, "-"));
     let names: Vec<HeaderName> = headers.keys().filter(is_removed).cloned().collect();
     for name in names {
         headers.remove(name);
@@ -133,6 +152,7 @@ mod tests {
         let forged = [
             "x402-payer",
             "x402_payer",
+            "x402.payer",
             "x402-anything-new",
             "payment-signature",
             "x-payment",

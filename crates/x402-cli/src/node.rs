@@ -5,6 +5,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, Bytes, U64, U256, keccak256};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tower_x402::permit2;
 
 use crate::{error::Error, values::HttpUrl};
 
@@ -70,8 +71,17 @@ impl Node {
 
     /// Returns the balance of an account, in atomic units of the token.
     pub(crate) async fn balance(&self, token: Address, account: Address) -> Result<U256, NodeError> {
-        let selector = &keccak256("balanceOf(address)")[..4];
-        let data = Bytes::from([selector, account.into_word().as_slice()].concat());
-        self.call("eth_call", json!([{ "to": token, "data": data }, "latest"])).await
+        self.amount(token, "balanceOf(address)", &[account]).await
+    }
+
+    /// Returns how much of an account's tokens Permit2 may move, in atomic units.
+    pub(crate) async fn approved(&self, token: Address, account: Address) -> Result<U256, NodeError> {
+        self.amount(token, "allowance(address,address)", &[account, permit2::PERMIT2]).await
+    }
+
+    async fn amount(&self, token: Address, signature: &str, of: &[Address]) -> Result<U256, NodeError> {
+        let mut data = keccak256(signature)[..4].to_vec();
+        of.iter().for_each(|account| data.extend(account.into_word()));
+        self.call("eth_call", json!([{ "to": token, "data": Bytes::from(data) }, "latest"])).await
     }
 }

@@ -12,7 +12,7 @@ use tower_x402::{
     protocol::{
         MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentRequired, PaymentRequirements, decode_header, header_name,
     },
-    signers::PrivateKeySigner,
+    upto,
 };
 use url::Url;
 
@@ -24,6 +24,8 @@ use crate::{
     values::some_amount,
 };
 
+/// The most that is paid unless a flag says otherwise: a cent.
+pub(crate) const DEFAULT_BUDGET: Usdc = Usdc::from_atomic(10_000);
 /// The most of a body that is printed within JSON, in bytes.
 const MAX_SHOWN: usize = 64 << 20;
 
@@ -36,9 +38,9 @@ OUTPUT
   The answer's body on standard output, and on standard error what was paid. With --json, one JSON line on standard output instead:
     {\"status\", \"outcome\", \"amount\", \"price\", \"transaction\", \"payer\", \"pay_to\", \"network\", \"asset\", \"nonce\", \"reason\",
      \"voucher\", \"body\"}
-  outcome is settled (paid; the transaction is named), accepted (paid; the server settles later, or claims the voucher), failed (the
-  server says that it was not paid), unknown (it may have been paid), refused (nothing was signed), or null (nothing was asked for).
-  amount is in atomic units (millionths of a USDC). With --dry-run:
+  outcome is settled (paid; the transaction is named), accepted (paid; the server settles later, claims the voucher, or charged nothing),
+  failed (the server says that it was not paid), unknown (it may have been paid), refused (nothing was signed), or null (nothing was asked
+  for). amount is what was charged, in atomic units (millionths of a USDC). With --dry-run:
     {\"status\", \"offers\": [{\"scheme\", \"network\", \"asset\", \"amount\", \"price\", \"pay_to\"}], \"would_pay\", \"reason\"}
 
 EXIT STATUS
@@ -50,6 +52,8 @@ ENVIRONMENT
   PAYER_PRIVATE_KEY       the key that pays (32 bytes in hex). Its account needs USDC and no ETH. There are PAYER_PRIVATE_KEY_FILE and
                           PAYER_KEYSTORE, too
   X402_JOURNAL            the same as --journal
+  X402_RPC_URL            the same as --rpc-url. With a node, offers of at most a price (scheme upto) are paid, too, as far as x402 wallet
+                          approve has allowed it
 
 EXAMPLES
   x402 pay https://judge.example/evaluate -d @answer.json -H 'content-type: application/json' --budget '$0.002'
@@ -74,7 +78,7 @@ pub(crate) struct Command {
     #[arg(short = 'i', long, conflicts_with = "json")]
     include: bool,
     /// The most to pay
-    #[arg(long, default_value = "$0.01", value_parser = some_amount)]
+    #[arg(long, default_value_t = DEFAULT_BUDGET, value_parser = some_amount)]
     budget: Usdc,
     /// Say what it would cost, and pay nothing. The request is sent without a payment
     #[arg(long)]
@@ -163,7 +167,7 @@ impl Command {
     async fn pay(self, request: Request) -> Result<(), Error> {
         let key = keys::require(Role::PAYER, &self.purse.key).await?;
         let budget = purse::budget_of_run(self.purse.open_journal()?, self.budget).build();
-        let client = self.purse.client(self.purse.payer(key, budget)?)?;
+        let client = self.purse.client(self.purse.payer(Some(key), budget).await?)?;
         // Before anything is paid for that could not be written.
         let sink = match &self.output {
             Some(path) => {
@@ -265,9 +269,10 @@ impl Command {
             }
         }
         let offers = offers(&headers);
-        // A stranger's key will do: what is signed is not sent, and the price does not depend on it.
+        // Without a key a stranger will do: what is signed is not sent, and the price does not depend on who signs.
+        let key = keys::find(Role::PAYER, &self.purse.key).await?;
         let budget = tower_x402::client::Budget::builder().per_payment(self.budget).total(self.budget).build();
-        let payer = self.purse.payer(PrivateKeySigner::random(), budget)?;
+        let payer = self.purse.payer(key, budget).await?;
         let refused = match payer.pay(&request.method, &self.url, &headers, Some(&body)).await {
             Ok(Some(_unsent)) => None,
             Ok(None) => Some((
@@ -288,7 +293,11 @@ impl Command {
                 // A stranger's text may hold what a terminal obeys.
                 let [scheme, network, pay_to] =
                     [&offer.scheme, &offer.network, &offer.pay_to].map(|text| text.escape_debug());
-                output::line(format_args!("{} to {pay_to} on {network} ({scheme})", price_of(offer).escape_debug()));
+                let most = if offer.scheme == upto::SCHEME { "at most " } else { "" };
+                output::line(format_args!(
+                    "{most}{} to {pay_to} on {network} ({scheme})",
+                    price_of(offer).escape_debug()
+                ));
             }
         }
         match refused {
@@ -342,6 +351,7 @@ fn unwritten(error: &std::io::Error) -> Error {
 
 const fn advice_for(status: StatusCode) -> &'static str {
     match status.as_u16() {
+        412 => "If it names permit2_allowance_required: x402 wallet approve lets Permit2 move as much as you say.",
         402 => "Its outcome says why it was not accepted; --dry-run shows what is asked for.",
         400..500 => "Correct the request.",
         _ => "Try again later; a request that failed is not charged for by a seller that keeps to the rules.",

@@ -1,6 +1,6 @@
 //! Answers of our own: a status, a code for programs and a sentence for people.
 
-use axum::body::Body;
+use axum::{body::Body, response::IntoResponse};
 use http::{
     HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE},
@@ -25,6 +25,12 @@ impl Problem {
         let mut response = json(status, &json!({ "error": code, "detail": detail }));
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        self.into_response()
     }
 }
 

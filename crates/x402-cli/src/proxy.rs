@@ -47,6 +47,8 @@ use crate::{
 const TOKEN: &str = "x402-proxy-token";
 /// The header in which a program names its purchase.
 const PURCHASE: &str = "x402-purchase";
+/// Where a browser says whose page asks (Fetch Metadata). It is `none` if a person typed the address.
+const FETCH_SITE: &str = "sec-fetch-site";
 const TOKEN_VARIABLE: &str = "X402_PROXY_TOKEN";
 /// The largest body of a request, in bytes: it is sent again with the payment.
 const MAX_BODY: usize = 8 << 20;
@@ -75,6 +77,8 @@ WHAT IT ADDS TO ANSWERS
 ENVIRONMENT
   PAYER_PRIVATE_KEY       the key that pays (32 bytes in hex). There are PAYER_PRIVATE_KEY_FILE and PAYER_KEYSTORE, too
   X402_PROXY_TOKEN        the token, of at least 16 letters and digits [default: a new one for each start]
+  X402_RPC_URL            the same as --rpc-url. With a node, offers of at most a price (scheme upto) are paid, too, as far as x402 wallet
+                          approve has allowed it
 
 EXAMPLES
   x402 proxy --to https://judge.example --budget '$1'
@@ -162,7 +166,7 @@ impl Command {
         let budget =
             tower_x402::client::Budget::builder().per_payment(self.max_payment).total(self.budget).journal(journal);
         let budget = bounds.iter().fold(budget, |budget, (host, bound)| budget.limit_host(host, *bound)).build();
-        let client = self.purse.client(self.purse.payer(key, budget.clone())?)?;
+        let client = self.purse.client(self.purse.payer(Some(key), budget.clone()).await?)?;
         let (listener, listening) = serve::listen("--listen", &self.listen.to_string()).await?;
         let shown: Vec<String> = targets
             .iter()
@@ -282,7 +286,7 @@ impl Inner {
                     "the token that the proxy printed must be the first part of the path, or in X402-Proxy-Token",
                 ));
             }
-        } else if given.contains_key(ORIGIN) {
+        } else if is_of_a_page(given) {
             return Err(forbidden("web pages may not call a proxy without a token"));
         }
         if headers::wants_upgrade(request) {
@@ -331,6 +335,10 @@ impl Inner {
         headers::remove_hop_by_hop(&mut headers);
         headers::remove_what_is_ours(&mut headers);
         headers::remove_of_connection(&mut headers);
+        if let Some(token) = &self.token {
+            // A browser names the address of the page before, and programs what they like. Whoever has the token can spend the budget.
+            headers::remove_with_value(&mut headers, token.secret());
+        }
         let mut asked = self.client.request(parts.method, url.clone()).headers(headers);
         let body = body.to_bytes();
         if !body.is_empty() {
@@ -344,9 +352,11 @@ impl Inner {
         let mut response = Response::<reqwest::Body>::from(response).map(Body::new);
         *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
+        headers::remove_what_is_ours(response.headers_mut());
         if let Some(receipt) = receipt {
             let host = url.host_str().unwrap_or_default();
-            info!(host, outcome = %receipt.outcome, amount = %receipt.amount, left = %self.budget.remaining(), "paid");
+            let said = if receipt.outcome.is_paid() { "paid" } else { "not known to be paid" };
+            info!(host, outcome = %receipt.outcome, amount = %receipt.amount, left = %self.budget.remaining(), "{said}");
             self.add_receipt(response.headers_mut(), &receipt);
         }
         Ok(response)
@@ -364,6 +374,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// Returns `true` if a browser says that a page asks. It names no origin for an image, and Node's `fetch` sends a mode without a site.
+fn is_of_a_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN) || headers.get(FETCH_SITE).is_some_and(|site| site != "none")
 }
 
 /// Says that the service did not answer, or that nothing was paid.
@@ -430,6 +445,12 @@ mod tests {
         let proxy = proxy(&["https://judge.example"], None);
         assert!(ask(&proxy, "/a", &[HERE]).is_some());
         assert_eq!(ask(&proxy, "/a", &[HERE, ("origin", "https://evil.example")]), None);
+        // An image in a page has no origin.
+        for site in ["cross-site", "same-site", "same-origin"] {
+            assert_eq!(ask(&proxy, "/a", &[HERE, ("sec-fetch-site", site)]), None, "{site}");
+        }
+        assert!(ask(&proxy, "/a", &[HERE, ("sec-fetch-site", "none")]).is_some(), "a person typed it");
+        assert!(ask(&proxy, "/a", &[HERE, ("sec-fetch-mode", "cors")]).is_some(), "Node sends it");
     }
 
     #[test]

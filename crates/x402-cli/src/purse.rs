@@ -2,12 +2,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use alloy_rpc_client::RpcClient;
 use reqwest_middleware::ClientWithMiddleware;
 use tower_x402::{
     Asset, Network, Usdc,
     client::{
-        Budget, BudgetBuilder, ChannelPolicy, Journal, Payer, PaymentError, PaymentMiddleware, Receipt, Refusal,
-        RetryPolicy,
+        Budget, BudgetBuilder, ChannelPolicy, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware,
+        PermitPolicy, Receipt, Refusal, RetryPolicy,
     },
     signers::PrivateKeySigner,
 };
@@ -16,6 +17,8 @@ use crate::{
     chain::ChainFlags,
     error::{Error, Sentence},
     keys::KeyFlags,
+    node::{Node, NodeError},
+    output,
 };
 
 /// For how many payments to a payee no channel is opened, if it can be paid by transfer, too: the deposit costs it about as much gas.
@@ -57,11 +60,44 @@ impl PurseFlags {
         }
     }
 
-    /// Returns a payer with these limits. It pays by voucher only if there is a journal, since money in channels would be forgotten.
-    pub(crate) fn payer(&self, key: PrivateKeySigner, budget: Budget) -> Result<Payer, Error> {
+    /// Returns the token to pay with on the chain of this node.
+    pub(crate) async fn asset_at(&self, node: &Node) -> Result<Asset, Error> {
+        let id = node.chain_id().await.map_err(silent)?;
+        self.assets()?.into_iter().find(|asset| asset.network.chain_id() == id).ok_or_else(|| {
+            let problem = format!("is a node of eip155:{id}, and no token is known there: see --network and --asset");
+            Error::setting("--rpc-url", problem)
+        })
+    }
+
+    /// Returns how permits (scheme `upto`) are paid: with a node, which shows what is approved for them and what was charged. Without one, or
+    /// one that does not answer, they are not: a transfer might be offered, too, which needs no approval.
+    async fn permits(&self) -> Result<Option<PermitPolicy>, Error> {
+        let Some(url) = &self.chain.rpc_url else { return Ok(None) };
+        match self.asset_at(&Node::new(url)?).await {
+            Ok(asset) => {
+                Ok(Some(PermitPolicy::default().node(asset.network, RpcClient::new_http(url.to_url("--rpc-url")?))))
+            }
+            Err(error) => {
+                output::warn(format_args!("x402: nothing is paid by permit (upto): {}", Sentence(&error)));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Returns a payer with these limits. It pays by voucher only if there is a journal, since money in channels would be forgotten. Without
+    /// a key it is a stranger, whose payments are not to be sent.
+    pub(crate) async fn payer(&self, key: Option<PrivateKeySigner>, budget: Budget) -> Result<Payer, Error> {
         let escrow = budget.total();
-        let builder =
-            self.assets()?.into_iter().fold(Payer::builder(key).budget(budget), |payer, asset| payer.asset(asset));
+        let permits = match (self.permits().await?, &key) {
+            // What a stranger has approved says nothing.
+            (Some(_), None) => Some(PermitPolicy::default()),
+            (permits, _) => permits,
+        };
+        let builder = Payer::builder(key.unwrap_or_else(PrivateKeySigner::random)).budget(budget);
+        let mut builder = self.assets()?.into_iter().fold(builder, |payer, asset| payer.asset(asset));
+        if let Some(permits) = permits {
+            builder = builder.permits(permits.clone()).upto(permits);
+        }
         Ok(match self.journal {
             Some(_) => {
                 let channels = ChannelPolicy::new().escrow_per_payee(escrow).escrow_total(escrow);
@@ -84,6 +120,11 @@ impl PurseFlags {
             .read_timeout(Duration::from_secs(self.timeout))
             .user_agent(concat!("x402/", env!("CARGO_PKG_VERSION")))
     }
+}
+
+/// Returns the error of a node that was asked for something.
+pub(crate) fn silent(error: NodeError) -> Error {
+    Error::Failed { what: Sentence(&error).to_string(), advice: "Check --rpc-url, its key and the network." }
 }
 
 /// Returns a budget of this much on top of what the journal already holds.
@@ -113,6 +154,14 @@ pub(crate) fn advice(error: &PaymentError) -> &'static str {
         PaymentError::Refused(Refusal::AboveHostLimit { .. } | Refusal::AbovePayeeLimit { .. }) => {
             "Nothing was paid. Raise the bound of this host, if it is worth that."
         }
+        PaymentError::Refused(Refusal::NoPayableOffer { reasons }) if reasons.iter().any(is_of_approval) => {
+            "Nothing was paid. x402 wallet approve lets Permit2 move as much as you say."
+        }
+        PaymentError::Refused(Refusal::NoPayableOffer { reasons })
+            if reasons.iter().any(|why| matches!(why, OfferRefusal::Permit { .. })) =>
+        {
+            "Nothing was paid. Give a node with --rpc-url: with one, permits are paid, too (x402 wallet approve)."
+        }
         PaymentError::Refused(Refusal::NoPayableOffer { .. }) => {
             "Nothing was paid. Say with --network which network to pay on, or with --journal that it may be paid by voucher."
         }
@@ -127,6 +176,10 @@ pub(crate) fn advice(error: &PaymentError) -> &'static str {
         }
         _ => "Nothing was paid.",
     }
+}
+
+fn is_of_approval(reason: &OfferRefusal) -> bool {
+    matches!(reason, OfferRefusal::NotApproved { .. })
 }
 
 /// The facts of a receipt, for programs.

@@ -21,6 +21,11 @@ impl HttpUrl {
         &self.0
     }
 
+    /// Returns it as a URL. `flag` is where it was given.
+    pub(crate) fn to_url(&self, flag: &str) -> Result<Url, Error> {
+        self.0.parse().map_err(|_| Error::setting(flag, "expected a URL"))
+    }
+
     /// Returns the host, without brackets, and the port.
     pub(crate) fn host_and_port(&self) -> Option<(String, u16)> {
         let url: Url = self.0.parse().ok()?;
@@ -169,6 +174,11 @@ pub(crate) fn account(text: &str) -> Result<Address, &'static str> {
 /// Reads an address of the configuration file as a flag is read.
 pub(crate) fn as_account<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Address>, D::Error> {
     account(&String::deserialize(deserializer)?).map(Some).map_err(de::Error::custom)
+}
+
+/// Reads an address and a port of the configuration file as a flag is read.
+pub(crate) fn as_socket<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    socket(&String::deserialize(deserializer)?).map(Some).map_err(de::Error::custom)
 }
 
 /// Parses an address and a port.

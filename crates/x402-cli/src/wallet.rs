@@ -1,25 +1,32 @@
-//! `x402 wallet`: a payer's address, balance, open payments and channels.
+//! `x402 wallet`: a payer's key, balance, approval for Permit2, open payments and channels.
 
 use std::{fs::OpenOptions, io::Write as _, path::PathBuf};
 
 use alloy_primitives::{U256, hex, utils::format_ether};
-use alloy_provider::ProviderBuilder;
+use alloy_provider::{
+    ProviderBuilder,
+    network::{EthereumWallet, TransactionBuilder as _},
+};
 use serde_json::{Value, json};
 use tower_x402::{
     Usdc,
     client::{Budget, Reconciliation, reconcile, reconcile_channels, reconcile_with_servers},
+    permit2,
     signers::PrivateKeySigner,
 };
-use url::Url;
 use zeroize::Zeroizing;
 
 use crate::{
+    chain::{TransactionRequest, send},
     error::{Error, Sentence},
     keys::{self, Role},
     node::Node,
     output,
-    purse::PurseFlags,
+    purse::{PurseFlags, silent},
 };
+
+/// The ether that a devnet gives to a payer without any: one, in wei.
+const GAS_OF_A_DEVNET: &str = "0xde0b6b3a7640000";
 
 /// Shows what a payer has: its address, with --rpc-url its balance, and with --journal what it spent and what is open.
 #[derive(Debug, clap::Args)]
@@ -27,6 +34,7 @@ use crate::{
 EXAMPLES
   x402 wallet new payer.key
   PAYER_PRIVATE_KEY_FILE=payer.key x402 wallet show --network base --rpc-url https://mainnet.base.org --journal ~/.x402.jsonl
+  x402 wallet approve '$5' --network base --rpc-url https://mainnet.base.org     before offers of at most a price (upto) are paid
   x402 wallet reconcile --journal ~/.x402.jsonl --rpc-url https://…     finds out what became of payments without an answer")]
 pub(crate) struct Command {
     #[command(subcommand)]
@@ -48,6 +56,19 @@ enum What {
         #[command(flatten)]
         purse: Box<PurseFlags>,
     },
+    /// Let Permit2 move this much of the payer's USDC in all, from now on. Offers of at most a price (scheme upto) need it
+    ///
+    /// Whoever gets a signature for Permit2 out of the payer can take what is approved: so approve what it should spend for a while. $0 takes
+    /// the approval back. A transaction of the payer's, which needs ETH for gas.
+    Approve {
+        /// The amount, such as '$5'
+        amount: Usdc,
+        /// Print one JSON line
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        purse: Box<PurseFlags>,
+    },
     /// Ask the chain (with --rpc-url) or the sellers what became of payments that are open
     Reconcile {
         #[command(flatten)]
@@ -60,6 +81,7 @@ impl Command {
         match self.what {
             What::New { file } => new(file),
             What::Show { json, purse } => show(&purse, json).await,
+            What::Approve { amount, json, purse } => approve(&purse, amount, json).await,
             What::Reconcile { purse } => look_back(&purse).await,
         }
     }
@@ -88,24 +110,18 @@ async fn show(purse: &PurseFlags, json: bool) -> Result<(), Error> {
     let mut facts = json!({ "address": address.to_string() });
     if let Some(url) = &purse.chain.rpc_url {
         let node = Node::new(url)?;
-        let silent = |error| Error::Failed {
-            what: Sentence(&error).to_string(),
-            advice: "Check --rpc-url, its key and the network.",
-        };
-        let id = node.chain_id().await.map_err(silent)?;
-        let assets = purse.assets()?;
-        let asset = assets.iter().find(|asset| asset.network.chain_id() == id).ok_or_else(|| {
-            Error::setting(
-                "--rpc-url",
-                format!("is a node of eip155:{id}, and no token is known there: see --network and --asset"),
-            )
-        })?;
-        let (units, ether) = (node.balance(asset.address, address).await, node.ether(address).await);
-        let (units, ether): (U256, U256) = (units.map_err(silent)?, ether.map_err(silent)?);
+        let asset = purse.asset_at(&node).await?;
+        let units = node.balance(asset.address, address).await.map_err(silent)?;
+        let approved = node.approved(asset.address, address).await.map_err(silent)?;
+        let ether = node.ether(address).await.map_err(silent)?;
         facts["network"] = asset.network.to_string().into();
         facts["units"] = units.to_string().into();
         facts["usdc"] = Usdc::try_from(units).map_or(Value::Null, |usdc| usdc.to_string().into());
         facts["ether"] = format_ether(ether).into();
+        facts["approved"] = match Usdc::try_from(approved) {
+            Ok(approved) => approved.to_string().into(),
+            Err(_) => "everything".into(),
+        };
     }
     if purse.journal.is_some() {
         let budget = Budget::builder().journal(purse.open_journal()?).build();
@@ -139,6 +155,38 @@ async fn show(purse: &PurseFlags, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
+/// Lets Permit2 move this much of the payer's money.
+async fn approve(purse: &PurseFlags, amount: Usdc, json: bool) -> Result<(), Error> {
+    let key = keys::require(Role::PAYER, &purse.key).await?;
+    let (payer, url) = (key.address(), purse.chain.node()?);
+    let node = Node::new(url)?;
+    let asset = purse.asset_at(&node).await?;
+    // A devnet gives gas to whoever asks; any other node refuses.
+    if node.ether(payer).await.map_err(silent)?.is_zero()
+        && node.call::<Value>("devnet_fund", json!([payer, GAS_OF_A_DEVNET])).await.is_err()
+    {
+        return Err(Error::Failed {
+            what: format!("{payer} has no ETH for gas"),
+            advice: "Send it a little ETH: an approval is a transaction of its own.",
+        });
+    }
+    let provider = ProviderBuilder::new().wallet(EthereumWallet::from(key)).connect_http(url.to_url("--rpc-url")?);
+    let approval =
+        TransactionRequest::default().with_to(asset.address).with_input(permit2::approval(U256::from(amount.atomic())));
+    let hash = send(&provider, approval, "Check --asset: the token may not have an approval.").await?;
+    match json {
+        true => output::line(json!({
+            "approved": amount.to_string(), "payer": payer.to_string(), "spender": permit2::PERMIT2.to_string(),
+            "asset": asset.address.to_string(), "network": asset.network.to_string(), "transaction": hash,
+        })),
+        false => output::line(format_args!(
+            "Permit2 may move {amount} of {payer} on {} from now on, since {hash}",
+            asset.network
+        )),
+    }
+    Ok(())
+}
+
 async fn look_back(purse: &PurseFlags) -> Result<(), Error> {
     if purse.journal.is_none() {
         return Err(Error::setting("--journal", "give the journal that the payments were made with"));
@@ -147,8 +195,7 @@ async fn look_back(purse: &PurseFlags) -> Result<(), Error> {
     let unclear = |what: String| Error::Failed { what, advice: "What is open stays reserved: try again later." };
     let Reconciliation { paid, void, open, .. } = match &purse.chain.rpc_url {
         Some(url) => {
-            let url: Url = url.as_str().parse().map_err(|_| Error::setting("--rpc-url", "expected a URL"))?;
-            let provider = ProviderBuilder::new().connect_http(url);
+            let provider = ProviderBuilder::new().connect_http(url.to_url("--rpc-url")?);
             let channels =
                 reconcile_channels(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?;
             for (channel, finding) in channels.findings {

@@ -43,6 +43,7 @@ async fn the_doctor_finds_nothing_wrong_and_then_an_empty_tank() {
         "token",
         "batch settler",
         "channel escrow",
+        "permits",
         "settlement key",
         "public address",
     ] {

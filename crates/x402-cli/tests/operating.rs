@@ -76,10 +76,7 @@ async fn a_payer_withdraws_without_the_seller_in_two_steps() {
     let without_gas = run(&mut withdraw(&[])).await;
     assert_eq!(without_gas.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&without_gas.stderr).contains("has ETH for gas"));
-    let fund = json!({ "jsonrpc": "2.0", "id": 1, "method": "devnet_fund", "params": [stage.devnet.text("payer"), "0xde0b6b3a7640000"] });
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let post = client.post(stage.devnet.text("rpc_url")).header("content-type", "application/json");
-    assert!(post.body(fund.to_string()).send().await.unwrap().status().is_success());
+    stage.ask("devnet_fund", json!([stage.devnet.text("payer"), "0xde0b6b3a7640000"])).await;
 
     let announced = run(&mut withdraw(&[])).await;
     let said = String::from_utf8_lossy(&announced.stdout).into_owned();

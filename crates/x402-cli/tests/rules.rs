@@ -80,7 +80,7 @@ pub(crate) async fn signed(stage: &Stage, offer: &Value) -> Value {
     json!({ "x402Version": 2, "accepted": offer, "payload": payload })
 }
 
-async fn send(method: Method, url: &str, payment: &Value, body: &'static str) -> Response {
+pub(crate) async fn send(method: Method, url: &str, payment: &Value, body: &'static str) -> Response {
     let header = encode_header(payment).unwrap();
     client().request(method, url).header("payment-signature", header).body(body).send().await.unwrap()
 }
@@ -280,7 +280,7 @@ fn requirements(stage: &Stage) -> Value {
     })
 }
 
-async fn ask(facilitator: &Running, path: &str, payment: &Value, requirements: &Value) -> Value {
+pub(crate) async fn ask(facilitator: &Running, path: &str, payment: &Value, requirements: &Value) -> Value {
     let body = json!({ "x402Version": 2, "paymentPayload": payment, "paymentRequirements": requirements });
     let post = client().post(format!("{}/{path}", facilitator.url())).header("content-type", "application/json");
     let answer = post.body(body.to_string()).send().await.unwrap();

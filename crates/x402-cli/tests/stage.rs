@@ -162,16 +162,43 @@ impl Stage {
         command
     }
 
-    /// Returns what the payee has, in atomic units.
-    pub(crate) async fn income(&self) -> u64 {
-        let account = self.devnet.text("payee").trim_start_matches("0x").to_ascii_lowercase();
-        let call = json!({ "to": self.devnet.text("asset"), "data": format!("0x70a08231{account:0>64}") });
-        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_call", "params": [call, "latest"] });
+    /// Asks the devnet.
+    pub(crate) async fn ask(&self, method: &str, params: Value) -> Value {
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let post = client.post(self.devnet.text("rpc_url")).header("content-type", "application/json");
         let answer = post.body(request.to_string()).send().await.unwrap().bytes().await.unwrap();
         let answer: Value = serde_json::from_slice(&answer).unwrap();
-        u64::from_str_radix(&answer["result"].as_str().unwrap()[2..], 16).unwrap()
+        answer["result"].clone()
+    }
+
+    /// Returns what the payee has, in atomic units.
+    pub(crate) async fn income(&self) -> u64 {
+        self.balance("payee").await
+    }
+
+    /// Returns what an account of the devnet has, in atomic units.
+    pub(crate) async fn balance(&self, account: &str) -> u64 {
+        let account = self.devnet.text(account).trim_start_matches("0x").to_ascii_lowercase();
+        let call = json!({ "to": self.devnet.text("asset"), "data": format!("0x70a08231{account:0>64}") });
+        let units = self.ask("eth_call", json!([call, "latest"])).await;
+        u64::from_str_radix(&units.as_str().unwrap()[2..], 16).unwrap()
+    }
+
+    /// Lets Permit2 move this much of the payer's money.
+    pub(crate) async fn approve(&self, amount: &str) -> Value {
+        let mut approve = x402();
+        approve.args(["wallet", "approve", amount, "--json", "--rpc-url", self.devnet.text("rpc_url")]);
+        let output = run(approve.env("PAYER_PRIVATE_KEY", self.devnet.text("payer_private_key"))).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        facts(&output)
+    }
+
+    /// Returns the command that pays for a URL by permit, if it is offered to.
+    pub(crate) fn pay_by_permit(&self, url: &str) -> Command {
+        let mut command = self.pay(url);
+        command.args(["--rpc-url", self.devnet.text("rpc_url"), "--attempts", "1"]);
+        command
     }
 
     /// Returns what the ledger says, once nobody has it open.
@@ -207,6 +234,7 @@ impl Upstream {
             .route("/moved", any(async || (StatusCode::FOUND, [("location", "/elsewhere")])))
             .route("/cheap", post(async || [("x402-actual-price", "$0.0004")]))
             .route("/dear", post(async || [("x402-actual-price", "$1000")]))
+            .route("/priced", any(priced))
             .route("/odd", post(async || [("x402-actual-price", "a lot")]))
             .route("/stream", get(events))
             .route("/gated", any(gated))
@@ -235,6 +263,20 @@ async fn echo(State(state): State<Arc<Shared>>, request: Request) -> Response {
     state.seen.lock().unwrap().push((parts.uri.path().to_owned(), parts.headers));
     Json(json!({ "method": parts.method.as_str(), "uri": parts.uri.to_string(), "headers": headers, "body": String::from_utf8_lossy(&body) }))
         .into_response()
+}
+
+/// Says the prices in the headers `x-price` of the request, and answers with the status in `x-status`.
+async fn priced(State(state): State<Arc<Shared>>, request: Request) -> Response {
+    let headers = request.headers();
+    let mut response = "done".into_response();
+    if let Some(status) = headers.get("x-status") {
+        *response.status_mut() = status.to_str().unwrap().parse().unwrap();
+    }
+    for price in headers.get_all("x-price") {
+        response.headers_mut().append("x402-actual-price", price.clone());
+    }
+    state.seen.lock().unwrap().push((request.uri().path().to_owned(), headers.clone()));
+    response
 }
 
 async fn gated(State(state): State<Arc<Shared>>, request: Request) -> Response {

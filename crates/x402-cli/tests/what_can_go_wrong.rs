@@ -16,6 +16,7 @@ use std::{
 use axum::{Json, Router, body::Bytes, routing::post};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
+use tower_x402::permit2;
 
 use crate::stage::{PATIENCE, Running, Stage, read, run, x402};
 
@@ -161,6 +162,8 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "a key for channels that is none",
         "no key for channels",
         "a `max_price`, and no key for channels",
+        "permits where nobody settles them",
+        "no node to approve at",
         "a key for channels, and no node",
         "two keys for one purpose",
         "the node does not answer",
@@ -194,6 +197,7 @@ async fn each_finding_of_the_doctor_is_said_as_documented() {
         "the node does not answer",
         "the node is of another chain",
         "the node gives no receipts",
+        "permits where nobody settles them",
         "the clock is off by an hour",
         "no permission for the ledger",
         "no room for the ledger",
@@ -221,6 +225,9 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "no room for the answer",
         "no room for the journal",
         "above the budget",
+        "nothing is approved for Permit2",
+        "an offer of at most a price, and no node",
+        "no ETH to approve with",
         "a payer without USDC",
         "nobody answers",
         "the payment is not answered",
@@ -261,6 +268,10 @@ fn command(stage: &Stage, asked: &str) -> Command {
             command.args(["channels", "claim", "--ledger", &stage.ledger()]);
             command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
             command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
+        }
+        "wallet approve" => {
+            command.args(["wallet", "approve", "$1"]).env("PAYER_PRIVATE_KEY", payer);
+            command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
         }
         "wallet show" => {
             command.args(["wallet", "show"]).env("PAYER_PRIVATE_KEY", payer);
@@ -338,6 +349,16 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "a `max_price`, and no key for channels" => {
             configure(&mut command, stage, "[[route]]\npath = \"/cheap\"\nmax_price = \"$0.001\"\n");
             command.env_remove("CHANNELS_PRIVATE_KEY");
+        }
+        "permits where nobody settles them" => {
+            stage.ask("anvil_setCode", json!([permit2::PERMIT2, "0x"])).await;
+            command.arg("--upto");
+        }
+        "no node to approve at" => {
+            command.env_remove("X402_RPC_URL");
+        }
+        "no ETH to approve with" => {
+            command.env("X402_RPC_URL", faulty_node(stage, of_no_devnet).await);
         }
         "a key for channels, and no node" => {
             // It settles through a facilitator that answers.
@@ -429,7 +450,7 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
 
 /// What is said while everything was well at the start.
 async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
-    if asked == "wallet show" {
+    if asked.starts_with("wallet ") {
         return said_at_once(stage, wrong, asked).await;
     }
     let admin = free_port().await;
@@ -450,6 +471,10 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "the service does not answer" => {
             charge = with_argument(&charge, &stage.upstream.url, NOBODY);
             configure(&mut charge, stage, FREE);
+        }
+        "nothing is approved for Permit2" | "an offer of at most a price, and no node" => {
+            configure(&mut charge, stage, "upto = true\n[[route]]\npath = \"/echo\"\nmax_price = \"$0.001\"\n");
+            charge.env_remove("CHANNELS_PRIVATE_KEY");
         }
         "the service is too slow" => configure(&mut charge, stage, &format!("timeout_seconds = 1\n{FREE}")),
         "the service gives a price that cannot be read" | "no path that is charged for" => {
@@ -503,6 +528,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             if wrong == "the clock is off by an hour" {
                 an_hour_ahead(stage, &mut proxy);
             }
+            if wrong == "nothing is approved for Permit2" {
+                proxy.args(["--rpc-url", stage.devnet.text("rpc_url")]);
+            }
             let proxy = Running::start(&mut proxy).await;
             let request = client.get(format!("{}echo", proxy.text("url")));
             let said = Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await;
@@ -523,6 +551,7 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                     pay = small.filled(&pay);
                     &mut pay
                 }
+                "nothing is approved for Permit2" => pay.args(["--rpc-url", stage.devnet.text("rpc_url")]),
                 "no room for the answer" => pay.args(["-o", "/dev/full"]),
                 "a payer without USDC" => pay.env("PAYER_PRIVATE_KEY", EMPTY),
                 "the payment is not answered" => {

@@ -50,7 +50,6 @@ const PAGE_BYTES: usize = 1 << 20;
 /// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page, with an ETag. `maxPrice` is in atomic units per output |
 /// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is accepted, 200 if it was accepted before |
 /// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [accepted reports](super::AcceptedReport), up to 1,000 a page |
-/// | `GET /evidence.jsonl?…` | the same, one on each line, up to 1,000. Continue `after` the last line's `id` |
 /// | `GET /?skill=&after=` | a page for people, without scripts: who sells what, for how much, and what payers report. It is up to half a minute old |
 /// | `GET /healthz` | 200 if the service runs |
 ///
@@ -154,9 +153,6 @@ impl Shared {
         } else if path.ends_with("/evidence") && is_read {
             let _permit = permit(&self.permits.reads)?;
             self.list_reports(query).await
-        } else if path.ends_with("/evidence.jsonl") && is_read {
-            let _permit = permit(&self.permits.reads)?;
-            self.export_reports(query).await
         } else if path.ends_with("/cards") && parts.method == Method::POST {
             let body = read(body).await?;
             let _permit = permit(&self.permits.cards)?;
@@ -168,12 +164,12 @@ impl Shared {
         } else if path.ends_with('/') && is_read {
             let _permit = permit(&self.permits.reads)?;
             self.show(query, &parts.headers).await
-        } else if path.ends_with("/evidence.jsonl") || path.ends_with('/') {
+        } else if path.ends_with('/') {
             Err(Answer::wrong_method("GET, HEAD"))
         } else if path.ends_with("/cards") || path.ends_with("/evidence") {
             Err(Answer::wrong_method("GET, HEAD, POST"))
         } else {
-            Err(Answer::problem(StatusCode::NOT_FOUND, "not_found", "/, /cards, /evidence, /evidence.jsonl"))
+            Err(Answer::problem(StatusCode::NOT_FOUND, "not_found", "/, /cards, /evidence"))
         }
     }
 
@@ -213,18 +209,6 @@ impl Shared {
         let (reports, more) = self.store.reports(&filter).await?;
         let after = reports.last().map_or(filter.after, |report| report.id);
         Ok(Answer::json(StatusCode::OK, &ReportsBody { reports, after, more }))
-    }
-
-    async fn export_reports(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = report_filter(query).map_err(bad_query)?;
-        let (reports, _) = self.store.reports(&filter).await?;
-        let mut lines = Vec::new();
-        for report in reports {
-            let line = serde_json::to_vec(&report).map_err(|_| Answer::unavailable("a report cannot be written"))?;
-            lines.extend_from_slice(&line);
-            lines.push(b'\n');
-        }
-        Ok(Answer::bytes(StatusCode::OK, "application/jsonl", lines))
     }
 }
 

@@ -77,7 +77,7 @@ use tower_x402::{
     payment::{Prechecked, Rejection, Verified, Window, precheck},
     protocol::{Reason, SupportedKind, SupportedResponse},
     server::RateLimit,
-    upto::{AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH},
+    upto::{self, AMOUNT_ABOVE_MAXIMUM, FACILITATOR_MISMATCH},
 };
 
 use access::{Access, AccessDenied, Caller};
@@ -98,8 +98,9 @@ const MANY_CLAIMS: usize = 50;
 ///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
 ///   `settlement_pending` with the transaction's hash: send the same request again.
 /// - **A failed settlement is retried only if it is requested again.**
-/// - **Whoever asks first says what a permit is charged** (scheme `upto`). A buyer has all that it takes to ask, for one unit: where permits are
-///   settled, give keys to sellers ([`bearer_key`](FacilitatorServiceBuilder::bearer_key)), and let nobody in without one.
+/// - **Whoever asks first says what a permit for a maximum is charged** (scheme `upto`). A buyer has all that it takes to ask, for one unit: where permits are
+///   settled, give keys to sellers ([`bearer_key`](FacilitatorServiceBuilder::bearer_key)), and let nobody in without one; or settle none
+///   ([`permits`](FacilitatorServiceBuilder::permits)).
 /// - **Payment channels** (scheme `batch-settlement`) are served if the builder's `channels` is set. What was done
 ///   before is found on the chain.
 /// - **A catalogue** (`catalogue`, feature `bazaar`), if enabled, lists paid resources that declare the extension `bazaar` at
@@ -142,6 +143,7 @@ struct Shared {
     assets: Vec<(Network, Address)>,
     /// Payees that are served. Empty for all.
     payees: Vec<Address>,
+    settles_permits: bool,
     settler: Settler,
     arrivals: Arrivals,
     slots: Arc<Semaphore>,
@@ -160,6 +162,7 @@ impl FacilitatorService {
             rate: None,
             assets: Vec::new(),
             payees: Vec::new(),
+            settles_permits: true,
             clock: Arc::new(SystemClock),
             window: Window::default().remaining(6).skew(30),
             max_concurrent: 1_024,
@@ -186,6 +189,7 @@ pub struct FacilitatorServiceBuilder {
     rate: Option<RateLimit>,
     assets: Vec<Asset>,
     payees: Vec<Address>,
+    settles_permits: bool,
     clock: Arc<dyn Clock>,
     window: Window,
     max_concurrent: usize,
@@ -231,6 +235,13 @@ impl FacilitatorServiceBuilder {
         self
     }
 
+    /// Sets whether permits for a maximum (scheme `upto`) are settled, where a facilitator does. Turn it off for callers without keys: a buyer could have its
+    /// own permit settled for less than its seller asks. Default: on.
+    pub fn permits(mut self, settle: bool) -> Self {
+        self.settles_permits = settle;
+        self
+    }
+
     /// Sets the clock. Default: [`SystemClock`].
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -261,6 +272,7 @@ impl FacilitatorServiceBuilder {
                 window: self.window,
                 assets: self.assets.into_iter().map(|asset| (asset.network, asset.address)).collect(),
                 payees: self.payees,
+                settles_permits: self.settles_permits,
                 arrivals: Arrivals::default(),
                 slots: Arc::new(Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS))),
                 gas: GasBudget::new(self.max_gas, self.gas_per_hour, are_callers_known),
@@ -448,6 +460,9 @@ impl Shared {
                 return Answer::unavailable("the facilitator is not reachable now", Duration::from_secs(5));
             };
             for kind in supported.kinds {
+                if kind.scheme == upto::SCHEME && !self.settles_permits {
+                    continue;
+                }
                 let in_v1 = kind.network.parse().ok().and_then(Network::v1_name);
                 if let Some(name) = in_v1.filter(|_| kind.x402_version == 2 && kind.scheme == "exact") {
                     let mut kind_of_v1 = SupportedKind::new(1, kind.scheme.clone(), name);
@@ -505,6 +520,9 @@ impl Shared {
         let offer = request.terms.offer();
         if !request.is_accepted {
             return reject(Reason::InvalidPaymentRequirements, "the payment accepted other requirements than these");
+        }
+        if offer.is_maximum() && !self.settles_permits {
+            return reject(Reason::UnsupportedScheme, "permits (upto) are not settled here");
         }
         let Some(facilitator) = self.facilitators.iter().find(|facilitator| facilitator.serves(&request.terms)) else {
             let (reason, detail) = match request.terms.permit() {

@@ -163,20 +163,6 @@ impl EvaluateError {
             | Self::NotPublic => None,
         }
     }
-
-    /// Returns `true` if the evaluator is to blame: it misquoted, failed or did not answer. Otherwise ask another evaluator, ask for something
-    /// else, or check the budget.
-    pub fn is_evaluators_fault(&self) -> bool {
-        match self {
-            Self::NotOffered(_) => false,
-            Self::Answered { status, .. } => !matches!(status, 400..=499),
-            Self::Payment(error) => matches!(
-                error,
-                PaymentError::Unanswered { .. } | PaymentError::NotSent { .. } | PaymentError::Unreadable(_)
-            ),
-            _ => true,
-        }
-    }
 }
 
 impl EvaluationClient {
@@ -263,29 +249,14 @@ impl EvaluationClient {
         card: &VerifiedCard,
         submission: &Submission,
     ) -> Result<PaidEvaluation, EvaluateError> {
-        self.evaluate_as(card, submission, &Purchase::new()).await
+        self.evaluate_while(card, submission, &Arc::new(AtomicBool::new(true))).await
     }
 
-    /// Evaluates as [`evaluate`](Self::evaluate) does, as a part of a purchase: however often the same is asked for, the evaluator is paid
-    /// once and gives its answer again. With a [named](Purchase::named) purchase this holds after a restart, too.
-    ///
-    /// # Errors
-    /// [`EvaluateError`]. Its [`receipt`](EvaluateError::receipt) is what was signed all the same.
-    pub async fn evaluate_as(
-        &self,
-        card: &VerifiedCard,
-        submission: &Submission,
-        purchase: &Purchase,
-    ) -> Result<PaidEvaluation, EvaluateError> {
-        self.evaluate_while(card, submission, purchase, &Arc::new(AtomicBool::new(true))).await
-    }
-
-    /// Evaluates as [`evaluate_as`](Self::evaluate_as) does, but signs nothing once `is_wanted` is `false`.
+    /// Evaluates as [`evaluate`](Self::evaluate) does, but signs nothing once `is_wanted` is `false`.
     pub(super) async fn evaluate_while(
         &self,
         card: &VerifiedCard,
         submission: &Submission,
-        purchase: &Purchase,
         is_wanted: &Arc<AtomicBool>,
     ) -> Result<PaidEvaluation, EvaluateError> {
         let price = price(card, submission)?;
@@ -302,6 +273,8 @@ impl EvaluationClient {
             ask_timeout: self.ask_timeout,
             is_wanted: is_wanted.clone(),
         };
+        // However often the same is asked for, the evaluator is paid once and gives its answer again.
+        let purchase = Purchase::new();
         let ask = || {
             let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
             let request = request.header(ACCEPT, "application/json").body(body.clone());

@@ -149,9 +149,9 @@ pub use client::{EvaluateError, EvaluationClient, PaidEvaluation};
 pub use evaluation::{
     Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Preference, Severity, Span, Verdict,
 };
-pub use evaluator::{Earnings, EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
 #[cfg(feature = "serve")]
 pub use evaluator::{Evaluator, ServeError};
+pub use evaluator::{EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
 pub use lesson::{Lesson, LessonError};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};

@@ -90,7 +90,7 @@ impl Submission {
     ///
     /// A [`Student`](super::Student) mixes anchors in with the outputs, pays for them, and leaves them out of the feedback. In an
     /// [audit](super::Student::audit) they are compared with the outputs. So they show what evaluators are worth even if all outputs are
-    /// equally good or bad. Anchors that look unlike the outputs can be recognized. They are no part of the JSON of a submission.
+    /// equally good or bad, or the same. Anchors that look unlike the outputs can be recognized. They are no part of the JSON of a submission.
     ///
     /// # Errors
     /// [`LengthError`] if the output is too long, or there are more than [`MAX_OUTPUTS`] outputs and anchors.

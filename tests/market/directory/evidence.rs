@@ -170,26 +170,22 @@ async fn reports_are_found_by_payer_evaluator_and_skill_with_their_transactions(
     let payer = all[5].evidence.payment.unwrap().payer;
     assert_eq!(find(ReportQuery::default().payer(payer)).await, all[3..]);
 
-    let lines = async |query: &str| {
-        let url = stage.url.join(&format!("evidence.jsonl?{query}")).unwrap();
-        let text = reqwest::get(url).await.unwrap().text().await.unwrap();
-        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>()
+    let page = async |query: &str| {
+        let url = stage.url.join(&format!("evidence?{query}")).unwrap();
+        reqwest::get(url).await.unwrap().json::<Value>().await.unwrap()
     };
-    let first = lines("limit=4").await;
-    let rest = lines(&format!("after={}", first[3]["id"])).await;
+    let first = page("limit=4").await;
+    assert_eq!((&first["after"], &first["more"]), (&first["reports"][3]["id"], &Value::Bool(true)));
+    let rest = page(&format!("after={}", first["after"])).await;
+    let [first, rest] = [&first, &rest].map(|page| page["reports"].as_array().unwrap());
     assert_eq!((first.len(), rest.len()), (4, 2));
-    for (line, report) in first.iter().chain(&rest).zip(&all) {
-        let read: SignedEvidence = serde_json::from_value(line.clone()).unwrap();
+    for (listed, report) in first.iter().chain(rest).zip(&all) {
+        let read: SignedEvidence = serde_json::from_value(listed.clone()).unwrap();
         assert_eq!(&read, report);
         let payment = checker(&chain).check(&read).await.unwrap();
-        assert_eq!(line["block"], payment.block);
-        assert_eq!(line["blockTime"], payment.block_time);
+        assert_eq!(listed["block"], payment.block);
+        assert_eq!(listed["blockTime"], payment.block_time);
     }
-    let page: Value = serde_json::from_slice(
-        &reqwest::get(stage.url.join("evidence?limit=4").unwrap()).await.unwrap().bytes().await.unwrap(),
-    )
-    .unwrap();
-    assert_eq!((&page["after"], &page["more"]), (&first[3]["id"], &Value::Bool(true)));
 }
 
 #[tokio::test]

@@ -94,7 +94,7 @@ async fn silent_evaluators_block_no_report() {
 #[tokio::test]
 async fn readers_beyond_the_limit_are_answered_503() {
     let service = service(|directory| directory.max_reads(0)).await;
-    for path in ["/cards", "/evidence", "/evidence.jsonl"] {
+    for path in ["/cards", "/evidence"] {
         assert_eq!(ask(&service, get(path)).await, (503, "unavailable".into()), "{path}");
     }
     assert_eq!(ask(&service, get("/healthz")).await.0, 200);

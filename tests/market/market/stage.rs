@@ -84,8 +84,8 @@ impl Booth {
         CardFetcher::new().unwrap().fetch(&self.url).await.unwrap()
     }
 
-    pub async fn stats(&self) -> EvaluatorStats {
-        self.service.stats().await
+    pub fn stats(&self) -> EvaluatorStats {
+        self.service.stats()
     }
 
     pub async fn income(&self, stage: &Stage) -> u64 {

@@ -73,12 +73,9 @@ async fn student_whose_money_is_all_in_escrow_spends_it_there() {
         assert_eq!(record.payment, Some(record.charge.unwrap().payment(Network::BASE_SEPOLIA)));
         assert_eq!(record.charge.unwrap().channel.receiver, record.evaluator);
     }
-    // Another one pays by transfer. Both count, claimed or not.
+    // Another one pays by transfer.
     let card = booth.card().await;
     stage.student(PRICE).await.evaluate(&card, &submission("Written.")).await.unwrap();
-    let earned = booth.stats().await.earned.unwrap();
-    assert_eq!((earned.len(), earned[0].payments, earned[0].channels), (1, 1, 1));
-    assert_eq!(earned[0].units, U256::from(6 * PRICE));
     channels.claim_all().await.unwrap();
     assert_eq!(booth.income(&stage).await, 6 * PRICE);
 }

@@ -375,6 +375,17 @@ async fn lanes_that_a_seller_calls_busy_cost_no_more_than_one_request_may() {
     }
 }
 
+/// Whatever the limit per payment and the retry policy allow.
+#[tokio::test]
+async fn busy_channels_are_left_four_times_at_most() {
+    let busy = (0..10).map(|_| refused("channel_busy", json!({}))).collect();
+    let buyer = Buyer::with_lanes(8, 100 * PRICE, busy).await;
+    let retry = RetryPolicy::default().max_attempts(10).first_pause(Duration::from_millis(1));
+    let (status, receipt) = buyer.try_buy_with(retry, "my answer").await.unwrap();
+    assert_eq!((status, receipt.outcome), (402, PaymentOutcome::Failed));
+    assert_eq!(buyer.claimable(8, 1_000), u128::from(5 * PRICE));
+}
+
 /// The seller calls the channel busy, is paid on another one, and later shows that it charged in both.
 #[tokio::test]
 async fn charge_of_a_request_that_was_refused_as_busy_is_a_finding_and_counts_as_spent() {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::U256;
+use alloy_primitives::{Bytes, U256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
 use futures_util::future::{Either, join, join_all, select};
@@ -18,6 +18,7 @@ use support::{
     authorization::unix_now,
     chain::{Chain, call},
     devnet::DevnetChain,
+    escrow::MULTICALL3,
     eventually::{eventually, in_time},
     script::TempPath,
     shop::{App, PRICE, Shop},
@@ -37,6 +38,7 @@ use tower_x402::{
     server::{ActualPrice, RequirePaymentLayerBuilder},
     vouchers::{AuthorizerKey, Claim, ClaimedVoucher, Escrow, abi::BatchSettlement},
 };
+use x402_devnet::Devnet;
 
 fn usdc(units: u64) -> Usdc {
     Usdc::from_atomic(units)
@@ -653,6 +655,20 @@ async fn channels_in_use_are_counted_and_left_alone() {
     drop(refund);
     let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
     assert_eq!((found.seen, found.in_use), (2, 0));
+}
+
+/// The node does answer. What is missing comes with newer blocks.
+#[tokio::test]
+async fn chain_whose_final_block_lacks_the_contracts_is_named_as_young() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    let young = Devnet::start().await.unwrap();
+    young.set_code(MULTICALL3, Bytes::new());
+    let error = reconcile_channels(payer.budget(), &young.provider()).await.unwrap_err();
+    assert!(error.to_string().contains("young chain"), "{error}");
+    assert_eq!(channel(&payer).dispute(), None);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! One purchase, one payment: whatever is lost, and whoever repeats the request.
 
 use std::{
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -16,6 +17,7 @@ use axum::{
     http::{HeaderValue, Method, Request},
     response::Response,
 };
+use futures_util::future::{Either, select};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use reqwest_middleware::ClientBuilder;
@@ -335,6 +337,31 @@ async fn request_that_was_cut_short_by_a_timeout_above_is_paid_once() {
     assert_eq!(response.receipt().unwrap().outcome, PaymentOutcome::Settled);
     assert_eq!((different(&server), server.payments().len()), (1, 3));
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
+}
+
+/// The refusal may be caused by what the first attempt did: a balance that is too low since then.
+#[tokio::test]
+async fn payment_that_was_cut_short_and_is_refused_then_is_in_doubt() {
+    for purchase in [None, Some(Purchase::new()), Some(Purchase::named("order 17"))] {
+        let refused = encode(json!({ "x402Version": 2, "error": "insufficient_funds", "accepts": [] }));
+        let refused: Reply = Box::new(move |_| Answer::Response(required_402(&refused)));
+        let server = Server::paid(required(&[offer(1_000)]), vec![silence(), refused]).await;
+        let budget = budget(10_000);
+        let client = client(&budget);
+        let send = || {
+            let request = client.post(server.url()).body("x");
+            purchase.iter().fold(request, |request, purchase| request.with_extension(purchase.clone())).send()
+        };
+        {
+            let (cut_short, sent) = (pin!(send()), pin!(eventually("it is sent", async || different(&server) == 1)));
+            assert!(matches!(select(cut_short, sent).await, Either::Right(_)));
+        }
+        let answer = send().await.unwrap();
+        let receipt = answer.receipt().unwrap();
+        assert_eq!((answer.status().as_u16(), receipt.outcome), (402, PaymentOutcome::Unknown), "{purchase:?}");
+        assert_eq!((different(&server), server.payments().len()), (1, 2), "{purchase:?}");
+        assert_eq!((budget.reserved().atomic(), budget.journal().unresolved().len()), (1_000, 1), "{purchase:?}");
+    }
 }
 
 #[tokio::test]

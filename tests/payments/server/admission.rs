@@ -28,18 +28,19 @@ use support::{
     devnet::DevnetChain,
     escrow::Channel,
     eventually::{eventually, in_time},
+    gated_ledger::{GatedChannels, Held as HeldCalls},
     scripted,
     shop::{Answer, App, Customer, PRICE, Purchase, demand, evaluate, paid, send, try_send},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Notify, Semaphore},
     task::JoinSet,
 };
 use tower::ServiceExt as _;
 use tower_x402::{
-    Clock as _, Network,
+    Clock as _, Network, Usdc,
     channels::Channels,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
@@ -49,7 +50,7 @@ use tower_x402::{
         channels::{ChannelLedger as _, ChannelStep},
     },
     protocol::PaymentFlow,
-    server::RequirePaymentLayerBuilder,
+    server::{ActualPrice, RequirePaymentLayerBuilder},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
 use x402_devnet::Fault;
@@ -351,6 +352,26 @@ async fn vouchers_that_were_charged_take_no_permit_of_payers() {
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
     assert!(held.now.load(Ordering::SeqCst) <= 1, "1 MiB for all that present one payment");
     copies.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Anybody can ask for it who has read its voucher on the chain, and the ledger that keeps it may be slow.
+#[tokio::test]
+async fn stored_answers_that_are_read_slowly_take_no_permit_of_payers() {
+    let stage = Stage::open().await;
+    let (channel, other) = (stage.filled(&stage.app()).await, stage.filled(&stage.app()).await);
+    let books = GatedChannels::over(stage.ledger.clone(), HeldCalls::ChannelResponses);
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let url = stage.chain.rpc_url();
+    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), stage.clock.clone()).await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(channels).max_concurrent(1));
+    let again = ask(&app, pay(&app, &channel, COST, None, "first").await);
+    books.around.until_one_waits().await;
+    let answer = send(&app, pay(&app, &other, 2 * COST, None, "mine").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
+    books.around.open();
+    let again = in_time("it is read", again).await.unwrap();
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "first"), "{again:?}");
 }
 
 /// Serves on a port of this machine.
@@ -806,6 +827,43 @@ async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() 
     // Two vouchers were signed beforehand: the second is the right one now.
     let second = in_time("it is served", second).await.unwrap();
     assert_eq!((second.status, second.text()), (StatusCode::OK, "well done"), "{second:?}");
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// The newest voucher was charged in part, and is on the chain with its signature since that was claimed.
+#[tokio::test]
+async fn copies_of_a_claimed_voucher_take_no_room_of_its_payers_next_request() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(PLACES);
+    let app = stage.shop.app_with(layer, |_, body| async move {
+        let mut response = http::Response::new(Body::from(body.clone()));
+        if body == "cheap" {
+            response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(300)));
+        }
+        Ok(response)
+    });
+    let channel = stage.filled(&app).await;
+    let cheap = send(&app, pay(&app, &channel, 2 * COST, None, "cheap").await).await;
+    assert_eq!(cheap.status, StatusCode::OK, "{cheap:?}");
+    assert_eq!(stage.channels.claim_all().await.expect("the devnet claims").claimed, COST + 300);
+    let (begun, come) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let body = Body::from_stream(stream::once({
+        let (begun, come) = (begun.clone(), come.clone());
+        async move {
+            begun.notify_one();
+            drop(come.acquire().await);
+            Ok::<_, Infallible>("mine")
+        }
+    }));
+    let next = by_voucher(&app, &channel, COST + 300 + COST).await;
+    let mine = ask(&app, paid(Request::post("/evaluate?k=1").body(body).unwrap(), &next));
+    in_time("its body is waited for", begun.notified()).await;
+    let (public, held) = (by_voucher(&app, &channel, 2 * COST).await, Arc::<Held>::default());
+    let strangers: Vec<_> = (0..STALLED).map(|_| ask(&app, paid(stalled(&held), &public))).collect();
+    eventually("all but the last make room", async || finished(&strangers) == STALLED - 1).await;
+    come.close();
+    let answer = in_time("it is served", mine).await.unwrap();
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
     strangers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

@@ -34,4 +34,6 @@ mod voucher_credit;
 mod voucher_faults;
 mod voucher_observations;
 mod voucher_refunds;
+mod voucher_replays;
+mod voucher_streams;
 mod vouchers;

@@ -1,7 +1,6 @@
 //! Attacks on a seller that takes vouchers, by payers, strangers, nodes, reorganizations and crashes.
 
 use std::{
-    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,10 +11,7 @@ use std::{
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
-use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
 use http::{Response, StatusCode};
-use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use support::{
     authorization::unix_now,
@@ -24,7 +20,7 @@ use support::{
     escrow::{Channel, send as execute},
     eventually::in_time,
     rpc_proxy::{Fate, RpcProxy},
-    shop::{App, demand, evaluate, paid, send, try_send},
+    shop::{App, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
@@ -275,100 +271,6 @@ async fn work_that_lost_its_channel_is_not_given_away() {
     assert_eq!(stage.charged(&channel).await, 2 * COST);
 }
 
-/// A seller whose handler streams three pieces, the second when notified.
-fn streaming_app(stage: &Stage) -> (App, Arc<Notify>) {
-    let go_on = Arc::new(Notify::new());
-    let signal = go_on.clone();
-    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
-        let go_on = signal.clone();
-        async move {
-            let pieces: Vec<io::Result<Bytes>> = match &body[..] {
-                b"fails at once" => vec![Err(io::Error::other("on purpose"))],
-                b"breaks off" => vec![Ok("one".into()), Err(io::Error::other("on purpose"))],
-                b"endless" => (0..200).map(|_| Ok(vec![b'x'; 1 << 16].into())).collect(),
-                b"nothing" => vec![],
-                _ => vec![Ok("one, ".into()), Ok("two, ".into()), Ok("three".into())],
-            };
-            let waits = &body[..] == b"slow";
-            let pieces = stream::iter(pieces).enumerate().then(move |(number, piece)| {
-                let go_on = go_on.clone();
-                async move {
-                    if waits && number == 1 {
-                        go_on.notified().await;
-                    }
-                    piece
-                }
-            });
-            Ok(Response::new(Body::from_stream(pieces)))
-        }
-    });
-    (app, go_on)
-}
-
-#[tokio::test]
-async fn a_stream_whose_client_went_away_is_answered_again_and_charged_once() {
-    let stage = Stage::open().await;
-    let (app, go_on) = streaming_app(&stage);
-    let channel = stage.filled(&app).await;
-    let request = || pay(&app, &channel, 2 * COST, None, "slow");
-    let mut response = try_send(&app, request().await).await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-    let first = response.body_mut().frame().await.expect("a piece").expect("of the stream").into_data();
-    assert_eq!(first.unwrap(), "one, ");
-    drop(response);
-    // Other requests of the channel need not wait for the end of the stream; a copy of this one does.
-    let next = send(&app, pay(&app, &channel, 3 * COST, None, "next").await).await;
-    assert_eq!((next.text(), told(&next)), ("one, two, three", ("1000".into(), "3000".into())));
-    let copy = tokio::spawn({
-        let (app, request) = (app.clone(), request().await);
-        async move { send(&app, request).await }
-    });
-    tokio::task::yield_now().await;
-    assert!(!copy.is_finished());
-    go_on.notify_one();
-    for answer in [copy.await.unwrap(), send(&app, request().await).await] {
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one, two, three"), "{answer:?}");
-        assert_eq!(told(&answer), ("1000".into(), "2000".into()));
-    }
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 3 * COST));
-}
-
-#[tokio::test]
-async fn a_stream_that_fails_before_its_first_piece_costs_nothing() {
-    let stage = Stage::open().await;
-    let (app, _) = streaming_app(&stage);
-    let channel = stage.filled(&app).await;
-    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "fails at once").await).await;
-    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
-    assert_eq!(stage.charged(&channel).await, COST);
-    // One without any piece is complete.
-    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "nothing").await).await;
-    assert_eq!((answer.text(), told(&answer)), ("", ("1000".into(), "2000".into())));
-    assert_eq!(send(&app, pay(&app, &channel, 2 * COST, None, "nothing").await).await.status, StatusCode::OK);
-    assert_eq!(stage.charged(&channel).await, 2 * COST);
-}
-
-#[tokio::test]
-async fn a_stream_that_is_not_kept_is_charged_once_and_not_produced_again() {
-    let stage = Stage::open().await;
-    let (app, _) = streaming_app(&stage);
-    let channel = stage.filled(&app).await;
-    for (number, body) in [(2, "breaks off"), (3, "endless")] {
-        let response = try_send(&app, pay(&app, &channel, number * COST, None, body).await).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        let whole = response.into_body().collect().await;
-        assert_eq!(whole.is_ok(), body == "endless");
-        let handled = stage.shop.handled();
-        let again = send(&app, pay(&app, &channel, number * COST, None, body).await).await;
-        assert_eq!(
-            (again.status, again.json()["error"].as_str()),
-            (StatusCode::CONFLICT, Some("payment_already_used"))
-        );
-        assert_eq!(told(&again), ("1000".into(), (number * COST).to_string()), "it says what was charged");
-        assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (handled, number * COST));
-    }
-}
-
 #[tokio::test]
 async fn a_filling_request_cannot_be_charged_more_than_its_price() {
     let stage = Stage::open().await;
@@ -523,41 +425,6 @@ async fn a_voucher_that_was_claimed_buys_a_stranger_nothing() {
     let is_ours = |offer: &&Value| offer["scheme"] == "batch-settlement";
     let extra = &demand["accepts"].as_array().unwrap().iter().find(is_ours).unwrap()["extra"];
     assert_eq!(extra["voucherState"]["signedMaxClaimable"], "1000");
-}
-
-/// A request without a body, a payment identifier or credentials can be repeated by anybody who has read its voucher on the chain.
-#[tokio::test]
-async fn a_response_without_a_secret_is_given_again_for_a_minute_only() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().clock(stage.clock.clone()).vouchers(stage.channels.clone());
-    let app = stage.shop.app(layer.payment_identifier(true));
-    let channel = stage.filled(&app).await;
-    let request = async |max: u128, secret: &str| {
-        let payload =
-            json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, max).await });
-        let mut payment = json!({ "x402Version": 2, "accepted": offer(&app, "").await, "payload": payload });
-        if secret == "identifier" {
-            let id = json!({ "info": { "required": false, "id": "a-very-secret-identifier" }, "schema": {} });
-            payment["extensions"] = json!({ "payment-identifier": id });
-        }
-        let mut request = paid(evaluate(if secret == "body" { "secret" } else { "" }), &payment);
-        if secret == "credentials" {
-            request.headers_mut().insert("authorization", "Bearer secret".parse().unwrap());
-        }
-        send(&app, request).await
-    };
-    let mut charged = COST;
-    for secret in ["", "body", "identifier", "credentials"] {
-        charged += COST;
-        for after in [0, 60, 1] {
-            stage.clock.advance(after);
-            let answer = request(charged, secret).await;
-            let expected = if secret.is_empty() && after == 1 { StatusCode::CONFLICT } else { StatusCode::OK };
-            assert_eq!(answer.status, expected, "{secret}: {answer:?}");
-            assert_eq!(told(&answer), ("1000".into(), charged.to_string()));
-        }
-    }
-    assert_eq!((u128::from(stage.shop.handled()) * COST, stage.charged(&channel).await), (charged, charged));
 }
 
 #[cfg(feature = "test-postgres")]

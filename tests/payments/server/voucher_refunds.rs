@@ -19,14 +19,15 @@ use support::{
     escrow::Channel,
     eventually::eventually,
     rpc_proxy::RpcProxy,
-    shop::{Answer, App, app as boxed, demand, paid, send},
+    shop::{Answer, App, PRICE, app as boxed, demand, paid, send},
 };
 use tower_x402::{
     Network, Usdc,
     channels::{Channels, ClaimPolicy},
     facilitator::channels::OnchainChannels,
     ledger::channels::{ChannelLedger, ChannelStep},
-    vouchers::AuthorizerKey,
+    server::{PriceError, Quote},
+    vouchers::{AuthorizerKey, ChannelConfig, Voucher},
 };
 
 use super::vouchers::{COST, DEPOSIT, Stage, pay, refund, refused, voucher};
@@ -330,4 +331,97 @@ async fn a_refund_is_taken_with_any_method_where_the_layer_sees_it() {
         json!({ "type": "refund", "channelConfig": channel.config, "voucher": voucher(&channel, COST).await });
     let payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
     assert_eq!(refunded(&send(&both, paid(request(Method::GET), &payment)).await).0, "9000");
+}
+
+#[tokio::test]
+async fn a_refund_claims_what_was_charged_and_returns_the_rest() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let before = stage.chain.balance(channel.payer.address()).await;
+    let part = refund(&app, &channel, COST, Some("5000")).await;
+    assert_eq!(part.status, StatusCode::OK, "{part:?}");
+    assert_eq!(part.json()["channelId"], channel.id().to_string());
+    let settlement = part.settlement().unwrap();
+    assert_eq!(settlement["amount"], "5000");
+    assert_eq!(settlement["extra"].get("chargedAmount"), None);
+    assert_eq!(channel.state(&stage.chain).await, (5_000, COST), "claimed in the same transaction");
+
+    let rest = refund(&app, &channel, COST, None).await;
+    assert_eq!(rest.settlement().unwrap()["amount"], "4000", "{rest:?}");
+    assert_eq!(channel.state(&stage.chain).await, (COST, COST));
+    assert_eq!(stage.chain.balance(channel.payer.address()).await, before + 9_000);
+    refused(&refund(&app, &channel, COST, Some("6000")).await, "refund_no_balance");
+    refused(&refund(&app, &channel, 1, None).await, "cumulative_amount_mismatch");
+    // What was charged is not forgotten with the money.
+    for max in [COST + 1, COST + COST] {
+        let answer = send(&app, pay(&app, &channel, max, None, "a").await).await;
+        assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
+    }
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_signature() {
+    let stage = Stage::open().await;
+    let channel = stage.filled(&stage.app()).await;
+    // Prices nothing that is empty, and is free at this path.
+    let price = |request: &http::request::Parts, body: &bytes::Bytes| {
+        let (is_free, is_empty) = (request.uri.path() == "/free", body.is_empty());
+        std::future::ready(match is_free {
+            true => Ok(Quote::Free),
+            false if is_empty => Err(PriceError::new(StatusCode::BAD_REQUEST, "a task is missing")),
+            false => Ok(Quote::Amount(Usdc::from_atomic(2 * PRICE))),
+        })
+    };
+    let app = stage.shop.app(stage.shop.layer().price_with_body(price).vouchers(stage.channels.clone()));
+    let ask_for = async |kind: &str, path: &str, config: ChannelConfig, voucher: Voucher, network: &str| {
+        let payload = json!({ "type": kind, "channelConfig": config, "voucher": voucher, "amount": "5000" });
+        let accepted = json!({
+            "scheme": "batch-settlement", "network": network, "amount": "0", "asset": config.token,
+            "payTo": config.receiver, "maxTimeoutSeconds": 60,
+        });
+        let payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
+        send(&app, paid(Request::post(path).body(Body::empty()).unwrap(), &payment)).await
+    };
+    let ask =
+        async |path: &str, config, voucher, network: &str| ask_for("refund", path, config, voucher, network).await;
+    let network = stage.shop.asset.network.to_string();
+    let good = voucher(&channel, COST).await;
+    // Work does need one.
+    let unpriced = ask_for("voucher", "/evaluate", channel.config, good.clone(), &network).await;
+    assert_eq!(unpriced.status, StatusCode::BAD_REQUEST, "{unpriced:?}");
+    for path in ["/evaluate", "/free"] {
+        let answer = ask(path, channel.config, good.clone(), &network).await;
+        assert_eq!(
+            (answer.status, &answer.settlement().unwrap()["amount"]),
+            (StatusCode::OK, &json!("5000")),
+            "{path}"
+        );
+    }
+    let left = (DEPOSIT - 5_000, COST);
+    assert_eq!(channel.state(&stage.chain).await, left);
+
+    let stranger = PrivateKeySigner::random().address();
+    let changed = [
+        (ChannelConfig { receiver: stranger, ..channel.config }, "invalid_payment_requirements"),
+        (ChannelConfig { token: stranger, ..channel.config }, "invalid_payment_requirements"),
+        (
+            ChannelConfig { receiver_authorizer: stranger, ..channel.config },
+            "invalid_batch_settlement_evm_receiver_authorizer_mismatch",
+        ),
+    ];
+    for (config, code) in changed {
+        let other = Channel { config, ..channel.clone() };
+        let answer = ask("/evaluate", config, voucher(&other, COST).await, &network).await;
+        assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, code), "{config:?}");
+    }
+    let answer = ask("/evaluate", channel.config, good.clone(), "eip155:8453").await;
+    assert_eq!(answer.reason(), "invalid_payment_requirements");
+    let thief = Channel { voucher_key: PrivateKeySigner::random(), ..channel.clone() };
+    refused(&ask("/evaluate", channel.config, voucher(&thief, COST).await, &network).await, "voucher_signature");
+    let answer = ask("/evaluate", channel.config, voucher(&channel, COST + 1).await, &network).await;
+    refused(&answer, "cumulative_amount_mismatch");
+    assert_eq!(demand(&answer)["accepts"][1]["extra"]["channelState"]["chargedCumulativeAmount"], "1000");
+    assert_eq!((channel.state(&stage.chain).await, stage.shop.handled()), (left, 1));
 }

@@ -11,7 +11,6 @@ use std::{
 use alloy_primitives::{B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
-use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 use support::{
@@ -33,13 +32,11 @@ use tower_x402::{
         channels::{ChannelError, OnchainChannels},
     },
     ledger::{
-        MemoryLedger, ResponseLimits,
+        MemoryLedger,
         channels::{ChannelLedger, ChannelStep},
         conformance::channels::observation,
     },
-    server::{
-        ActualPrice, BuildError, DeferredPolicy, PriceError, Quote, RequirePaymentLayer, RequirePaymentLayerBuilder,
-    },
+    server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelState, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
@@ -311,40 +308,6 @@ async fn a_fresh_channel_is_charged_without_asking_the_node() {
 }
 
 #[tokio::test]
-async fn the_same_voucher_for_the_same_request_is_answered_once_and_charged_once() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let copies =
-        join_all((0..8).map(|_| async { send(&app, pay(&app, &channel, 2 * COST, None, "again").await).await }));
-    for answer in copies.await {
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "again"), "{answer:?}");
-        assert_eq!(told(&answer), ("1000".into(), "2000".into()));
-    }
-    assert_eq!(stage.shop.handled(), 2, "the first request and this one");
-    assert_eq!(stage.charged(&channel).await, 2 * COST);
-
-    let other = send(&app, pay(&app, &channel, 2 * COST, None, "another").await).await;
-    refused(&other, "cumulative_amount_mismatch");
-    assert_eq!(stage.shop.handled(), 2);
-}
-
-#[tokio::test]
-async fn a_lost_deposit_request_is_repeated_without_a_second_deposit() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
-    for _ in 0..2 {
-        let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one"), "{answer:?}");
-        assert_eq!(told(&answer), ("1000".into(), "1000".into()));
-    }
-    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
-    assert_eq!(stage.shop.handled(), 1);
-}
-
-#[tokio::test]
 async fn a_deposit_that_was_executed_before_the_seller_forgot_it_still_pays() {
     let stage = Stage::open().await;
     let app = stage.app();
@@ -545,34 +508,6 @@ async fn nothing_is_served_for_one_unit_after_the_books_are_lost() {
 }
 
 #[tokio::test]
-async fn a_refund_claims_what_was_charged_and_returns_the_rest() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let before = stage.chain.balance(channel.payer.address()).await;
-    let part = refund(&app, &channel, COST, Some("5000")).await;
-    assert_eq!(part.status, StatusCode::OK, "{part:?}");
-    assert_eq!(part.json()["channelId"], channel.id().to_string());
-    let settlement = part.settlement().unwrap();
-    assert_eq!(settlement["amount"], "5000");
-    assert_eq!(settlement["extra"].get("chargedAmount"), None);
-    assert_eq!(channel.state(&stage.chain).await, (5_000, COST), "claimed in the same transaction");
-
-    let rest = refund(&app, &channel, COST, None).await;
-    assert_eq!(rest.settlement().unwrap()["amount"], "4000", "{rest:?}");
-    assert_eq!(channel.state(&stage.chain).await, (COST, COST));
-    assert_eq!(stage.chain.balance(channel.payer.address()).await, before + 9_000);
-    refused(&refund(&app, &channel, COST, Some("6000")).await, "refund_no_balance");
-    refused(&refund(&app, &channel, 1, None).await, "cumulative_amount_mismatch");
-    // What was charged is not forgotten with the money.
-    for max in [COST + 1, COST + COST] {
-        let answer = send(&app, pay(&app, &channel, max, None, "a").await).await;
-        assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
-    }
-    assert_eq!(stage.shop.handled(), 1);
-}
-
-#[tokio::test]
 async fn a_withdrawal_stops_credit_and_everything_is_claimed_at_once() {
     let stage = Stage::open().await;
     let app = stage.app();
@@ -643,17 +578,11 @@ async fn vouchers_of_other_keys_channels_sellers_and_chains_buy_nothing() {
     let forged = Channel { voucher_key: stranger.clone(), ..channel.clone() };
     refused(&send(&app, pay(&app, &forged, 2 * COST, None, "a").await).await, "voucher_signature");
     for (code, config) in [
-        ("receiver_mismatch", tower_x402::vouchers::ChannelConfig { receiver: stranger.address(), ..channel.config }),
-        (
-            "receiver_authorizer_mismatch",
-            tower_x402::vouchers::ChannelConfig { receiver_authorizer: stranger.address(), ..channel.config },
-        ),
-        ("token_mismatch", tower_x402::vouchers::ChannelConfig { token: stranger.address(), ..channel.config }),
-        ("withdraw_delay_mismatch", tower_x402::vouchers::ChannelConfig { withdraw_delay: 901, ..channel.config }),
-        (
-            "channel_not_found",
-            tower_x402::vouchers::ChannelConfig { salt: alloy_primitives::B256::repeat_byte(9), ..channel.config },
-        ),
+        ("receiver_mismatch", ChannelConfig { receiver: stranger.address(), ..channel.config }),
+        ("receiver_authorizer_mismatch", ChannelConfig { receiver_authorizer: stranger.address(), ..channel.config }),
+        ("token_mismatch", ChannelConfig { token: stranger.address(), ..channel.config }),
+        ("withdraw_delay_mismatch", ChannelConfig { withdraw_delay: 901, ..channel.config }),
+        ("channel_not_found", ChannelConfig { salt: B256::repeat_byte(9), ..channel.config }),
     ] {
         let other = Channel { config, ..channel.clone() };
         refused(&send(&app, pay(&app, &other, 2 * COST, None, "a").await).await, code);
@@ -857,122 +786,6 @@ async fn a_ledger_that_fails_once_loses_no_charge_and_makes_none_twice() {
     assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, charged));
 }
 
-/// What was charged is known when they answer again, and so is the response, also one that streams.
-#[tokio::test]
-async fn a_charge_that_the_books_do_not_confirm_is_pending_and_its_answer_given_later() {
-    let stage = Stage::open().await;
-    let books = faulty_channels(stage.ledger.clone());
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
-    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), clock).await;
-    let app = stage.shop.app_with(stage.shop.layer().vouchers(channels), |_, body| async move {
-        let whole = Body::from(body.clone());
-        let streamed = Body::from_stream(futures_util::stream::iter([Ok::<_, std::convert::Infallible>(body.clone())]));
-        Ok(http::Response::new(if body == "streams" { streamed } else { whole }))
-    });
-    let channel = stage.filled(&app).await;
-    for (body, charged) in [("whole", 2 * COST), ("streams", 3 * COST)] {
-        let [first, again] =
-            [pay(&app, &channel, charged, None, body).await, pay(&app, &channel, charged, None, body).await];
-        // Longer than a step is repeated for.
-        let how = How::GoneAfter(Duration::from_millis(2_500));
-        books.around.arm(Some(Fault { call: "advance Charge", nth: 0, how }));
-        let answer = send(&app, first).await;
-        assert_eq!(
-            (answer.status, answer.reason().as_str()),
-            (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"),
-            "{answer:?}"
-        );
-        assert!(!answer.text().contains("nothing was charged"), "{answer:?}");
-        assert_eq!(answer.settlement().unwrap()["errorReason"], "settlement_pending", "{answer:?}");
-        assert_eq!(stage.charged(&channel).await, charged);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let answer = send(&app, again).await;
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, body), "{answer:?}");
-        assert_eq!(told(&answer), ("1000".into(), charged.to_string()));
-        assert_eq!(stage.charged(&channel).await, charged);
-    }
-    assert_eq!(stage.shop.handled(), 3);
-}
-
-/// Two replicas share their books, and only one of them knows of the stream.
-#[tokio::test]
-async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone() {
-    let stage = Stage::open().await;
-    let go_on = Arc::new(tokio::sync::Notify::new());
-    let replica = || {
-        let go_on = go_on.clone();
-        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
-            let go_on = go_on.clone();
-            async move {
-                use futures_util::{StreamExt as _, stream};
-                let rest = match &body[..] {
-                    b"streams" => stream::once(async move {
-                        go_on.notified().await;
-                        Ok(bytes::Bytes::from_static(b" on"))
-                    })
-                    .left_stream(),
-                    _ => stream::iter([Err(std::io::Error::other("it broke off"))]).right_stream(),
-                };
-                Ok(http::Response::new(Body::from_stream(stream::iter([Ok(body)]).chain(rest))))
-            }
-        })
-    };
-    let (here, there) = (replica(), replica());
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
-    let first = pay(&here, &channel, COST, Some(&deposit), "streams").await;
-    let streaming = support::shop::try_send(&here, first).await.unwrap();
-    assert_eq!(streaming.status(), StatusCode::OK);
-    // Its client goes away.
-    drop(streaming);
-    let answer = send(&there, pay(&there, &channel, COST, Some(&deposit), "streams").await).await;
-    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_in_progress"), "{answer:?}");
-    assert!(answer.headers.contains_key("retry-after") && answer.settlement().is_none(), "{answer:?}");
-    go_on.notify_one();
-    let answer = eventually_ok(&there, async || pay(&there, &channel, COST, Some(&deposit), "streams").await).await;
-    assert_eq!(answer.text(), "streams on");
-    // Where it streamed, nobody waits for what has ended and is not kept.
-    let broken = support::shop::try_send(&here, pay(&here, &channel, 2 * COST, None, "breaks").await).await.unwrap();
-    assert_eq!(broken.status(), StatusCode::OK);
-    drop(broken);
-    let answer = send(&here, pay(&here, &channel, 2 * COST, None, "breaks").await).await;
-    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{answer:?}");
-}
-
-/// A ledger keeps only so many, and whoever was answered at once does not wait for a stream.
-#[tokio::test]
-async fn a_whole_answer_that_is_not_kept_any_more_is_gone_and_not_in_progress() {
-    let stage = Stage::open().await;
-    let books = Arc::new(MemoryLedger::with(ResponseLimits::default().count(1), 100, stage.clock.clone()));
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
-    let channels = Stage::channels(&url, &stage.authorizer, sender, books, clock).await;
-    let app = stage.shop.app(stage.shop.layer().vouchers(channels));
-    let channel = stage.filled(&app).await;
-    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "second").await).await;
-    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-    let answer = send(&app, pay(&app, &channel, COST, None, "first").await).await;
-    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{answer:?}");
-    assert_eq!(told(&answer).0, COST.to_string(), "it is told what it paid");
-}
-
-/// Repeats a request until it is served.
-async fn eventually_ok(app: &App, request: impl AsyncFn() -> Request<Body>) -> Answer {
-    support::eventually::in_time("it is served", async {
-        loop {
-            let answer = send(app, request().await).await;
-            if answer.status == StatusCode::OK {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await
-}
-
 #[tokio::test]
 async fn a_withdrawal_during_the_work_does_not_take_what_the_work_costs() {
     let stage = Stage::open().await;
@@ -1005,86 +818,4 @@ async fn a_withdrawal_during_the_work_does_not_take_what_the_work_costs() {
     stage.channels.claim_all().await.expect("the devnet claims");
     assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 2 * COST), "before the withdrawal can end");
     refused(&send(&app, pay(&app, &channel, 3 * COST, None, "a").await).await, "cumulative_exceeds_balance");
-}
-
-#[tokio::test]
-async fn a_refund_is_not_taken_for_a_repetition_of_the_last_request() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    // The voucher of the refund is the one that this request was paid with.
-    let voucher = voucher(&channel, 2 * COST).await;
-    let request = async |kind: &str| {
-        let payload = json!({ "type": kind, "channelConfig": channel.config, "voucher": voucher });
-        paid(evaluate(""), &json!({ "x402Version": 2, "accepted": offer(&app, "").await, "payload": payload }))
-    };
-    assert_eq!(told(&send(&app, request("voucher").await).await), ("1000".into(), "2000".into()));
-    let refunded = send(&app, request("refund").await).await;
-    assert_eq!(refunded.settlement().unwrap()["amount"], "8000", "{refunded:?}");
-    assert_eq!(channel.state(&stage.chain).await, (2 * COST, 2 * COST));
-}
-
-#[tokio::test]
-async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_signature() {
-    let stage = Stage::open().await;
-    let channel = stage.filled(&stage.app()).await;
-    // Prices nothing that is empty, and is free at this path.
-    let price = |request: &http::request::Parts, body: &bytes::Bytes| {
-        let (is_free, is_empty) = (request.uri.path() == "/free", body.is_empty());
-        std::future::ready(match is_free {
-            true => Ok(Quote::Free),
-            false if is_empty => Err(PriceError::new(StatusCode::BAD_REQUEST, "a task is missing")),
-            false => Ok(Quote::Amount(Usdc::from_atomic(2 * PRICE))),
-        })
-    };
-    let app = stage.shop.app(stage.shop.layer().price_with_body(price).vouchers(stage.channels.clone()));
-    let ask_for = async |kind: &str, path: &str, config: ChannelConfig, voucher: Voucher, network: &str| {
-        let payload = json!({ "type": kind, "channelConfig": config, "voucher": voucher, "amount": "5000" });
-        let accepted = json!({
-            "scheme": "batch-settlement", "network": network, "amount": "0", "asset": config.token,
-            "payTo": config.receiver, "maxTimeoutSeconds": 60,
-        });
-        let payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
-        send(&app, paid(Request::post(path).body(Body::empty()).unwrap(), &payment)).await
-    };
-    let ask =
-        async |path: &str, config, voucher, network: &str| ask_for("refund", path, config, voucher, network).await;
-    let network = stage.shop.asset.network.to_string();
-    let good = voucher(&channel, COST).await;
-    // Work does need one.
-    let unpriced = ask_for("voucher", "/evaluate", channel.config, good.clone(), &network).await;
-    assert_eq!(unpriced.status, StatusCode::BAD_REQUEST, "{unpriced:?}");
-    for path in ["/evaluate", "/free"] {
-        let answer = ask(path, channel.config, good.clone(), &network).await;
-        assert_eq!(
-            (answer.status, &answer.settlement().unwrap()["amount"]),
-            (StatusCode::OK, &json!("5000")),
-            "{path}"
-        );
-    }
-    let left = (DEPOSIT - 5_000, COST);
-    assert_eq!(channel.state(&stage.chain).await, left);
-
-    let stranger = PrivateKeySigner::random().address();
-    let changed = [
-        (ChannelConfig { receiver: stranger, ..channel.config }, "invalid_payment_requirements"),
-        (ChannelConfig { token: stranger, ..channel.config }, "invalid_payment_requirements"),
-        (
-            ChannelConfig { receiver_authorizer: stranger, ..channel.config },
-            "invalid_batch_settlement_evm_receiver_authorizer_mismatch",
-        ),
-    ];
-    for (config, code) in changed {
-        let other = Channel { config, ..channel.clone() };
-        let answer = ask("/evaluate", config, voucher(&other, COST).await, &network).await;
-        assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, code), "{config:?}");
-    }
-    let answer = ask("/evaluate", channel.config, good.clone(), "eip155:8453").await;
-    assert_eq!(answer.reason(), "invalid_payment_requirements");
-    let thief = Channel { voucher_key: PrivateKeySigner::random(), ..channel.clone() };
-    refused(&ask("/evaluate", channel.config, voucher(&thief, COST).await, &network).await, "voucher_signature");
-    let answer = ask("/evaluate", channel.config, voucher(&channel, COST + 1).await, &network).await;
-    refused(&answer, "cumulative_amount_mismatch");
-    assert_eq!(demand(&answer)["accepts"][1]["extra"]["channelState"]["chargedCumulativeAmount"], "1000");
-    assert_eq!((channel.state(&stage.chain).await, stage.shop.handled()), (left, 1));
 }

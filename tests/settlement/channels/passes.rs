@@ -172,18 +172,23 @@ impl Stage {
     }
 
     /// Charges something on so many channels, one second after the other. Returns them in that order.
-    async fn charged(&self, count: u64) -> Vec<ChannelId> {
+    async fn charged(&self, count: usize) -> Vec<ChannelId> {
+        self.charged_each(std::iter::repeat_n(CHARGED, count)).await
+    }
+
+    /// The same, with these amounts.
+    async fn charged_each(&self, amounts: impl Iterator<Item = u128>) -> Vec<ChannelId> {
         let mut ids = Vec::new();
-        for n in 0..count {
+        for (n, amount) in amounts.enumerate() {
             let config = ChannelConfig { salt: U256::from(n).into(), ..self.config };
             let id = Channel::escrow().channel_id(&config);
             self.clock.advance(1);
             let (network, now) = (Network::BASE_SEPOLIA, self.clock.now());
-            let voucher = Voucher { channel_id: id, ..self.voucher.clone() };
+            let voucher = Voucher { channel_id: id, max_claimable_amount: amount, ..self.voucher.clone() };
             for step in [
                 ChannelStep::Open { network, config, observation: self.contract.observation(id), now },
-                ChannelStep::Begin { request: B256::ZERO, name: None, voucher, price: CHARGED, now, until: now + 60 },
-                ChannelStep::Charge { epoch: 1, amount: CHARGED, response: None, now },
+                ChannelStep::Begin { request: B256::ZERO, name: None, voucher, price: amount, now, until: now + 60 },
+                ChannelStep::Charge { epoch: 1, amount, response: None, now },
             ] {
                 self.ledger.advance(&id, &step).await.unwrap();
             }
@@ -328,6 +333,29 @@ async fn claim_at_risk_that_is_left_out_of_its_batch_makes_its_seller_unready_an
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(unclaimed(1).await, 0, "sooner than the next look finds it");
     assert!(channels.readiness().await.is_ready());
+}
+
+/// More payers withdraw at once than can be claimed side by side.
+#[tokio::test(start_paused = true)]
+async fn what_is_at_risk_and_has_to_wait_is_claimed_in_the_order_of_the_amounts() {
+    let stage = Stage::open();
+    let ids = stage.charged_each(1..=1_200).await;
+    {
+        let mut state = stage.contract.0.lock().unwrap();
+        state.withdrawn.extend(&ids);
+        state.takes = Duration::from_secs(5);
+    }
+    stage.clock.advance(150);
+    let _channels = stage.channels(ClaimPolicy::default());
+    eventually("all are claimed", async || stage.contract.0.lock().unwrap().claimed.len() == ids.len()).await;
+    let amounts: HashMap<ChannelId, u128> = ids.into_iter().zip(1..).collect();
+    // The first ones are made as they are found.
+    let waited: Vec<Vec<u128>> =
+        stage.contract.claims()[8..].iter().map(|batch| batch.iter().map(|id| amounts[id]).collect()).collect();
+    assert!(waited.len() >= 3, "{} waited", waited.len());
+    for pair in waited.windows(2) {
+        assert!(pair[0].iter().min() > pair[1].iter().max(), "{waited:?}");
+    }
 }
 
 /// Payers choose the ids of their channels.

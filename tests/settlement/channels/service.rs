@@ -24,6 +24,7 @@ use tower_x402::{
         OnchainFacilitator,
         channels::{ChannelFacilitator as _, OnchainChannels, SignedRefund},
     },
+    server::PeerAddress,
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
 };
 use x402_devnet::Fault;
@@ -536,6 +537,44 @@ async fn a_deposit_that_reverts_costs_400_000_gas() {
         let gas = stage.gas_used() - used;
         assert!((300_000..=400_000).contains(&gas), "{gas}");
     }
+}
+
+/// The authorizer's code does the same to claims. No payer is behind them, whose deposits could be held against it: it is the caller.
+#[tokio::test]
+async fn stranger_whose_claims_revert_has_to_wait() {
+    let stage = Stage::open(|service| service).await;
+    let wallet = stage.chain.deploy_wallet(random_address()).await;
+    let authorizer = stage.channel.config.receiver_authorizer;
+    stage.chain.delegate(authorizer, wallet).await;
+    stage.channel.deposit(&stage.chain, &stage.chain.relayer().await, 10_000).await;
+    let devnet = stage.chain.devnet.clone();
+    stage.chain.devnet.faults().set(move |call| {
+        let burnt = match call.method {
+            SEND | SEND_SYNC => 10_000_000,
+            "eth_estimateGas" => 50_000,
+            _ => return Fault::None,
+        };
+        devnet.execute(Address::repeat_byte(9), authorizer, burn_call(burnt)).unwrap();
+        Fault::None
+    });
+    let claim = stage.claims(&[&stage.channel], 1).await.to_string();
+    let ask = async |peer: u8| {
+        let mut request = Request::post("/settle").body(Body::from(claim.clone())).unwrap();
+        request.extensions_mut().insert(PeerAddress([192, 0, 2, peer].into()));
+        let response = stage.service.clone().oneshot(request).await.unwrap();
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+        (status, answer["errorReason"].as_str().unwrap_or_default().to_owned())
+    };
+    let reverted = (200, reason::CLAIM_TRANSACTION_FAILED.to_owned());
+    for _ in 0..10 {
+        assert_eq!(ask(1).await, reverted);
+    }
+    let sent = stage.sent().await;
+    assert_eq!(ask(1).await.0, 429);
+    assert_eq!(stage.sent().await, sent, "no gas is spent on it");
+    assert_eq!(ask(2).await, reverted, "others do not wait for it");
 }
 
 #[tokio::test]

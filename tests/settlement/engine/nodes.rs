@@ -32,7 +32,7 @@ use tower_x402::{
     payment::{SettlementOutcome, Terms},
     protocol::ExactOffer,
 };
-use x402_devnet::{BlockTime, Devnet, DevnetBuilder, Fault};
+use x402_devnet::{BlockTime, Devnet, DevnetBuilder, Fault, Orphans};
 
 use support::engine_stage::*;
 
@@ -287,15 +287,98 @@ async fn node_behind_another_one_raises_no_alarm_and_fails_no_payment() {
     assert_eq!((stage.facilitator.stats().reorged, stage.received()), (0, 31));
 }
 
-/// A node that keeps one transaction of the account, and none that waits for another.
-fn keeps_one(devnet: &Devnet) -> RpcClient {
-    let one_at_a_time = Arc::new(Mutex::new(()));
+/// One of the nodes behind an address falls behind, and answers all that does not send.
+fn late_node(devnet: &Devnet, is_late: &Arc<AtomicBool>) -> RpcClient {
+    let is_late = is_late.clone();
     Front::client(devnet, move |devnet, _, method, params| {
-        let one_at_a_time = one_at_a_time.clone();
+        let is_late = is_late.load(Ordering::SeqCst) && !method.starts_with("eth_sendRaw");
+        async move {
+            match is_late {
+                true => answer_late(devnet, method, params).await,
+                false => ask(&devnet, method, params).await,
+            }
+        }
+    })
+}
+
+/// It shows neither the newest block that was seen, nor the transaction in it.
+#[tokio::test(start_paused = true)]
+async fn node_that_falls_behind_has_nothing_looked_up_or_sent_again() {
+    let is_late = Arc::<AtomicBool>::default();
+    let settings = |builder: OnchainFacilitatorBuilder| builder.reconcile_interval(Duration::from_millis(300));
+    let front = |devnet: &Devnet| late_node(devnet, &is_late);
+    let stage = stage_behind(|devnet| devnet.finality_depth(64), front, settings).await;
+    for _ in 0..LAG {
+        stage.devnet.mine();
+    }
+    let payment = stage.payment(&stage.payer(1));
+    paid_by(&stage.admit_and_settle(&payment).await);
+    let passes = async || {
+        let seen = stage.calls("eth_getBlockByNumber");
+        until(async || stage.calls("eth_getBlockByNumber") >= seen + 6).await;
+    };
+    passes().await;
+    is_late.store(true, Ordering::SeqCst);
+    stage.devnet.faults().reset();
+    passes().await;
+    for method in [RECEIPT, "eth_sendRawTransaction", "eth_sendRawTransactionSync", "eth_getLogs"] {
+        assert_eq!(stage.calls(method), 0, "{method}");
+    }
+    assert_eq!(stage.record(&payment).await.settlement.state(), SettlementState::Settled);
+    assert_eq!(stage.facilitator.stats().reorged, 0);
+}
+
+/// A block above it was replaced, so that all payments are looked at. The node that is asked for the receipt does not have the payment's
+/// block yet, or has not read its receipts.
+#[tokio::test(start_paused = true)]
+async fn payment_whose_receipt_a_node_does_not_have_yet_is_not_taken_for_reorged() {
+    for has_block in [false, true] {
+        let (hidden, asked) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let front = |devnet: &Devnet| {
+            let (hidden, asked) = (hidden.clone(), asked.clone());
+            Front::client(devnet, move |devnet, _, method, params| {
+                let hidden = hidden.load(Ordering::SeqCst);
+                let is_block = method == "eth_getBlockByNumber" && params[0] == json!(U64::from(hidden));
+                if hidden > 0 && method == RECEIPT {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                }
+                let is_hidden = hidden > 0 && (method == RECEIPT || is_block && !has_block);
+                async move { if is_hidden { Ok(Value::Null) } else { ask(&devnet, method, params).await } }
+            })
+        };
+        let settings = |builder: OnchainFacilitatorBuilder| builder.reconcile_interval(Duration::from_millis(300));
+        let stage = stage_behind(|devnet| devnet.finality_depth(8), front, settings).await;
+        let payment = stage.payment(&stage.payer(1));
+        paid_by(&stage.admit_and_settle(&payment).await);
+        let block = stage.devnet.block_number();
+        stage.devnet.mine();
+        // A pass that sees the block above it.
+        let seen = stage.calls("eth_getBlockByNumber");
+        until(async || stage.calls("eth_getBlockByNumber") >= seen + 6).await;
+        hidden.store(block, Ordering::SeqCst);
+        stage.devnet.reorg(1, Orphans::Lost);
+        until(async || asked.load(Ordering::SeqCst) >= 4).await;
+        let settled = stage.record(&payment).await.settlement;
+        assert_eq!((settled.state(), settled.block()), (SettlementState::Settled, Some(block)), "{has_block}");
+        hidden.store(0, Ordering::SeqCst);
+        for _ in 0..8 {
+            stage.devnet.mine();
+        }
+        until(async || stage.record(&payment).await.settlement.state() == SettlementState::Final).await;
+        assert_eq!((stage.facilitator.stats().reorged, stage.received()), (0, 1), "{has_block}");
+    }
+}
+
+/// A node that keeps one transaction of the account, and none that waits for another. Counts what it is sent.
+fn keeps_one(devnet: &Devnet, sends: &Arc<AtomicU64>) -> RpcClient {
+    let (one_at_a_time, sends) = (Arc::new(Mutex::new(())), sends.clone());
+    Front::client(devnet, move |devnet, _, method, params| {
+        let (one_at_a_time, sends) = (one_at_a_time.clone(), sends.clone());
         async move {
             if !method.starts_with("eth_sendRaw") {
                 return ask(&devnet, method, params).await;
             }
+            sends.fetch_add(1, Ordering::Relaxed);
             let _one = one_at_a_time.lock().await;
             let raw: Bytes = serde_json::from_value(params[0].clone()).unwrap();
             let transaction = TxEnvelope::decode_2718_exact(&raw).unwrap();
@@ -324,7 +407,9 @@ fn keeps_one(devnet: &Devnet) -> RpcClient {
 #[tokio::test(start_paused = true)]
 async fn all_payments_of_a_delegated_key_are_delivered_one_after_the_other_and_no_nonce_is_wasted() {
     let devnet = |builder: DevnetBuilder| builder.block_time(BlockTime::Every(Duration::from_millis(100)));
-    let stage = stage_behind(devnet, keeps_one, |builder| builder.block_time(Duration::from_millis(100))).await;
+    let sends = Arc::<AtomicU64>::default();
+    let front = |devnet: &Devnet| keeps_one(devnet, &sends);
+    let stage = stage_behind(devnet, front, |builder| builder.block_time(Duration::from_millis(100))).await;
     stage.devnet.delegate(settlement_key().address(), PAYEE);
     let payments: Vec<_> = (0..60).map(|_| stage.payment(&stage.payer(1))).collect();
     let outcomes = join_all(payments.iter().map(|payment| stage.admit_and_settle(payment))).await;
@@ -333,6 +418,9 @@ async fn all_payments_of_a_delegated_key_are_delivered_one_after_the_other_and_n
     assert!(unpaid.is_empty(), "{} of 60: {unpaid:?}", unpaid.len());
     assert_eq!((stage.received(), stage.next_nonce().await), (60, 60));
     assert_eq!(stage.facilitator.stats().transactions, 60);
+    // The window is as narrow as the node's, and not all that wait are refused for each that is taken.
+    let sends = sends.load(Ordering::Relaxed);
+    assert!(sends < 3 * 60, "it was sent {sends}");
 }
 
 /// Behind one address there may be a node of another chain, which has neither the token nor the transactions.

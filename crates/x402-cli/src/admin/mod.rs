@@ -10,7 +10,7 @@ mod guard;
 mod income;
 mod summary;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
 use tower_x402::{
     ledger::LedgerError,
-    ops::{ChannelFilter, ExportFormat, Operator, PaymentFilter, describe_metrics},
+    ops::{ChannelExport, Export, ExportFormat, Operator, describe_metrics},
 };
 
 use self::{
@@ -153,56 +153,55 @@ async fn ready(State(process): State<Process>, admitted: Option<Extension<Admitt
     problem::json(status, &facts)
 }
 
-async fn payments(State(process): State<Process>, request: Request) -> Response<Body> {
-    let which: PaymentFilter = match state_of(&request).parse() {
-        Ok(which) => which,
-        Err(error) => return unreadable(&error),
-    };
-    let mut export = process.operator.export(which, ExportFormat::JsonLines);
-    let mut lines = String::new();
-    loop {
-        match export.next().await {
-            Ok(Some(more)) if lines.len() + more.len() <= MOST => lines.push_str(&more),
-            Ok(None) => return in_lines(lines),
-            Ok(Some(_)) => return too_many(),
-            Err(error) => return failed(&error),
-        }
-    }
+async fn payments(State(process): State<Process>, request: Request) -> Result<Response<Body>, Problem> {
+    in_lines(process.operator.export(state_of(&request)?, ExportFormat::JsonLines)).await
 }
 
-async fn channels(State(process): State<Process>, request: Request) -> Response<Body> {
-    let which: ChannelFilter = match state_of(&request).parse() {
-        Ok(which) => which,
-        Err(error) => return unreadable(&error),
-    };
-    let mut export = process.operator.export_channels(which, ExportFormat::JsonLines);
-    let mut lines = String::new();
-    loop {
-        match export.next().await {
-            Ok(Some(more)) if lines.len() + more.len() <= MOST => lines.push_str(&more),
-            Ok(None) => return in_lines(lines),
-            Ok(Some(_)) => return too_many(),
-            Err(error) => return failed(&error),
-        }
-    }
+async fn channels(State(process): State<Process>, request: Request) -> Result<Response<Body>, Problem> {
+    in_lines(process.operator.export_channels(state_of(&request)?, ExportFormat::JsonLines)).await
 }
 
-async fn report(State(process): State<Process>) -> Response<Body> {
-    let reports =
-        async { Ok::<_, LedgerError>((process.operator.report().await?, process.operator.channel_report().await?)) };
-    match reports.await {
-        Ok((payments, channels)) => {
-            problem::json(StatusCode::OK, &json!({ "payments": payments.assets, "channels": channels }))
-        }
-        Err(error) => failed(&error),
-    }
+async fn report(State(process): State<Process>) -> Result<Response<Body>, Problem> {
+    let payments = process.operator.report().await.map_err(failed)?;
+    let channels = process.operator.channel_report().await.map_err(failed)?;
+    Ok(problem::json(StatusCode::OK, &json!({ "payments": payments.assets, "channels": channels })))
 }
 
-/// Returns the filter after `state=`.
-fn state_of(request: &Request) -> String {
+/// Reads the filter after `state=`.
+fn state_of<F: FromStr<Err: fmt::Display>>(request: &Request) -> Result<F, Problem> {
     let query = request.uri().query().unwrap_or_default();
-    let state = query.split('&').find_map(|pair| pair.strip_prefix("state="));
-    state.unwrap_or("all").to_owned()
+    let state = query.split('&').find_map(|pair| pair.strip_prefix("state=")).unwrap_or("all");
+    state.parse().map_err(|error: F::Err| Problem::new(StatusCode::BAD_REQUEST, "state", error.to_string()))
+}
+
+/// An export, of payments or of channels.
+trait Lines {
+    fn more(&mut self) -> impl Future<Output = Result<Option<String>, LedgerError>> + Send;
+}
+
+impl Lines for Export {
+    fn more(&mut self) -> impl Future<Output = Result<Option<String>, LedgerError>> + Send {
+        self.next()
+    }
+}
+
+impl Lines for ChannelExport {
+    fn more(&mut self) -> impl Future<Output = Result<Option<String>, LedgerError>> + Send {
+        self.next()
+    }
+}
+
+/// Answers with the lines of an export, unless they are too many.
+async fn in_lines(mut export: impl Lines) -> Result<Response<Body>, Problem> {
+    let mut lines = String::new();
+    while let Some(more) = export.more().await.map_err(failed)? {
+        if lines.len() + more.len() > MOST {
+            let detail = "there are too many to answer at once: ask for one state, or see x402 books export";
+            return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_many", detail));
+        }
+        lines.push_str(&more);
+    }
+    Ok(typed(ExportFormat::JsonLines.media_type(), lines))
 }
 
 fn typed(media_type: &'static str, content: impl Into<Body>) -> Response<Body> {
@@ -211,19 +210,6 @@ fn typed(media_type: &'static str, content: impl Into<Body>) -> Response<Body> {
     response
 }
 
-fn in_lines(lines: String) -> Response<Body> {
-    typed(ExportFormat::JsonLines.media_type(), lines)
-}
-
-fn unreadable(error: &impl std::fmt::Display) -> Response<Body> {
-    Problem::new(StatusCode::BAD_REQUEST, "state", error.to_string()).into_response()
-}
-
-fn too_many() -> Response<Body> {
-    let detail = "there are too many to answer at once: ask for one state, or see x402 books export";
-    Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_many", detail).into_response()
-}
-
-fn failed(error: &LedgerError) -> Response<Body> {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ledger", error.to_string()).into_response()
+fn failed(error: LedgerError) -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ledger", error.to_string())
 }

@@ -94,10 +94,11 @@ function drawBooks(books, routes, sells) {
     tile(tiles, 'Owed to payers', `${of(payments, ({ owed }) => owed.units)} (${owed})`, owed > 0 ? 'bad' : '', 'payments?state=owed');
   }
   byId('money').replaceChildren(...tiles);
-  byId('channels').replaceChildren(...channels.map((channel) => row([
+  const rows = channels.map((channel) => row([
     text(channel.network), number(String(channel.channels)),
     ...['charged', 'claimed', 'unclaimed', 'at_risk', 'unspent'].map((name) => number(dollars(channel[name]))),
-  ])));
+  ]));
+  byId('channels').replaceChildren(...(rows.length > 0 ? rows : [row([text('none yet')])]));
   let note = 'The ledger is being gone through for the first time.';
   if (books?.error) note = `The ledger could not be read at ${clock(books.at)}: ${books.error}`;
   else if (books) note = `The ledger as it was at ${clock(books.at)}; going through it took ${books.took.toFixed(1)} s.`;
@@ -123,8 +124,9 @@ function draw({ about, ready, reasons, routes, requests, settling, tanks, books,
   byId('tanks').replaceChildren(...tanks.map(({ account, network, ether, is_low }) =>
     row([element('td', account, 'address'), text(network), number(is_low ? `${ether} (low)` : ether, is_low ? 'bad' : '')])));
   const tiles = [];
-  for (const [outcome, times] of Object.entries(requests)) tile(tiles, outcome, String(times));
-  tile(tiles, 'in settlement now', String(settling));
+  for (const [outcome, times] of Object.entries(requests)) tile(tiles, outcome, times.toLocaleString('en'));
+  if (tiles.length === 0) tile(tiles, 'none yet', '0');
+  tile(tiles, 'in settlement now', settling.toLocaleString('en'));
   byId('requests').replaceChildren(...tiles);
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use alloy_primitives::Address;
 use http::Method;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 use tower_x402::{Network, Usdc};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    values::{HttpUrl, LedgerAt, as_account, as_text},
+    values::{HttpUrl, LedgerAt, as_account, as_socket, as_text},
 };
 
 /// A file with all fields, as `--print-config` prints it.
@@ -46,6 +46,7 @@ pay_to = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
 # behind_proxy = false
 # timeout_seconds = 60                    # for the head of an answer, and each pause in its body
 # flow = "authorization"                  # a transfer is settled after the work; upfront: before it
+# upto = false                            # true: payers may also sign for at most the price, by Permit2 (scheme upto)
 # max_body = 1048576                      # bytes
 # admin = "127.0.0.1:4022"                # the operator's page, /readyz, /metrics; beyond this machine with X402_ADMIN_TOKEN
 
@@ -68,7 +69,7 @@ price_per_kilobyte = "$0.0001"            # of the request's body, each started 
 
 [[route]]
 path = "/chat"
-max_price = "$0.05"                       # the service says what it cost, in the header X402-Actual-Price: $0.0123
+max_price = "$0.05"                       # the service says what it cost, in the header X402-Actual-Price: $0.0123; needs upto or vouchers
 "#;
 
 /// The fields of the file.
@@ -95,10 +96,13 @@ pub(crate) struct File {
     pub(crate) public_url: Option<HttpUrl>,
     #[serde(default)]
     pub(crate) behind_proxy: bool,
+    #[serde(default, deserialize_with = "as_seconds")]
     pub(crate) timeout_seconds: Option<u64>,
     pub(crate) flow: Option<Flow>,
+    #[serde(default)]
+    pub(crate) upto: bool,
     pub(crate) max_body: Option<usize>,
-    #[serde(default, deserialize_with = "as_text")]
+    #[serde(default, deserialize_with = "as_socket")]
     pub(crate) admin: Option<std::net::SocketAddr>,
     #[serde(default, deserialize_with = "as_text")]
     pub(crate) price: Option<Usdc>,
@@ -126,6 +130,13 @@ struct RouteTable {
     description: Option<String>,
 }
 
+fn as_seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    match u64::deserialize(deserializer)? {
+        seconds @ 1..=240 => Ok(Some(seconds)),
+        _ => Err(de::Error::custom("must be from 1 to 240")),
+    }
+}
+
 /// The text of a file, to say where something is.
 #[derive(Debug, Default)]
 struct Source {
@@ -134,10 +145,15 @@ struct Source {
 }
 
 impl Source {
-    fn error(&self, at: usize, field: Option<&str>, problem: impl Into<String>) -> Error {
+    /// Returns the file and the line of a place, for errors.
+    fn line(&self, at: usize) -> String {
         let line = self.text.get(..at).unwrap_or_default().matches('\n').count() + 1;
-        let field = field.map(|field| format!(", field {field}")).unwrap_or_default();
-        Error::Config { place: format!("{}, line {line}{field}", self.path.display()), problem: problem.into() }
+        format!("{}, line {line}", self.path.display())
+    }
+
+    fn error(&self, at: usize, field: Option<&str>, problem: impl Into<String>) -> Error {
+        let place = field.map_or_else(|| self.line(at), |field| format!("{}, field {field}", self.line(at)));
+        Error::Config { place, problem: problem.into() }
     }
 
     /// Returns the name before the equals sign of the line that has this place.
@@ -167,7 +183,19 @@ impl File {
 
     /// Returns the routes of the file.
     pub(crate) fn routes(&self) -> Result<Vec<Route>, Error> {
-        self.route.iter().map(|table| self.route(table)).collect()
+        let mut routes: Vec<Route> = Vec::new();
+        for table in &self.route {
+            let route = self.route(table)?;
+            if let Some(earlier) = routes.iter().find(|earlier| earlier.covers(&route)) {
+                let problem = format!(
+                    "{} ({}) is for all of this, and counts: put this one before it",
+                    earlier.path, earlier.place
+                );
+                return Err(self.source.error(table.span().start, Some("path"), problem));
+            }
+            routes.push(route);
+        }
+        Ok(routes)
     }
 
     fn route(&self, table: &Spanned<RouteTable>) -> Result<Route, Error> {
@@ -196,7 +224,8 @@ impl File {
             _ => return Err(wrong("price", "must be more than zero; say free = true for a free route")),
         };
         let methods = methods.iter().map(method).collect::<Result<_, _>>()?;
-        Ok(Route { path: pattern, methods, price, description: description.clone() })
+        let place = self.source.line(table.span().start);
+        Ok(Route { path: pattern, methods, price, description: description.clone(), place })
     }
 }
 
@@ -246,6 +275,12 @@ mod tests {
             ("[[route]]\npath = \"/a\"\nmax_price = \"$1\"\nprice = \"$1\"", "x402.toml, line 1, field max_price: "),
             ("[[route]]\npath = \"/a\"\nmethods = [\"post\"]\nfree = true", "x402.toml, line 1, field methods: "),
             ("[[route]]\nfree = true", "x402.toml, line 1: missing field `path`"),
+            ("timeout_seconds = 0", "x402.toml, line 1, field timeout_seconds: must be from 1 to 240"),
+            ("admin = \"localhost:1\"", "x402.toml, line 1, field admin: expected an address and a port"),
+            (
+                "[[route]]\npath = \"/a/*\"\nfree = true\n[[route]]\npath = \"/a/b\"\nprice = \"$1\"",
+                "x402.toml, line 4, field path: /a/* (x402.toml, line 1) is for all of this",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with(expected), "{text}\n{error}\n{expected}");

@@ -91,8 +91,10 @@ impl Inner {
         let (parts, body) = request.into_parts();
         let url = self.at(&parts.uri)?;
         let mut headers = parts.headers;
-        self.name_the_client(&mut headers, parts.extensions.get());
+        let host = headers.get(HOST).cloned();
+        // First, since the client chooses what `Connection` names: nothing that is added later may be among it.
         headers::remove_hop_by_hop(&mut headers);
+        self.name_the_client(&mut headers, host, parts.extensions.get());
         headers::remove_what_is_ours(&mut headers);
         headers::remove_overrides(&mut headers);
         headers::remove_of_connection(&mut headers);
@@ -127,10 +129,14 @@ impl Inner {
         // The version is one of the connection. An upstream that speaks HTTP/1.0 does not make us close ours.
         *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
+        headers::remove_about_payments(response.headers_mut());
         if !is_paid {
             response.headers_mut().remove(OVERRIDES);
         }
-        if let Some(said) = response.headers_mut().remove(ACTUAL_PRICE) {
+        let said: Vec<HeaderValue> = response.headers().get_all(ACTUAL_PRICE).iter().cloned().collect();
+        response.headers_mut().remove(ACTUAL_PRICE);
+        // What failed costs nothing, whatever it says.
+        if !said.is_empty() && response.status().is_success() {
             response.extensions_mut().insert(ActualPrice(read_price(&said)?));
         }
         Ok(response)
@@ -144,8 +150,7 @@ impl Inner {
     }
 
     /// Tells the upstream which client asks, and for which host.
-    fn name_the_client(&self, headers: &mut HeaderMap, peer: Option<&Peer>) {
-        let host = headers.get(HOST).cloned();
+    fn name_the_client(&self, headers: &mut HeaderMap, host: Option<HeaderValue>, peer: Option<&Peer>) {
         let address = peer.and_then(|Peer(peer)| HeaderValue::from_str(&peer.ip().to_string()).ok());
         if self.behind_proxy {
             if let Some(address) = address {
@@ -171,10 +176,14 @@ fn too_slow() -> Problem {
     Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream_too_slow", detail)
 }
 
-/// Reads the price that the upstream gives. An answer with a price that cannot be read is not charged for, and not passed on.
-fn read_price(said: &HeaderValue) -> Result<Usdc, Problem> {
-    said.to_str().ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
-        tracing::error!("the upstream's X402-Actual-Price is not an amount such as $0.0004; nothing was charged");
+/// Reads the price that the upstream gives. An answer with a price that cannot be read, or with two, is not charged for, and not passed on.
+fn read_price(said: &[HeaderValue]) -> Result<Usdc, Problem> {
+    let price = match said {
+        [said] => said.to_str().ok().and_then(|text| text.trim().parse().ok()),
+        _ => None,
+    };
+    price.ok_or_else(|| {
+        tracing::error!("the upstream's X402-Actual-Price is not one amount such as $0.0004; nothing was charged");
         let detail = "the service behind this address gave a price that cannot be read; nothing was charged";
         Problem::new(StatusCode::BAD_GATEWAY, "actual_price_unreadable", detail)
     })
@@ -194,9 +203,22 @@ mod tests {
 
     #[test]
     fn a_price_that_cannot_be_read_is_no_price() {
-        assert_eq!(read_price(&HeaderValue::from_static(" $0.0004")).unwrap(), Usdc::from_atomic(400));
-        for text in ["", "much", "-1", "$0.0000001"] {
-            assert!(read_price(&HeaderValue::from_static(text)).is_err(), "{text}");
+        let read = |said: &[&'static str]| {
+            read_price(&said.iter().map(|text| HeaderValue::from_static(text)).collect::<Vec<_>>()).ok()
+        };
+        assert_eq!(read(&[" $0.0004"]), Some(Usdc::from_atomic(400)));
+        assert_eq!(read(&["$0"]), Some(Usdc::ZERO), "nothing is a price, too");
+        for said in [
+            &[""][..],
+            &["much"],
+            &["-1"],
+            &["-$0.1"],
+            &["$0.0000001"],
+            &["$1e-4"],
+            &["$99999999999999999999"],
+            &["$1", "$1"],
+        ] {
+            assert_eq!(read(said), None, "{said:?}");
         }
     }
 }

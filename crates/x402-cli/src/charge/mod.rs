@@ -27,7 +27,7 @@ use crate::{
     chain::{ChainFlags, Settlement},
     devnet::{self, Local},
     error::{Error, Sentence},
-    output, serve,
+    output, pay, serve,
     signals::{Signals, hangups},
     values::{HttpUrl, LedgerAt, account, some_amount},
 };
@@ -51,15 +51,16 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:4021";
 WHAT THE SERVICE IS TOLD
   In headers that a client cannot set, since the proxy removes all that begin with x402-. Let the service listen on 127.0.0.1, so that
   nobody reaches it without the proxy:
-    X402-Payer, X402-Pay-To, X402-Amount (atomic units), X402-Asset, X402-Network
+    X402-Payer, X402-Pay-To, X402-Asset, X402-Network
+    X402-Amount       atomic units; by voucher or permit the most that may be charged
     X402-Payment      identifies the payment; the same in each attempt at the same work
     X402-Attempt      1, or more if earlier attempts at the work failed
     X402-Flow         authorization (settled after the work) or upfront
     X402-Transaction  the transaction that settled it, if it was settled before the work
 
 WHAT THE SERVICE MAY SAY
-  X402-Actual-Price: $0.0004    what the work really cost, up to the price. Payments by voucher are charged this much; a payment by
-                                transfer is for the price. The header is removed
+  X402-Actual-Price: $0.0004    what the work really cost, up to the price, which may be nothing. Payments by voucher and by permit
+                                (--upto) are charged this much; a payment by transfer is for the price. The header is removed
 
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url, unless
@@ -82,6 +83,7 @@ EXAMPLES
   x402 charge --upstream http://127.0.0.1:8000 --price '$0.001'
   SETTLEMENT_PRIVATE_KEY_FILE=settlement.key x402 charge --upstream http://127.0.0.1:8000 --price '$0.001' --pay-to 0x… \\
       --network base --rpc-url https://mainnet.base.org --ledger sqlite:payments.sqlite
+  x402 charge --upstream http://127.0.0.1:8000 --price '$0.05' --upto      the service says what each answer cost, up to that
   x402 charge --print-config > x402.toml && x402 charge --config x402.toml")]
 pub(crate) struct Command {
     /// The service that is charged for
@@ -123,6 +125,10 @@ pub(crate) struct Command {
     /// authorization]
     #[arg(long, value_enum)]
     flow: Option<Flow>,
+    /// Offer to be paid by permit, too (scheme upto, by Permit2): payers sign for the price as the most, and are charged what the service says
+    /// in X402-Actual-Price, which may be nothing
+    #[arg(long)]
+    upto: bool,
     /// The largest request body, in bytes [default: 1048576]
     #[arg(long, value_name = "BYTES")]
     max_body: Option<usize>,
@@ -153,6 +159,7 @@ struct Settings {
     behind_proxy: bool,
     timeout: Duration,
     flow: PaymentFlow,
+    upto: bool,
     max_body: usize,
     admin: Option<SocketAddr>,
     routes: Vec<Route>,
@@ -168,10 +175,6 @@ impl Command {
             Some(_) => (chain.asset, chain.asset_name.clone(), chain.asset_version.clone()),
             None => (file.asset, file.asset_name, file.asset_version),
         };
-        let seconds = self.timeout.or(file.timeout_seconds).unwrap_or(DEFAULT_TIMEOUT);
-        if !(1..=240).contains(&seconds) {
-            return Err(Error::setting("timeout_seconds", "must be from 1 to 240"));
-        }
         Ok(Settings {
             upstream: self.upstream.clone().or(file.upstream).ok_or_else(|| {
                 Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
@@ -189,11 +192,12 @@ impl Command {
             pay_to: self.pay_to.or(file.pay_to),
             public_url: self.public_url.clone().or(file.public_url),
             behind_proxy: self.behind_proxy || file.behind_proxy,
-            timeout: Duration::from_secs(seconds),
+            timeout: Duration::from_secs(self.timeout.or(file.timeout_seconds).unwrap_or(DEFAULT_TIMEOUT)),
             flow: match self.flow.or(file.flow) {
                 Some(Flow::Upfront) => PaymentFlow::Upfront,
                 Some(Flow::Authorization) | None => PaymentFlow::Authorization,
             },
+            upto: self.upto || file.upto,
             max_body: self.max_body.or(file.max_body).unwrap_or(DEFAULT_MAX_BODY),
             admin: self.operator.admin.or(file.admin),
             routes,
@@ -206,7 +210,8 @@ impl Command {
         let default = self.price.or(file.price);
         if let Some(price) = default {
             let path = Pattern::Below("/".to_owned());
-            routes.push(Route { path, methods: Vec::new(), price: Price::Fixed(price), description: None });
+            let (price, place) = (Price::Fixed(price), "--price".to_owned());
+            routes.push(Route { path, methods: Vec::new(), price, description: None, place });
         }
         match routes.is_empty() {
             true => Err(Error::setting(
@@ -241,6 +246,7 @@ impl Command {
             behind_proxy: settings.behind_proxy,
             timeout: settings.timeout,
             flow: settings.flow,
+            upto: settings.upto,
             max_body: settings.max_body,
         };
         let forwarder = Forwarder::new(&settings.upstream, settings.timeout, settings.behind_proxy)?;
@@ -303,9 +309,16 @@ impl Command {
         let rpc_url = settlement.local.as_ref().map(Local::rpc_url);
         if let Some(rpc_url) = &rpc_url {
             let (name, key) = Local::export_payer();
+            let approve = match settings.upto {
+                true => format!(
+                    "  export X402_RPC_URL={rpc_url}\n  x402 wallet approve '$1'     once, so that at most the price can be charged\n"
+                ),
+                false => String::new(),
+            };
+            let pay = settings.routes.iter().find_map(|route| route.to_pay(pay::DEFAULT_BUDGET)).unwrap_or_default();
             output::warn(format_args!(
                 "NO REAL MONEY: this runs on a chain in the process, which ends with it. For real money give --rpc-url or --facilitator-url.\n\
-                 To pay on this chain ({rpc_url}):\n  export {name}={key}\n  x402 pay http://{listening}/"
+                 To pay on this chain ({rpc_url}):\n  export {name}={key}\n{approve}  x402 pay http://{listening}{pay}"
             ));
         }
         if settlement.local.is_none() && settlement.asset.network == Network::BASE && devnet::is_public(pay_to) {
@@ -322,6 +335,7 @@ impl Command {
                 "pay_to": pay_to.to_string(),
                 "network": settlement.asset.network.to_string(),
                 "vouchers": settlement.channels.is_some(),
+                "upto": settings.upto,
             }));
             return;
         }

@@ -18,7 +18,7 @@ use tower_service::Service;
 use tower_x402::{
     Usdc,
     protocol::PaymentFlow,
-    server::{RequirePayment, RequirePaymentLayer, drain},
+    server::{BuildError, RequirePayment, RequirePaymentLayer, drain},
 };
 
 use super::{bounded::Bounded, forward::Forwarder};
@@ -39,6 +39,8 @@ pub(crate) struct Route {
     pub(crate) methods: Vec<Method>,
     pub(crate) price: Price,
     pub(crate) description: Option<String>,
+    /// The line of the file, or the flag, that it comes from.
+    pub(crate) place: String,
 }
 
 /// The paths of a route.
@@ -65,6 +67,25 @@ pub(crate) enum Price {
 }
 
 impl Route {
+    /// Returns `true` if every request that the other one is for is one for this.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let has_all =
+            |methods: &[Method]| !methods.is_empty() && methods.iter().all(|method| self.methods.contains(method));
+        self.path.covers(&other.path) && (self.methods.is_empty() || has_all(&other.methods))
+    }
+
+    /// Returns the path and the flags with which `x402 pay` pays for it, if it costs something. `budget` is what it pays without a flag.
+    pub(crate) fn to_pay(&self, budget: Usdc) -> Option<String> {
+        let flags = match &self.price {
+            Price::Free => return None,
+            Price::Fixed(price) | Price::UpTo(price) if *price > budget => format!(" --budget '{price}'"),
+            _ => String::new(),
+        };
+        let method = self.methods.first().filter(|method| **method != Method::GET);
+        let method = method.map(|method| format!(" -X {method}")).unwrap_or_default();
+        Some(format!("{}{method}{flags}", self.path.to_string().trim_end_matches('*')))
+    }
+
     /// Returns the methods and the path, by which income is counted.
     fn label(&self) -> String {
         let methods: Vec<_> = self.methods.iter().map(Method::as_str).collect();
@@ -87,6 +108,14 @@ impl Pattern {
             }
             Some(plain) if is_prefix => Ok(Self::Below(plain)),
             Some(plain) => Ok(Self::Exact(without_slash(&plain).to_owned())),
+        }
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (_, Self::Exact(path)) => self.matches(path),
+            (Self::Below(_), Self::Below(prefix)) => self.matches(prefix),
+            (Self::Exact(_), Self::Below(_)) => false,
         }
     }
 
@@ -139,6 +168,8 @@ pub(crate) struct Common {
     pub(crate) behind_proxy: bool,
     pub(crate) timeout: Duration,
     pub(crate) flow: PaymentFlow,
+    /// Whether permits (scheme `upto`) are taken.
+    pub(crate) upto: bool,
     pub(crate) max_body: usize,
 }
 
@@ -283,18 +314,29 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
             async move { Ok(price.into()) }
         }),
     };
-    builder = match (&route.price, &settlement.channels) {
-        // Only a voucher can be charged less than it was signed for.
-        (Price::UpTo(_), Some(channels)) => builder.vouchers_only(channels.clone()),
-        (Price::UpTo(_), None) => {
-            let problem =
-                "max_price needs vouchers: set CHANNELS_PRIVATE_KEY and give --rpc-url, or give a fixed price";
-            return Err(Error::setting(route.path.to_string(), problem));
+    if let Some(channels) = &settlement.channels {
+        builder = builder.vouchers(channels.clone());
+    }
+    // What a service says in the end is charged by voucher and by permit only: a transfer is signed for one amount.
+    let is_metered = matches!(route.price, Price::UpTo(_));
+    builder = match (is_metered, common.upto, &settlement.channels) {
+        (true, false, Some(channels)) => builder.vouchers_only(channels.clone()),
+        (true, false, None) => {
+            let place = format!("{}, field max_price", route.place);
+            let problem = "needs permits or vouchers: say upto = true (--upto), or set CHANNELS_PRIVATE_KEY and give --rpc-url, or give a fixed price";
+            return Err(Error::Config { place, problem: problem.to_owned() });
         }
-        (_, Some(channels)) => builder.vouchers(channels.clone()).facilitator(settlement.facilitator.clone()),
-        (_, None) => builder.facilitator(settlement.facilitator.clone()),
+        (true, true, _) => builder.facilitator(settlement.facilitator.clone()).upto_only(),
+        (false, true, _) => builder.facilitator(settlement.facilitator.clone()).upto(),
+        (false, false, _) => builder.facilitator(settlement.facilitator.clone()),
     };
-    builder.build().map_err(|source| Error::Paywall { route: route.path.to_string(), source })
+    builder.build().map_err(|source| match source {
+        BuildError::NoPermits { network, .. } => Error::setting(
+            "--upto",
+            format!("nobody settles permits on {network}: x402 doctor --upto looks why; leave it out, or use another facilitator"),
+        ),
+        source => Error::Paywall { route: route.path.to_string(), source },
+    })
 }
 
 #[cfg(test)]
@@ -315,10 +357,55 @@ mod tests {
     }
 
     #[test]
+    fn a_route_that_no_request_reaches_is_known() {
+        let route = |path: &str, methods: &[Method]| Route {
+            path: Pattern::parse(path).unwrap(),
+            methods: methods.to_vec(),
+            price: Price::Free,
+            description: None,
+            place: String::new(),
+        };
+        let covers =
+            |one: (&str, &[Method]), other: (&str, &[Method])| route(one.0, one.1).covers(&route(other.0, other.1));
+        let (get, post) = ([Method::GET], [Method::POST]);
+        for (one, other) in [
+            (("/a", &[][..]), ("/a/", &get[..])),
+            (("/*", &[]), ("/", &[])),
+            (("/a/*", &[]), ("/a/b/*", &[])),
+            (("/a", &get), ("/a", &get)),
+        ] {
+            assert!(covers(one, other), "{one:?} {other:?}");
+        }
+        for (one, other) in [
+            (("/a", &get[..]), ("/a", &[][..])),
+            (("/a", &get), ("/a", &post)),
+            (("/a/*", &[]), ("/ab", &[])),
+            (("/a", &[]), ("/a/*", &[])),
+            (("/a/b/*", &[]), ("/a/*", &[])),
+        ] {
+            assert!(!covers(one, other), "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
     fn a_pattern_that_nothing_matches_is_refused() {
         for text in ["", "evaluate", "/a*", "/a/*/b", "/a//b", "/%65", "*", "/a/../b"] {
             assert!(Pattern::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_printed_to_pay_with_pays() {
+        let to_pay = |path: &str, methods: &[Method], price| {
+            let path = Pattern::parse(path).unwrap();
+            let route = Route { path, methods: methods.to_vec(), price, description: None, place: String::new() };
+            route.to_pay(Usdc::from_atomic(10_000)).unwrap_or_default()
+        };
+        let (cent, dollar) = (Usdc::from_atomic(10_000), Usdc::from_atomic(1_000_000));
+        assert_eq!(to_pay("/*", &[], Price::Fixed(cent)), "/");
+        assert_eq!(to_pay("/a", &[Method::POST], Price::UpTo(dollar)), "/a -X POST --budget '$1.00'");
+        assert_eq!(to_pay("/a/*", &[Method::GET], Price::Fixed(dollar)), "/a/ --budget '$1.00'");
+        assert_eq!(to_pay("/a", &[], Price::Free), "");
     }
 
     #[test]

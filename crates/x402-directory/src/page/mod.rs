@@ -22,7 +22,7 @@ pub(crate) const CARDS: u64 = 20;
 pub(crate) const SKILLS: usize = 4;
 /// How many of the newest reports on a skill are read.
 pub(crate) const REPORTS: u64 = 200;
-/// How many comparisons of one payer count, as in a student's selector, so that nobody decides alone how an evaluator looks.
+/// How many comparisons of one payer count, so that nobody decides alone how an evaluator looks.
 const COMPARISONS_PER_PAYER: f32 = 10.0;
 /// Into how many parts the time of the reports is divided.
 const PARTS: usize = 12;
@@ -189,7 +189,7 @@ fn worth(html: &mut String, reports: &[Seen]) {
         beta = [beta[0] + weight * right, beta[1] + weight * wrong];
     }
     let mean = f64::from((beta[0] - beta[1]) / (beta[0] + beta[1]));
-    let [low, high] = ninety_percent([beta; 2], 0.0).map(|share| 2.0 * share - 1.0);
+    let [low, high] = ninety_percent(beta).map(|share| 2.0 * share - 1.0);
     let text = format!("{mean:.2} ({low:.2} to {high:.2})").replace('-', "−");
     let x = |worth: f64| 60.0 + 58.0 * worth;
     let _ = write!(

@@ -23,7 +23,7 @@ use x402_bazaar::{BodyType, Discovery, InvalidDiscovery};
 #[cfg(feature = "serve")]
 pub use program::{Evaluator, ServeError};
 pub use service::EvaluatorService;
-pub use stats::{Earnings, EvaluatorStats, SkillStats};
+pub use stats::{EvaluatorStats, SkillStats};
 
 use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
 use judging::Work;

@@ -20,16 +20,11 @@ use tower::ServiceExt as _;
 use tower_layer::Layer as _;
 use tower_service::Service;
 use tower_x402::{
-    channels::Channels,
     facilitator::Facilitator,
     server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain},
 };
 
-use super::{
-    EvaluatorBuilder,
-    judging::Work,
-    stats::{EvaluatorStats, Income},
-};
+use super::{EvaluatorBuilder, judging::Work, stats::EvaluatorStats};
 use crate::{
     AgentCard, CARD_PATH, CardError,
     judge::Judge,
@@ -65,9 +60,7 @@ pub struct EvaluatorService {
     pages: Arc<[(&'static str, Page); 3]>,
     paid: RequirePayment<Judging>,
     work: Arc<Work>,
-    income: Arc<Income>,
     facilitator: Arc<dyn Facilitator>,
-    channels: Option<Channels>,
 }
 
 type Answer = Response<ResponseBody<Full<Bytes>>>;
@@ -121,17 +114,13 @@ impl EvaluatorService {
             (SUBMISSION_SCHEMA_PATH, schema(SUBMISSION_SCHEMA)),
             (EVALUATION_SCHEMA_PATH, schema(EVALUATION_SCHEMA)),
         ];
-        let income = Arc::new(Income::of(work.pricing.pay_to));
         let paid = paywall.layer(Judging(work.clone()));
-        let channels = paywall.channels().cloned();
-        Ok(Self { pages: Arc::new(pages), paid, work, income, facilitator, channels })
+        Ok(Self { pages: Arc::new(pages), paid, work, facilitator })
     }
 
-    /// Returns what the evaluator judged and earned.
-    pub async fn stats(&self) -> EvaluatorStats {
-        let channels = self.channels.as_ref().map(|channels| channels.ledger().as_ref());
-        let earned = self.income.earned(self.facilitator.ledger().as_ref(), channels).await;
-        EvaluatorStats { earned: earned.ok(), ..self.work.counters.stats() }
+    /// Returns what the evaluator judged.
+    pub fn stats(&self) -> EvaluatorStats {
+        self.work.counters.stats()
     }
 
     fn route<B>(&mut self, request: Request<B>) -> AnswerFuture
@@ -163,12 +152,9 @@ impl EvaluatorService {
             if !matches!(*method, Method::GET | Method::HEAD) {
                 return ready(not_allowed("GET, HEAD"));
             }
-            let service = self.clone();
-            return Box::pin(async move {
-                let mut response = json_response(StatusCode::OK, &service.stats().await);
-                response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-                Ok(response.map(ResponseBody::from))
-            });
+            let mut response = json_response(StatusCode::OK, &self.stats());
+            response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            return ready(response);
         }
         let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
         ready(json_response(StatusCode::NOT_FOUND, &json!({ "error": "not_found", "detail": detail })))

@@ -1,22 +1,16 @@
-//! What an evaluator judged and earned.
+//! What an evaluator judged.
 
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use alloy_primitives::{Address, U256};
-use serde::{Serialize, Serializer};
-use tokio::sync::Mutex;
-use tower_x402::{
-    Network,
-    ledger::{Ledger, LedgerError, Listing, SettlementState, channels::ChannelLedger},
-};
+use serde::Serialize;
 
 use crate::{AgentCard, judge::JudgeError};
 
-/// The statistics of an evaluator, as `GET /stats` returns them.
+/// The statistics of an evaluator, as `GET /stats` returns them. What it earned is in the books of its ledger.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct EvaluatorStats {
@@ -24,10 +18,6 @@ pub struct EvaluatorStats {
     pub asked: u64,
     /// The results by skill.
     pub skills: BTreeMap<String, SkillStats>,
-    /// The payee's income by token, from what the ledgers still have on record: settled payments, and what was charged by voucher,
-    /// claimed or not. A channel is forgotten about an hour after all of it was claimed, and counts again when it is used again. `None` if
-    /// a ledger cannot be read.
-    pub earned: Option<Vec<Earnings>>,
 }
 
 /// The results of the submissions for one skill since the start.
@@ -48,27 +38,6 @@ pub struct SkillStats {
     pub late: u64,
     /// Submissions that were refused because too many were being judged.
     pub busy: u64,
-}
-
-/// The earnings in one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Earnings {
-    /// The chain.
-    pub network: Network,
-    /// The token.
-    pub asset: Address,
-    /// The number of settled payments, without those by voucher.
-    pub payments: u64,
-    /// The number of payment channels in which something was charged.
-    pub channels: u64,
-    /// The sum of the settled payments and of what was charged in these channels since they were opened, in atomic units.
-    #[serde(serialize_with = "decimal")]
-    pub units: U256,
-}
-
-fn decimal<S: Serializer>(amount: &U256, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(amount)
 }
 
 /// How the judging of a submission ended.
@@ -141,10 +110,10 @@ impl Counters {
         number.fetch_add(1, Relaxed);
     }
 
-    /// Returns the statistics without the earnings.
+    /// Returns the statistics.
     pub(super) fn stats(&self) -> EvaluatorStats {
         let skills = self.skills.iter().map(|(skill, counter)| (skill.clone(), counter.stats())).collect();
-        EvaluatorStats { asked: self.asked.load(Relaxed), skills, earned: None }
+        EvaluatorStats { asked: self.asked.load(Relaxed), skills }
     }
 }
 
@@ -176,90 +145,5 @@ impl Counter {
             late: self.late.load(Relaxed),
             busy: self.busy.load(Relaxed),
         }
-    }
-}
-
-/// How many channels are read at a time.
-const CHANNELS_PER_PAGE: usize = 1_000;
-
-/// Adds up what a payee was paid.
-///
-/// That reads all of both ledgers, so the sum is reused for twenty times as long as it took. Frequent requests cost at most a twentieth of a
-/// core.
-#[derive(Debug)]
-pub(super) struct Income {
-    pay_to: Address,
-    last: Mutex<Option<Sum>>,
-}
-
-#[derive(Debug)]
-struct Sum {
-    earned: Vec<Earnings>,
-    valid_until: Instant,
-}
-
-impl Income {
-    pub(super) fn of(pay_to: Address) -> Self {
-        Self { pay_to, last: Mutex::default() }
-    }
-
-    pub(super) async fn earned(
-        &self,
-        ledger: &dyn Ledger,
-        channels: Option<&dyn ChannelLedger>,
-    ) -> Result<Vec<Earnings>, LedgerError> {
-        // Requests that waited for the lock find the sum.
-        let mut last = self.last.lock().await;
-        let started = Instant::now();
-        if let Some(sum) = &*last
-            && started < sum.valid_until
-        {
-            return Ok(sum.earned.clone());
-        }
-        let earned = self.add_up(ledger, channels).await?;
-        let valid_until = Instant::now() + started.elapsed() * 20;
-        *last = Some(Sum { earned: earned.clone(), valid_until });
-        Ok(earned)
-    }
-
-    async fn add_up(
-        &self,
-        ledger: &dyn Ledger,
-        channels: Option<&dyn ChannelLedger>,
-    ) -> Result<Vec<Earnings>, LedgerError> {
-        let mut sums = Sums::default();
-        let mut paid = Listing::of([SettlementState::Settled, SettlementState::Final]);
-        loop {
-            let page = ledger.list(&paid).await?;
-            let Some(last) = page.last() else { break };
-            paid.after = Some(last.key);
-            for record in page.iter().filter(|record| record.terms.offer().pay_to == self.pay_to) {
-                let sum = sums.of(record.key.network, record.key.asset);
-                sum.payments += 1;
-                sum.units = sum.units.saturating_add(record.authorization.value);
-            }
-        }
-        let mut after = None;
-        while let Some(channels) = channels {
-            let page = channels.channels(after, CHANNELS_PER_PAGE).await?;
-            let Some(last) = page.last() else { break };
-            after = Some(last.id);
-            for record in page.iter().filter(|record| record.config.receiver == self.pay_to && record.charged() > 0) {
-                let sum = sums.of(record.network, record.config.token);
-                sum.channels += 1;
-                sum.units = sum.units.saturating_add(U256::from(record.charged()));
-            }
-        }
-        Ok(sums.0.into_values().collect())
-    }
-}
-
-#[derive(Default)]
-struct Sums(BTreeMap<(Network, Address), Earnings>);
-
-impl Sums {
-    fn of(&mut self, network: Network, asset: Address) -> &mut Earnings {
-        let none = Earnings { network, asset, payments: 0, channels: 0, units: U256::ZERO };
-        self.0.entry((network, asset)).or_insert(none)
     }
 }

@@ -63,20 +63,19 @@ struct Payer {
 
 /// What is believed of one cell: (1 + D) / 2 follows the second beta distribution with probability `trust`, and else the first. Each is
 /// given by its alpha and beta.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Belief {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Belief {
     /// From the prior and own audits.
-    pub own: [f32; 2],
+    own: [f32; 2],
     /// From the reports of others, too.
-    pub with_reports: [f32; 2],
+    with_reports: [f32; 2],
     /// The probability that the reports are genuine.
-    pub trust: f32,
+    trust: f32,
 }
 
 impl Belief {
     /// Returns the expected worth, from -1 to 1.
-    pub fn mean(&self) -> f32 {
+    pub(super) fn mean(&self) -> f32 {
         let [own, all] = [self.own, self.with_reports].map(|[alpha, beta]| (alpha - beta) / (alpha + beta));
         own + self.trust * (all - own)
     }
@@ -113,8 +112,7 @@ impl Beliefs {
         let (mut sum, mut most) = ([0.0; 2], 0.0_f32);
         for report in &cell.reports {
             let trust = self.trust(report.payer);
-            let comparisons = (keep * total(report.counts)).max(f32::MIN_POSITIVE);
-            sum = plus(sum, report.counts, keep * trust * (self.config.comparisons_per_payer / comparisons).min(1.0));
+            sum = plus(sum, report.counts, keep * trust);
             most = most.max(trust);
         }
         let own = plus(prior, cell.own, keep);

@@ -14,8 +14,6 @@ pub struct ThompsonConfig {
     pub unclaimed_worth: f32,
     /// The trust in a payer of which nothing is known, between 0 and 1. Default: 0.4.
     pub initial_trust: f32,
-    /// How many comparisons the reports of one payer on an evaluator and skill count as at most. Default: 10.
-    pub comparisons_per_payer: f32,
     /// After how many further comparisons, of any evaluators, evidence has faded to 37 %. Default: 250.
     pub memory: f32,
     /// The number of evaluators explored in an audit at most. Default: 3.
@@ -33,7 +31,6 @@ impl Default for ThompsonConfig {
             claimed_worth: 0.3,
             unclaimed_worth: 0.1,
             initial_trust: 0.4,
-            comparisons_per_payer: 10.0,
             memory: 250.0,
             explored_per_audit: 3,
             exploration_share: 0.05,

@@ -26,8 +26,8 @@
 //! - **Posteriors**: (1 + D) / 2 has a beta distribution for each evaluator and skill. The claim on the card is a weak prior.
 //! - **Audits** alone show who orders rightly. After an audit, a few more evaluators are asked about the same outputs: those whose D,
 //!   drawn from its posterior, is worth the price (Thompson sampling), within a share of the budget.
-//! - **Reports of other payers** count as far as their payer agrees with the student's own audits, up to a limit for each payer. Payers
-//!   that report the same are together trusted no more than the most trusted of them.
+//! - **Reports of other payers** count as far as their payer agrees with the student's own audits. Payers that report the same are together
+//!   trusted no more than the most trusted of them, so nobody gains trust by repetition or by number.
 //! - **Forgetting**: all evidence fades at one rate, as new evidence comes in.
 //! - **Pacing** moves λ so that the budget is used up by the last task, and not before.
 //!
@@ -39,7 +39,6 @@ mod thompson;
 
 use alloy_primitives::Address;
 use auto_impl::auto_impl;
-pub use beliefs::Belief;
 pub use config::ThompsonConfig;
 pub use thompson::{Estimate, Thompson};
 use tower_x402::Usdc;

@@ -29,6 +29,9 @@ use crate::{
 /// How many records a log in memory keeps.
 const RECORDS_IN_MEMORY: usize = 100_000;
 
+/// How many evaluators are asked at the same time.
+const MAX_CONCURRENT_CALLS: usize = 64;
+
 /// A builder of a [`Student`]. All settings but the payer have defaults.
 #[must_use]
 pub struct StudentBuilder {
@@ -44,7 +47,6 @@ pub struct StudentBuilder {
     panel_size: usize,
     max_replacements: usize,
     deadline: Duration,
-    max_concurrent_calls: usize,
     max_evaluators: usize,
     card_recheck_interval: Duration,
     clock: Arc<dyn Clock>,
@@ -67,7 +69,6 @@ impl StudentBuilder {
             panel_size: 1,
             max_replacements: 2,
             deadline: Duration::from_secs(30),
-            max_concurrent_calls: 64,
             max_evaluators: 1_000,
             card_recheck_interval: Duration::from_secs(60),
             clock: Arc::new(SystemClock),
@@ -149,12 +150,6 @@ impl StudentBuilder {
     /// Sets how long a submission may take, at most a day. Default: 30 seconds. An evaluator that has not answered by then has failed.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline.min(LONGEST_WAIT);
-        self
-    }
-
-    /// Sets how many evaluators are asked at the same time, at least 1. Default: 64.
-    pub fn max_concurrent_calls(mut self, evaluators: usize) -> Self {
-        self.max_concurrent_calls = evaluators.clamp(1, Semaphore::MAX_PERMITS);
         self
     }
 
@@ -250,7 +245,7 @@ impl StudentBuilder {
             deadline: self.deadline,
             card_recheck_interval: self.card_recheck_interval.as_secs(),
             max_named: self.max_evaluators.saturating_mul(2),
-            permits: Semaphore::new(self.max_concurrent_calls),
+            permits: Semaphore::new(MAX_CONCURRENT_CALLS),
             calls: Arc::new(watch::Sender::new(0)),
             state: Mutex::new(state),
             payer: self.payer,

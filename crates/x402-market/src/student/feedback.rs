@@ -32,7 +32,7 @@ pub struct Feedback {
     /// One for each output, in order.
     pub outputs: Vec<OutputFeedback>,
     /// The evaluators that were asked, in the order in which they were hired, replacements included. Empty if no evaluator was worth its
-    /// price, or if all outputs are the same.
+    /// price, or if all outputs are the same and there are no anchors.
     pub hires: Vec<Hire>,
     /// The number of evaluations in this skill that the student has audited before. Without audits, evaluators are chosen by their prices
     /// and claims, and by reports that the student cannot check.

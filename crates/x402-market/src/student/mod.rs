@@ -97,7 +97,7 @@ use super::{
 /// # What it costs
 ///
 /// Each member is paid the price on its card for each output. Identical outputs are paid for once. If all outputs are the same, no verdict
-/// could tell them apart, and nothing is bought. A group that exceeds an evaluator's limit, or the budget's limit per payment,
+/// could tell them apart, and nothing is bought, unless there are [anchors](Submission::with_anchor) to compare them with. A group that exceeds an evaluator's limit, or the budget's limit per payment,
 /// is sent in several parts, and each part is paid by itself. Spending never exceeds the payer's [`Budget`], and is paced so that the budget
 /// lasts for [`tasks`](StudentBuilder::tasks) submissions. [`spending`](Self::spending) reports what was paid to whom.
 ///

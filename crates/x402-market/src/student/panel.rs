@@ -17,7 +17,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout_at},
 };
-use tower_x402::{Usdc, client::Purchase};
+use tower_x402::Usdc;
 
 use super::{
     AuditedEvaluation, CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, PanelVerdict, StudentError,
@@ -310,8 +310,7 @@ async fn send_parts(
         let (inner, card, is_untrusted) = (inner.clone(), hired.card.clone(), hired.is_untrusted);
         let is_wanted = is_wanted.clone();
         requests.spawn(async move {
-            let result =
-                inner.client(is_untrusted).evaluate_while(&card, &submission, &Purchase::new(), &is_wanted).await;
+            let result = inner.client(is_untrusted).evaluate_while(&card, &submission, &is_wanted).await;
             Part { range, result, explained: None }
         });
     }

@@ -18,18 +18,9 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// Returns what to send. `None` if there are several outputs and all are the same: no verdict could tell them apart.
+    /// Returns what to send. `None` if there is nothing to compare: all outputs are the same, and there is no anchor that differs from them.
     pub(super) fn of(submission: &Submission, rng: &mut impl Rng) -> Option<Self> {
         let outputs = submission.outputs();
-        let is_uniform = outputs.iter().all(|output| *output == outputs[0]);
-        let is_group = matches!(submission.outputs, Outputs::Group(_));
-        if is_uniform && (is_group || outputs.len() > 1) {
-            return None;
-        }
-        if submission.anchors.is_empty() && !is_group {
-            let positions = (0..outputs.len()).collect();
-            return Some(Self { submission: submission.clone(), positions, known: vec![None; outputs.len()] });
-        }
         let mut sent: Vec<(&LongText, Option<bool>)> = Vec::new();
         for output in outputs {
             if !sent.iter().any(|(other, _)| *other == output) {
@@ -41,6 +32,13 @@ impl Sent {
                 Some((_, known)) => *known = Some(*is_good),
                 None => sent.push((anchor, Some(*is_good))),
             }
+        }
+        if sent.len() == 1 && !matches!(submission.outputs, Outputs::Single(_)) {
+            return None;
+        }
+        if submission.anchors.is_empty() && !matches!(submission.outputs, Outputs::Group(_)) {
+            let positions = (0..outputs.len()).collect();
+            return Some(Self { submission: submission.clone(), positions, known: vec![None; outputs.len()] });
         }
         if !submission.anchors.is_empty() {
             sent.shuffle(rng);
@@ -115,8 +113,20 @@ mod tests {
         assert_eq!(good, Some(vec![Some(true), Some(false), Some(false)]));
         assert_eq!(some.with(&Truth::good([true])), None);
         assert_eq!(sent(&group(&["a", "a", "a"])), None);
+        assert_eq!(sent(&group(&["a", "a"]).with_anchor("a", false).unwrap()), None);
         assert_eq!(sent(&Submission::pair(task(), "a", "a").unwrap()), None);
         assert!(sent(&Submission::single(task(), "a").unwrap()).is_some());
+    }
+
+    /// Otherwise a judge that the policy follows would never be audited again.
+    #[test]
+    fn group_of_one_distinct_output_is_sent_with_its_anchors() {
+        let group = Submission::group(task(), ["a", "a", "a"]).unwrap();
+        let some = sent(&group.with_anchor("x", true).unwrap().with_anchor("y", false).unwrap()).unwrap();
+        assert_eq!((some.submission.outputs().len(), some.outputs()), (3, 3));
+        let mut good = some.with(&Truth::good([false; 3])).unwrap();
+        good.sort_unstable();
+        assert_eq!(good, [Some(false), Some(false), Some(true)]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub struct SpendingReport {
     pub tasks: u64,
     /// The number of submissions for which no evaluator was worth its price.
     pub kept: u64,
-    /// The number of submissions whose outputs were all the same, so that nothing was bought.
+    /// The number of submissions whose outputs were all the same, without anchors, so that nothing was bought.
     pub uniform: u64,
     /// The number of submissions that were audited. While it is 0, evaluators are chosen by their prices and claims, and by reports that the
     /// student cannot check.

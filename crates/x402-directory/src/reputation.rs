@@ -1,7 +1,6 @@
 //! How far a reader can trust reports: by how well each reporter agrees with the reader's own audits.
 //!
-//! [`Reputation`] reads directories, checks their reports, and passes each of them once to a [`Selector`]. [`ReputationReport`] shows what
-//! comes of it, and why.
+//! [`Reputation`] reads directories, checks their reports, and passes each of them once to a [`Selector`].
 //!
 //! Counting reports would not do. An evaluator can pay itself a thousand times from accounts of its own, and each of these payments
 //! supports a report. So a payer is trusted as far as its reports agree with the reader's **own audits** of the same evaluators in the
@@ -9,7 +8,7 @@
 //! [`Thompson`](x402_market::selection::Thompson) computes it, with these rules:
 //!
 //! - Many payers who report the same are together trusted no more than the most trusted of them.
-//! - A payer gains no weight by repeating a report.
+//! - A payer moves the reader by no more than the trust in it, however often it reports.
 //! - What a payer reports about itself is ignored.
 //!
 //! ```no_run
@@ -25,8 +24,8 @@
 //!
 //! let mut reputation = Reputation::new(100_000, [me]);
 //! let directory = DirectoryClient::new("https://directory.example")?;
-//! reputation.pull(&directory, &skills, &mut selector).await?;
-//! println!("{}", reputation.report(&audits, &skills));
+//! let pulled = reputation.pull(&directory, &skills, &mut selector).await?;
+//! println!("{} new reports, {} refused", pulled.new.len(), pulled.refused);
 //! # Ok(()) }
 //! ```
 //!
@@ -41,8 +40,6 @@
 //! and an accomplice that is right in one case of four, it takes some sixteen audits. Each of them also lowers the trust in everything
 //! else that these payers report. The loss is what was spent on the accomplice meanwhile.
 
-mod report;
-
 use std::{
     collections::{HashMap, VecDeque},
     mem,
@@ -50,7 +47,6 @@ use std::{
 };
 
 use alloy_primitives::Address;
-pub use report::{ReportedStats, ReputationReport, Standing, Tally, TrustReason};
 use tower_x402::{Clock, SystemClock};
 
 use crate::{DirectoryClient, DirectoryError, ReportQuery, SignedEvidence};
@@ -289,11 +285,6 @@ impl Reputation {
             Err(error) => return Err(error.into()),
         }
         Ok(true)
-    }
-
-    /// Computes the report on every evaluator in every skill, from the reader's own log and the reports of others.
-    pub fn report(&self, own: &EvidenceLog, skills: &Skills) -> ReputationReport {
-        ReputationReport::of(own, &self.log, &self.own, skills)
     }
 }
 

@@ -1,0 +1,292 @@
+//! What clients, services, web pages and sellers try on the command, for money or secrets.
+
+use std::sync::{Arc, Mutex};
+
+use axum::{
+    Router,
+    extract::Request,
+    response::IntoResponse as _,
+    routing::{any, get},
+};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use tower_x402::protocol::encode_header;
+
+use crate::{
+    rules::{offer, signed},
+    stage::{PATIENCE, PRICE, Running, Stage, facts, run, x402},
+};
+
+/// Sends a request as it is written, and returns the answer.
+async fn raw(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.replace('\n', "\r\n").as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Returns the headers that /echo saw.
+fn echoed(answer: &str) -> serde_json::Map<String, Value> {
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let body: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}"));
+    body["headers"].as_object().unwrap().clone()
+}
+
+#[tokio::test]
+async fn no_client_makes_the_service_forget_or_believe_who_asks() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file("[[route]]\npath = \"/echo\"\nfree = true").await;
+    // `Connection` names what is for one connection, and a client may name anything there (RFC 9110, section 7.6.1).
+    let request = "GET /echo HTTP/1.1\nHost: api.example\nConnection: close, x-forwarded-for, x-forwarded-host, x-forwarded-proto\n\
+                   X-Forwarded-For: 6.6.6.6\nX_Forwarded_For: 6.6.6.6\nX-Forwarded.For: 6.6.6.6\nx402.payer: 6.6.6.6\n\
+                   X402_Amount: 6.6.6.6\nx402~actual-price: 6.6.6.6\nX402-Actual-Price: 6.6.6.6\n\n";
+    let answer = raw(charge.text("listening"), request).await;
+    let headers = echoed(&answer);
+    assert_eq!(headers.get("x-forwarded-for"), Some(&json!("127.0.0.1")), "{answer}");
+    assert_eq!(headers.get("x-forwarded-host"), Some(&json!("api.example")), "{answer}");
+    assert!(!answer.contains("6.6.6.6"), "{answer}");
+    charge.stop().await;
+}
+
+/// A service that answers each request with these bytes.
+async fn answering(bytes: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let bytes = bytes.clone();
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
+                stream.write_all(bytes.as_bytes()).await.unwrap();
+                // Until the other side has read it.
+                let _ = stream.read_buf(&mut head).await;
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn the_price_is_what_the_head_of_the_answer_says_and_nothing_else() {
+    const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X402-Actual-Price\r\n";
+    const DONE: &str = "4\r\ndone\r\n0\r\nX402-Actual-Price: $0.0001\r\n\r\n";
+    let whole = |head: &str| format!("{head}Content-Length: 4\r\n\r\ndone");
+    let stage = Stage::new().await;
+    stage.approve("$1").await;
+    let mut income = 0;
+    for (answer, status, amount) in [
+        (format!("{CHUNKED}\r\n{DONE}"), 200, PRICE),
+        (format!("{CHUNKED}Content-Type: text/event-stream\r\nX402-Actual-Price: $0.0003\r\n\r\n{DONE}"), 200, 300),
+        (whole("HTTP/1.1 103 Early Hints\r\nX402-Actual-Price: $0.0001\r\n\r\nHTTP/1.1 200 OK\r\n"), 200, PRICE),
+        (whole("HTTP/1.1 200 OK\r\nX402-Actual-Price: $0.0001\r\nX402_Actual_Price: $0.0002\r\n"), 200, 100),
+        (whole("HTTP/1.1 200 OK\r\nX402-Actual-Price: $0.0001\r\nx402-actual-price: $0.0001\r\n"), 502, 0),
+        (whole("HTTP/1.1 200 OK\r\nX402-Actual-Price: $0.0001, $0.0001\r\n"), 502, 0),
+        (whole("HTTP/1.1 200 OK\r\nX402-Actual-Price: \u{661}\r\n"), 502, 0),
+        (whole("HTTP/1.1 500 No\r\nX402-Actual-Price: what?\r\n"), 500, 0),
+        ("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n".to_owned(), 502, 0),
+    ] {
+        let charge = charging_for(&stage, &answering(answer.clone()).await, &["--upto"]).await;
+        let paid = facts(&run(&mut stage.pay_by_permit(&format!("{}/x", charge.url()))).await);
+        assert_eq!(paid["status"], status, "{answer}: {paid}");
+        charge.stop().await;
+        income += amount;
+        assert_eq!(stage.income().await, income, "{answer}");
+    }
+}
+
+/// Starts to charge the usual price for another service.
+async fn charging_for(stage: &Stage, upstream: &str, more: &[&str]) -> Running {
+    let mut command = x402();
+    command.args(["charge", "--upstream", upstream, "--listen", "127.0.0.1:0", "--price", "$0.001"]);
+    command.args(more).args(["--pay-to", stage.devnet.text("payee"), "--ledger", &stage.ledger()]);
+    command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
+    command.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
+    Running::start(&mut command).await
+}
+
+#[tokio::test]
+async fn only_the_command_says_what_was_paid() {
+    let stage = Stage::new().await;
+    let receipt =
+        json!({ "success": true, "transaction": format!("0x{}", "07".repeat(32)), "network": "eip155:84532" });
+    let forged = encode_header(&receipt).unwrap();
+    // The service asks for money of its own, and says that it got it.
+    let lies = |status: &str| {
+        let about =
+            ["PAYMENT-REQUIRED", "PAYMENT-RESPONSE", "X-PAYMENT-RESPONSE"].map(|name| format!("{name}: {forged}\r\n"));
+        format!("HTTP/1.1 {status}\r\n{}Content-Length: 4\r\n\r\nlies", about.concat())
+    };
+    let charge = charging_for(&stage, &answering(lies("500 No")).await, &[]).await;
+    let paid = facts(&run(stage.pay(&format!("{}/x", charge.url())).args(["--attempts", "1"])).await);
+    assert_eq!((&paid["status"], &paid["transaction"]), (&json!(500), &Value::Null), "{paid}");
+    assert_ne!(paid["outcome"], "settled", "{paid}");
+    charge.stop().await;
+    assert_eq!(stage.income().await, 0);
+
+    // The seller says what only the proxy knows.
+    let lies = "HTTP/1.1 200 OK\r\nX402-Outcome: settled\r\nX402-Amount: 7\r\nX402_Left: $99\r\nX402-Transaction: 0x7\r\nContent-Length: 4\r\n\r\nlies";
+    let proxy = proxying(&stage, &answering(lies.to_owned()).await, &[]).await;
+    let answer = reqwest::Client::builder().no_proxy().build().unwrap().get(proxy.text("url")).send().await.unwrap();
+    assert!(!answer.headers().keys().any(|name| name.as_str().starts_with("x402")), "{answer:?}");
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_paid_for_while_the_routes_change_is_answered_and_charged_as_it_was_offered() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file("[[route]]\npath = \"/gated\"\nprice = \"$0.001\"\n").await;
+    let url = format!("{}/gated", charge.url());
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let payment = encode_header(&signed(&stage, &offer(Method::POST, &url).await).await).unwrap();
+    let send = || client.post(&url).header("payment-signature", &payment).body("work").send();
+    let paying = tokio::spawn(send());
+    timeout(PATIENCE, stage.upstream.state.arrived.acquire()).await.unwrap().unwrap().forget();
+    let reloaded = async |content: &str, status: u16| {
+        std::fs::write(stage.path("x402.toml"), content).unwrap();
+        charge.signal("HUP").await;
+        let is_read = async || client.get(format!("{}/new", charge.url())).send().await.unwrap().status() == status;
+        timeout(PATIENCE, async { while !is_read().await {} }).await.unwrap();
+    };
+    // Dearer, and to somebody else: who is paid stays as it was until a restart.
+    let dearer = "pay_to = \"0x00000000000000000000000000000000000000aa\"\nprice = \"$0.002\"\n";
+    reloaded(dearer, 402).await;
+    stage.upstream.state.gate.add_permits(1);
+    let answer = paying.await.unwrap().unwrap();
+    assert_eq!((answer.status(), answer.text().await.unwrap().as_str()), (StatusCode::OK, "done"));
+    // Asked for again, it is what was bought.
+    assert_eq!(send().await.unwrap().text().await.unwrap(), "done");
+    let dear = offer(Method::POST, &url).await;
+    assert_eq!((&dear["amount"], &dear["payTo"]), (&json!("2000"), &stage.devnet.ready["payee"]));
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/gated"), stage.income().await), (1, PRICE));
+}
+
+/// Starts a proxy that pays for this service.
+async fn proxying(stage: &Stage, to: &str, more: &[&str]) -> Running {
+    let mut proxy = x402();
+    proxy.args(["proxy", "--listen", "127.0.0.1:0", "--to", to]).args(more);
+    Running::start(proxy.env("PAYER_PRIVATE_KEY", stage.devnet.text("payer_private_key"))).await
+}
+
+#[tokio::test]
+async fn the_token_of_a_proxy_goes_to_no_seller_and_into_no_log() {
+    let stage = Stage::new().await;
+    let errors = stage.path("errors");
+    let mut proxy = x402();
+    proxy.args(["proxy", "--listen", "127.0.0.1:0", "--to", &stage.upstream.url]).env("RUST_LOG", "debug");
+    proxy
+        .env("PAYER_PRIVATE_KEY", stage.devnet.text("payer_private_key"))
+        .stderr(std::fs::File::create(&errors).unwrap());
+    let proxy = Running::start(&mut proxy).await;
+    let (url, token) = (proxy.text("url").to_owned(), proxy.text("token").to_owned());
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    // A browser sends the address of the page before, and a program may send it as it likes.
+    let asked = client
+        .get(format!("{url}echo"))
+        .header("referer", format!("{url}page"))
+        .header("x-from", format!("a {token} b"));
+    let answer = asked.header("x402-proxy-token", &token).header("accept", "text/html").send().await.unwrap();
+    let seen = answer.text().await.unwrap();
+    assert!(!seen.contains(&token) && seen.contains("text/html"), "{seen}");
+    // Nor does it get there by a mistake.
+    for path in ["nowhere", "%2e%2e/", "a//b"] {
+        client.get(format!("{url}{path}")).send().await.unwrap();
+    }
+    proxy.stop().await;
+    let logged = crate::stage::read(&errors);
+    assert!(logged.contains("stopping") && !logged.contains(&token), "{logged}");
+}
+
+#[tokio::test]
+async fn a_proxy_is_no_open_proxy() {
+    let stage = Stage::new().await;
+    let proxy = proxying(&stage, &stage.upstream.url, &[]).await;
+    let (here, token) = (proxy.text("listening").to_owned(), proxy.text("token").to_owned());
+    let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let elsewhere = other.local_addr().unwrap().to_string();
+    let status = async |request: &str| raw(&here, &format!("{request}\nConnection: close\n\n")).await[9..12].to_owned();
+    for (request, expected) in [
+        (format!("CONNECT {elsewhere} HTTP/1.1\nHost: {here}\nX402-Proxy-Token: {token}"), "400"),
+        (format!("CONNECT {elsewhere} HTTP/1.1\nHost: evil.example\nX402-Proxy-Token: {token}"), "403"),
+        (format!("GET http://{elsewhere}/ HTTP/1.1\nHost: evil.example\nX402-Proxy-Token: {token}"), "403"),
+        (format!("GET http://{elsewhere}/ HTTP/1.1\nHost: {here}"), "403"),
+        // The path is asked for where it always is.
+        (format!("GET http://{elsewhere}/echo HTTP/1.1\nHost: {here}\nX402-Proxy-Token: {token}"), "200"),
+        (format!("GET /{token}/echo HTTP/1.1\nHost: evil.example"), "403"),
+        (format!("GET /{token}/echo HTTP/1.1\nHost: {here}@{elsewhere}"), "403"),
+        (format!("GET /{token}//{elsewhere}/ HTTP/1.1\nHost: {here}"), "400"),
+        (format!("GET /{token}@{elsewhere}/ HTTP/1.1\nHost: {here}"), "403"),
+        // It goes where the seller says to by itself, or not at all.
+        (format!("GET /{token}/moved HTTP/1.1\nHost: {here}"), "302"),
+    ] {
+        assert_eq!(status(&request).await, expected, "{request}");
+    }
+    proxy.stop().await;
+    // Nobody came.
+    assert!(timeout(std::time::Duration::ZERO, other.accept()).await.is_err());
+
+    let open = proxying(&stage, &stage.upstream.url, &["--no-token"]).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let asked = async |name: &'static str, value: &'static str| {
+        client.get(format!("{}echo", open.text("url"))).header(name, value).send().await.unwrap().status().as_u16()
+    };
+    // As a browser asks for an image, which has no origin.
+    assert_eq!(asked("sec-fetch-site", "cross-site").await, 403);
+    assert_eq!((asked("origin", "https://evil.example").await, asked("accept", "*/*").await), (403, 200));
+    open.stop().await;
+}
+
+#[tokio::test]
+async fn a_seller_that_asks_again_and_again_gets_no_more_than_the_budget() {
+    let stage = Stage::new().await;
+    let signatures = Arc::<Mutex<Vec<String>>>::default();
+    let charge = stage.charging().await;
+    let demand = reqwest::Client::builder().no_proxy().build().unwrap().get(charge.url()).send().await.unwrap();
+    let demand = demand.headers()["payment-required"].clone();
+    let kept = signatures.clone();
+    let answer = async move |request: Request| {
+        if let Some(payment) = request.headers().get("payment-signature") {
+            kept.lock().unwrap().push(payment.to_str().unwrap().to_owned());
+        }
+        match request.uri().path() {
+            "/moved" => (StatusCode::TEMPORARY_REDIRECT, [("location", "/again")]).into_response(),
+            _ => (StatusCode::PAYMENT_REQUIRED, [("payment-required", demand.to_str().unwrap().to_owned())])
+                .into_response(),
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(any(answer))).await });
+    let again = run(stage.pay(&format!("{url}/again")).args(["--budget", "$0.005", "--attempts", "10"])).await;
+    assert_eq!(again.status.code(), Some(1), "{}", facts(&again));
+    let moved = run(stage.pay(&format!("{url}/moved")).args(["--budget", "$0.005"])).await;
+    assert_eq!((facts(&moved)["status"].clone(), facts(&moved)["outcome"].clone()), (json!(307), Value::Null));
+    let mut distinct = signatures.lock().unwrap().clone();
+    distinct.sort();
+    distinct.dedup();
+    assert!(
+        distinct.len() <= 1,
+        "one purchase is signed for once, and not for what it was sent on to: {}",
+        distinct.len()
+    );
+    charge.stop().await;
+}
+
+#[tokio::test]
+async fn the_doctor_reads_a_facilitator_that_settles_everywhere() {
+    let kinds = json!({ "kinds": [{ "x402Version": 2, "scheme": "exact", "network": "eip155:*" }], "extensions": [], "signers": {} });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().route("/supported", get(async move || kinds.to_string()));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let output = run(x402().args(["doctor", "--network", "base", "--facilitator-url", &url])).await;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains(&format!("ok       facilitator    {url} settles on eip155:8453")), "{said}");
+}

@@ -46,51 +46,34 @@ impl Declared {
         self.text.as_ref()
     }
 
-    /// Refuses extensions that are not returned as they were declared.
-    pub(crate) fn check(&self, echoed: Extensions<'_>) -> Result<(), Rejection> {
-        let (Some(echoed), Some(_)) = (echoed.filter(|_| echoed != self.text()), &self.text) else { return Ok(()) };
-        let mismatch = |detail| Err(Rejection::new(Reason::ExtensionEchoMismatch, detail));
-        let Ok(echoed) = echoed.read() else { return mismatch("the extensions cannot be read".to_owned()) };
-        let is_altered = |one: &&Extension| echoed.get(one.name()).is_some_and(|echoed| !one.is_echoed_by(echoed));
-        match self.all().find(is_altered) {
-            Some(altered) => mismatch(format!("the extension {:?} is not echoed as it was offered", altered.name())),
-            None => Ok(()),
-        }
+    /// Refuses a new payment whose payer returned an extension otherwise than it is declared, or with what its check refuses.
+    pub(crate) fn check(&self, echoed: Extensions<'_>) -> Result<(), Refusal> {
+        let Some(echoed) = echoed.filter(|_| self.text.is_some()) else { return Ok(()) };
+        let all = fields(echoed.text()).ok_or_else(|| malformed("the extensions are not an object".to_owned()))?;
+        self.all().filter_map(|one| Some(read(one, all.get(one.name())?))).try_for_each(|read| read.map(drop))
     }
 
-    /// Reads what a payer returned of the seller's extensions. What is not as it was declared is left out: a payment that is on record is
-    /// answered in spite of it.
-    pub(crate) fn read(&self, echoed: Extensions<'_>) -> Result<Echoed, Refusal> {
-        let Some(echoed) = echoed.filter(|_| !self.sellers.is_empty()) else { return Ok(Echoed::default()) };
-        let malformed = |detail: String| Refusal::malformed(Reason::InvalidPayload, detail);
-        let all = fields(echoed.text()).ok_or_else(|| malformed("the extensions are not an object".to_owned()))?;
-        let (mut infos, mut added) = (Map::new(), Sha256::new());
-        let mut adds = false;
+    /// Reads what a payer returned of the seller's extensions. What [`check`](Self::check) refuses is not told to the handler, and counts as
+    /// added: a payment that is on record is answered in spite of it only if that is [how it was written](written) then.
+    pub(crate) fn read(&self, echoed: Extensions<'_>) -> Echoed {
+        let echoed = echoed.filter(|_| !self.sellers.is_empty());
+        let Some(all) = echoed.and_then(|echoed| fields(echoed.text())) else { return Echoed::default() };
+        let (mut infos, mut additions) = (Map::new(), Vec::new());
         for extension in &self.sellers {
             let name = extension.name();
             let Some(text) = all.get(name) else { continue };
-            if text.get().len() > MAX_ECHO {
-                return Err(malformed(format!("the extension {name:?} is longer than {MAX_ECHO} bytes")));
-            }
-            let unreadable = |error| malformed(format!("the extension {name:?} cannot be read: {error}"));
-            let echoed: Value = serde_json::from_str(text.get()).map_err(unreadable)?;
-            if !extension.is_echoed_by(&echoed) {
+            let Ok(echoed) = read(extension, text) else {
+                additions.push((name, text.get().to_owned()));
                 continue;
-            }
-            let refused = |why| malformed(format!("the extension {name:?} is refused: {why}"));
-            extension.admits(&echoed).map_err(refused)?;
+            };
             let info = echoed.get("info").cloned().unwrap_or_default();
-            if !extension.is_repeated_by(&info) {
-                adds = true;
-                for part in [name, &info.to_string()] {
-                    added.update((part.len() as u64).to_be_bytes());
-                    added.update(part);
-                }
+            if let Some(added) = extension.added_to(&info) {
+                additions.push((name, added.to_string()));
             }
             infos.insert(name.to_owned(), info);
         }
-        let added = adds.then(|| B256::from_slice(&added.finalize()));
-        Ok(Echoed { infos: (!infos.is_empty()).then(|| Arc::new(infos)), added })
+        let added = digest(additions.iter().map(|(name, added)| (*name, added.as_str())));
+        Echoed { infos: (!infos.is_empty()).then(|| Arc::new(infos)), added }
     }
 
     /// Returns what a facilitator is told of the extensions that a payer returned: those that were declared. The seller's description of
@@ -124,7 +107,8 @@ impl Declared {
 /// [`extension`](crate::server::RequirePaymentLayerBuilder::extension), each at most 8 KiB of JSON. Their `info` has what was declared,
 /// unaltered, and what the payer added, which is of the type that it should be only as far as the extension's
 /// [`check`](Extension::check) says so. A payment is bound to what its payer added, as to the request's path: presented again with something
-/// else, it is refused with 409.
+/// else, it is refused with 409. Presented again as it was, it is answered whatever is declared since; of an extension that does not fit its
+/// declaration any more, nothing is here.
 ///
 /// ```
 /// use serde::Deserialize;
@@ -168,6 +152,45 @@ impl fmt::Debug for Echoed {
     }
 }
 
+fn malformed(detail: String) -> Refusal {
+    Refusal::malformed(Reason::InvalidPayload, detail)
+}
+
+/// Reads what a payer returned of an extension.
+fn read(extension: &Extension, text: &RawValue) -> Result<Value, Refusal> {
+    let name = extension.name();
+    if text.get().len() > MAX_ECHO {
+        return Err(malformed(format!("the extension {name:?} is longer than {MAX_ECHO} bytes")));
+    }
+    let unreadable = |error| malformed(format!("the extension {name:?} cannot be read: {error}"));
+    let echoed: Value = serde_json::from_str(text.get()).map_err(unreadable)?;
+    if !extension.is_echoed_by(&echoed) {
+        let detail = format!("the extension {name:?} is not echoed as it was offered");
+        return Err(Rejection::new(Reason::ExtensionEchoMismatch, detail).into());
+    }
+    let refused = |why| malformed(format!("the extension {name:?} is refused: {why}"));
+    extension.admits(&echoed).map_err(refused)?;
+    Ok(echoed)
+}
+
+/// Returns the digest of all that a payer returned of extensions, as it wrote it, without its payment identifier: presented again, the same
+/// payment has the same, whatever its seller declares meanwhile. Returns `None` if there is nothing.
+pub(crate) fn written(extensions: Extensions<'_>) -> Option<B256> {
+    let all = fields(extensions?.text())?;
+    digest(all.iter().map(|(name, text)| (name.as_str(), text.get())).filter(|(name, _)| *name != PaymentId::NAME))
+}
+
+/// Returns the digest of these values and their names, or `None` if there are none. Each is preceded by its length.
+fn digest<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Option<B256> {
+    let (mut hash, mut is_empty) = (Sha256::new(), true);
+    for part in values.flat_map(|(name, value)| [name, value]) {
+        is_empty = false;
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    (!is_empty).then(|| B256::from_slice(&hash.finalize()))
+}
+
 /// Returns the digest of the payment identifier in these extensions. Only a layer that offers identifiers refuses malformed ones: to others
 /// they mean nothing.
 pub(crate) fn payment_id(extensions: Extensions<'_>, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
@@ -195,26 +218,26 @@ mod tests {
         Declared::new(vec![tip, route], vec![PaymentId::extension()])
     }
 
-    fn written(text: &str) -> Verbatim<Map<String, Value>> {
+    fn echo(text: &str) -> Verbatim<Map<String, Value>> {
         serde_json::from_str(text).unwrap()
     }
 
-    fn read(text: &str) -> Result<Echoed, Refusal> {
-        declared().read(Some(&written(text)))
+    fn read(text: &str) -> Echoed {
+        declared().read(Some(&echo(text)))
     }
 
     #[test]
     fn payer_returns_what_was_declared_and_may_add() {
         let declared = declared();
-        let as_declared = declared.read(declared.text()).unwrap();
+        let as_declared = declared.read(declared.text());
         assert_eq!(as_declared.info("tip").unwrap(), Some(json!({ "currency": "USD" })));
         assert_eq!((as_declared.added(), declared.check(declared.text()).is_ok()), (None, true));
-        let added = read(r#"{"tip":{"info":{"currency":"USD","for":"Ada"}}}"#).unwrap();
+        let added = read(r#"{"tip":{"info":{"currency":"USD","for":"Ada"}}}"#);
         assert_eq!(added.info("tip").unwrap(), Some(json!({ "currency": "USD", "for": "Ada" })));
         assert!(added.added().is_some());
-        let reordered = read(r#"{"tip":{"info":{ "for":"Ada", "currency":"USD"},"schema":{}}}"#).unwrap();
+        let reordered = read(r#"{"tip":{"info":{ "for":"Ada", "currency":"USD"},"schema":{}}}"#);
         assert_eq!(added.added(), reordered.added(), "however it is written");
-        assert_ne!(added.added(), read(r#"{"tip":{"info":{"currency":"USD","for":"Eve"}}}"#).unwrap().added());
+        assert_ne!(added.added(), read(r#"{"tip":{"info":{"currency":"USD","for":"Eve"}}}"#).added());
     }
 
     #[test]
@@ -228,22 +251,51 @@ mod tests {
             r#"{"tip":null}"#,
             r#"{"payment-identifier":{"info":{"required":false,"id":"a-secret-of-the-payers"}}}"#,
         ] {
-            assert_eq!(read(text).unwrap(), Echoed::default(), "{text}");
+            assert!(read(text).infos.is_none(), "{text}");
         }
+        let altered = read(r#"{"tip":{"info":{"currency":"EUR"}}}"#);
+        assert!(altered.added().is_some(), "and it is no other payment's");
+        assert_eq!(read(r#"{"other":{"info":{"for":"Ada"}}}"#).added(), None);
     }
 
     #[test]
     fn echo_that_is_too_long_or_of_the_wrong_type_is_refused() {
         let long = format!(r#"{{"tip":{{"info":{{"currency":"USD","for":"{}"}}}}}}"#, "x".repeat(MAX_ECHO));
         for text in ["[]", "7", &long, r#"{"tip":{"info":{"currency":"USD","for":7}}}"#] {
-            assert!(read(text).is_err(), "{}", &text[..text.len().min(80)]);
+            assert!(declared().check(Some(&echo(text))).is_err(), "{}", &text[..text.len().min(80)]);
+            assert!(read(text).infos.is_none(), "and a handler is not told of it");
         }
+    }
+
+    #[test]
+    fn additions_are_the_same_whatever_is_declared_beside_them() {
+        let added = |declared: Value, echoed: Value| {
+            let declared = Declared::new(vec![Extension::new("tip", declared, json!({}))], Vec::new());
+            declared.read(Some(&echo(&json!({ "tip": { "info": echoed } }).to_string()))).added()
+        };
+        let euros =
+            added(json!({ "currency": "EUR", "to": {} }), json!({ "currency": "EUR", "to": { "name": "Ada" } }));
+        let dollars = added(json!({ "to": { "x": 1 } }), json!({ "to": { "name": "Ada", "x": 1 } }));
+        assert_eq!(euros, dollars);
+        assert_ne!(euros, added(json!({}), json!({ "to": { "name": "Eve" } })));
+        assert_eq!(added(json!({ "x": { "y": 1 } }), json!({ "x": { "y": 1 } })), None);
+        assert!(added(json!({}), json!({ "x": {} })).is_some());
+    }
+
+    #[test]
+    fn what_was_written_is_the_same_under_any_identifier() {
+        let id = r#""payment-identifier":{"info":{"id":"a-secret-of-the-payers"}}"#;
+        let (tip, other) = (r#""tip":{"info":{"for":"Ada"}}"#, r#""tip":{"info":{"for":"Eve"}}"#);
+        let digest = |fields: &[&str]| super::written(Some(&echo(&format!("{{{}}}", fields.join(",")))));
+        assert_eq!((digest(&[]), digest(&[id]), super::written(None)), (None, None, None));
+        assert_eq!(digest(&[tip]), digest(&[id, tip]));
+        assert!(digest(&[tip]).is_some() && digest(&[tip]) != digest(&[other]));
     }
 
     #[test]
     fn facilitator_is_told_what_was_declared_and_no_description_that_is_not_the_sellers() {
         let declared = declared();
-        let told = |text: &str| declared.passed_on(Some(&written(text))).map(|told| told.text().to_owned());
+        let told = |text: &str| declared.passed_on(Some(&echo(text))).map(|told| told.text().to_owned());
         assert_eq!(declared.passed_on(declared.text()).as_ref(), declared.text());
         let tip = r#""tip":{ "info":{"currency":"USD","more":1.50}}"#;
         assert_eq!(told(&format!(r#"{{ {tip},  "other":[1]}}"#)), Some(format!("{{{tip}}}")), "byte for byte");

@@ -55,6 +55,8 @@ impl Seller {
         let presentation = Presentation {
             payer: payment.payer(),
             fingerprint: request.fingerprint(&self.name),
+            written: None,
+            sold_by: None,
             id: payment.id(self.rules.payment_identifier)?,
             may_defer: true,
         };

@@ -38,6 +38,9 @@ pub struct Record {
     pub signature: PaymentSignature,
     /// The request that it pays for.
     pub request: Fingerprint,
+    /// A digest of that request with what its payer returned of extensions, as it wrote that: the same payment has it again, whatever its
+    /// seller declares later. `None` if it returned nothing but an [`id`](Self::id).
+    pub written: Option<Fingerprint>,
     /// The part of that request's body that a handler has read.
     pub body: Option<BodyDigest>,
     /// The payer's id for the payment (the extension `payment-identifier`), as
@@ -101,7 +104,7 @@ impl Lease {
 }
 
 /// A digest of the request that a payment was first used for: the seller's configured origin and name, method, path, query,
-/// `Authorization`, `Cookie` and the other headers that its price depends on.
+/// `Authorization`, `Cookie` and the other headers that its price depends on, and what the payer added to the seller's extensions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     /// SHA-256 over these parts.
@@ -504,6 +507,7 @@ impl Record {
             authorization: payment.authorization().clone(),
             signature: payment.signature().clone(),
             request,
+            written: None,
             body: None,
             id: None,
             fulfilment: Fulfilment::Reserved,

@@ -58,6 +58,8 @@ struct Fixed {
     signature: PaymentSignature,
     request: B256,
     names_caller: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    written: Option<B256>,
     id: Option<B256>,
     reserved_at: u64,
 }
@@ -135,6 +137,7 @@ pub(super) fn fixed(record: &Record) -> Result<String, serde_json::Error> {
         signature: record.signature.clone(),
         request: record.request.digest,
         names_caller: record.request.names_caller,
+        written: record.written.map(|written| written.digest),
         id: record.id,
         reserved_at: record.reserved_at,
     })
@@ -184,6 +187,7 @@ impl Changing {
             authorization: fixed.authorization,
             signature: fixed.signature,
             request: Fingerprint { digest: fixed.request, names_caller: fixed.names_caller },
+            written: fixed.written.map(|digest| Fingerprint { digest, names_caller: fixed.names_caller }),
             body: self.body.map(|BodyRow { length, digest, complete }| BodyDigest { length, digest, complete }),
             id: fixed.id,
             fulfilment: self.fulfilment,

@@ -98,10 +98,10 @@ impl Extension {
         is_same(echoed, &self.declaration)
     }
 
-    /// Returns `true` if a payer added nothing to `info`.
+    /// Returns what a payer added to `info`, which [has all that was declared](Self::is_echoed_by), or `None` if that is nothing.
     #[cfg(feature = "server")]
-    pub(crate) fn is_repeated_by(&self, info: &Value) -> bool {
-        is_same(info, info_of(&self.declaration))
+    pub(crate) fn added_to(&self, info: &Value) -> Option<Value> {
+        added(info, info_of(&self.declaration))
     }
 
     /// Returns `Err` with a sentence if the extension's own check refuses what a payer returned.
@@ -152,7 +152,7 @@ pub(crate) fn with_info(
     to_raw_value(&all).ok().map(Verbatim::of_raw)
 }
 
-/// Returns `true` if two values are equal as JSON: `1.0` equals 1.
+/// Returns `true` if two values are equal as JSON: `1.0` equals 1. Integers that are no floating point number equal themselves only.
 #[cfg(any(feature = "server", test))]
 fn is_same(a: &Value, b: &Value) -> bool {
     match (a, b) {
@@ -160,9 +160,17 @@ fn is_same(a: &Value, b: &Value) -> bool {
             a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| is_same(a, b)))
         }
         (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b)),
-        (Value::Number(x), Value::Number(y)) => x == y || x.as_f64() == y.as_f64(),
+        (Value::Number(x), Value::Number(y)) => x == y || (is_exact(x) && is_exact(y) && x.as_f64() == y.as_f64()),
         _ => a == b,
     }
+}
+
+/// Returns `true` if the number is the floating point number that it is turned into.
+#[cfg(any(feature = "server", test))]
+fn is_exact(number: &serde_json::Number) -> bool {
+    const LARGEST: u64 = 1 << f64::MANTISSA_DIGITS;
+    let magnitude = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
+    magnitude.is_none_or(|magnitude| magnitude < LARGEST)
 }
 
 #[cfg(any(feature = "server", test))]
@@ -178,6 +186,21 @@ fn contains(whole: &Value, part: &Value) -> bool {
         }
         _ => is_same(whole, part),
     }
+}
+
+/// Returns what `whole` has that is not in `part`, of which it has all.
+#[cfg(feature = "server")]
+fn added(whole: &Value, part: &Value) -> Option<Value> {
+    let (Value::Object(whole), Value::Object(part)) = (whole, part) else { return None };
+    let more = whole.iter().filter_map(|(name, value)| {
+        let more = match part.get(name) {
+            Some(part) => added(value, part)?,
+            None => value.clone(),
+        };
+        Some((name.clone(), more))
+    });
+    let more: Map<_, _> = more.collect();
+    (!more.is_empty()).then_some(Value::Object(more))
 }
 
 #[cfg(test)]
@@ -215,6 +238,19 @@ mod tests {
         ] {
             assert!(!is_echoed(echoed.clone()), "{echoed}");
         }
+    }
+
+    #[test]
+    fn an_echo_repeats_integers_exactly() {
+        const LARGE: u64 = (1 << 53) + 1;
+        let extension = Extension::new("a", json!({ "x": LARGE, "y": -2, "z": 4.0 }), json!({}));
+        let is_echoed =
+            |x: Value, y: Value, z: Value| extension.is_echoed_by(&json!({ "info": { "x": x, "y": y, "z": z } }));
+        assert!(is_echoed(json!(LARGE), json!(-2.0), json!(4)));
+        for x in [json!(LARGE - 1), json!(LARGE + 1), json!((LARGE - 1) as f64), json!((LARGE + 1) as f64)] {
+            assert!(!is_echoed(x.clone(), json!(-2), json!(4)), "{x}");
+        }
+        assert!(!is_echoed(json!(LARGE), json!(2), json!(4)) && !is_echoed(json!(LARGE), json!(-2), json!(4.5)));
     }
 
     #[test]

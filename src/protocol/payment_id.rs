@@ -17,6 +17,10 @@ const NAME: &str = "payment-identifier";
 pub struct PaymentId(Box<str>);
 
 impl PaymentId {
+    /// The name of its extension.
+    #[cfg(feature = "server")]
+    pub(crate) const NAME: &str = NAME;
+
     /// Creates an id from the first half of `random`, which must be secret.
     pub fn of_random(random: B256) -> Self {
         Self(format!("pay_{}", alloy_primitives::hex::encode(&random[..16])).into())

@@ -21,7 +21,7 @@ use super::{
     config::Config,
     header_names::{PAYMENT_REQUIRED, PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE},
     kept_response::KeptResponse,
-    offer::RenderedOffers,
+    offer::{PriceError, RenderedOffers},
     resource_url::Target,
     response::ResponseBody,
 };
@@ -71,6 +71,11 @@ impl Answer {
             _ => RequestOutcome::Failed,
         };
         Self(Box::new(Content { status, headers: HeaderMap::new(), body: body.into(), ended }))
+    }
+
+    /// Returns the answer to a request that has no price.
+    pub(super) fn not_priced(error: &PriceError) -> Self {
+        Self::problem(error.status(), "not_priced", error.message(), None)
     }
 
     /// Returns the offer, with 402 or, for a payment that cannot be read, 400.
@@ -149,6 +154,8 @@ impl Answer {
 pub(super) struct RequestContext {
     pub(super) config: Arc<Config>,
     pub(super) offers: Arc<[Offer]>,
+    /// Why there are none: the request has no price now, and only what is on record is gone on with.
+    pub(super) unpriced: Option<PriceError>,
     /// Where the request was sent.
     pub(super) target: Target<'static>,
     /// What the payer returned of the seller's extensions.
@@ -161,7 +168,7 @@ impl RequestContext {
     pub(super) fn new(config: Arc<Config>, offers: Arc<[Offer]>, parts: &request::Parts) -> Self {
         let target = config.catalogue.target(&parts.uri, &parts.headers).into_owned();
         let asked = parts.headers.clone();
-        Self { config, offers, target, echoed: Echoed::default(), asked }
+        Self { config, offers, unpriced: None, target, echoed: Echoed::default(), asked }
     }
 
     /// The 402 without an error.
@@ -175,6 +182,11 @@ impl RequestContext {
     /// Returns the answer to a payment that was refused. Where another one may be made, it has the offer again, with what is wrong; a voucher
     /// for another amount than it must be is told how its channel stands, so that its payer can sign another one.
     pub(super) fn refuse(&self, mut refusal: Refusal) -> Answer {
+        if let Some(error) = &self.unpriced {
+            let is_new = refusal.receipt().is_none()
+                && matches!(refusal.why(), Why::Malformed(_) | Why::Rejected(_) | Why::Misstated(..));
+            return if is_new { Answer::not_priced(error) } else { Answer::of(refusal) };
+        }
         let (catalogue, error) = (&self.config.catalogue, (refusal.code(), &*refusal.detail()));
         let offers = match refusal.why() {
             Why::Malformed(_) | Why::Rejected(_) => catalogue.render(&self.target, &self.offers, Some(error)),

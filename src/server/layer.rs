@@ -190,15 +190,17 @@ async fn price_and_serve<S: Handler<B, R>, B: Content, R: Content>(
         Err(refusal) => return Ok(Answer::of(refusal).into_response(telemetry::request)),
     };
     let offers = match config.catalogue.offers(&mut parts, body.bytes()).await {
-        // A refund needs no price, and its request may have none.
-        Ok(None) | Err(_) if is_paid && config.settings.channels.is_some() && is_refund(&parts) => {
-            Some(config.catalogue.offers_at(crate::usdc::Usdc::ZERO))
+        // A refund needs no price, and is from a channel of the layer's own, whoever is paid for the request.
+        offers if is_paid && config.settings.channels.is_some() && is_refund(&parts) => {
+            Some(config.catalogue.own_offers(offers.ok().flatten()))
         }
         Ok(offers) => offers,
-        Err(error) => {
-            let answer = Answer::problem(error.status(), "not_priced", error.message(), None);
-            return Ok(answer.into_response(telemetry::request));
+        // What was paid for before is answered all the same.
+        Err(error) if is_paid => {
+            let context = RequestContext::new(config, Arc::default(), &parts);
+            return paid_request::serve(RequestContext { unpriced: Some(error), ..context }, inner, parts, body).await;
         }
+        Err(error) => return Ok(Answer::not_priced(&error).into_response(telemetry::request)),
     };
     let Some(offers) = offers else {
         telemetry::request(RequestOutcome::Free);

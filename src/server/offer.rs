@@ -35,8 +35,9 @@ pub enum Quote {
     /// The request costs this much, and this address is paid in place of the layer's own payees: one layer can charge for many sellers.
     ///
     /// All rules for [prices](super::RequirePaymentLayerBuilder::price_with) hold for the payee: it depends on nothing that a payment is not
-    /// bound to. Its payments are in the layer's ledger like all others, so whoever else is paid at this address shares that ledger, and credit
-    /// ([`deferred`](super::RequirePaymentLayerBuilder::deferred)) is given to a payer whichever seller it paid before. Vouchers are offered for
+    /// bound to. Its payments are in the layer's ledger like all others, so whoever else is paid at this address shares that ledger. Credit
+    /// ([`deferred`](super::RequirePaymentLayerBuilder::deferred)) is given to a payer for what it paid the same payee, and work that was paid for
+    /// before (flow `upfront`) is done only for the payee that was paid. Vouchers are offered for
     /// the layer's own payees only. The zero address is answered 500.
     To {
         /// The payee.
@@ -52,7 +53,8 @@ impl From<Usdc> for Quote {
     }
 }
 
-/// An error of a price function: the request is answered with this status, and nothing is charged.
+/// An error of a price function: the request is answered with this status, and nothing is charged. A request that was paid for before gets
+/// its answer all the same.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct PriceError {
@@ -356,6 +358,20 @@ impl Catalogue {
             Location::Origin(origin) => Some(Cow::Owned(format!("{origin}{}", target.path()))),
             Location::Request { .. } => None,
         }
+    }
+
+    /// Returns the offers to the layer's own payees, at the amount of these if there are any.
+    pub(super) fn own_offers(&self, priced: Option<Arc<[Offer]>>) -> Arc<[Offer]> {
+        match priced {
+            Some(offers) if self.sold_by(&offers).is_none() => offers,
+            _ => self.offers_at(Usdc::ZERO),
+        }
+    }
+
+    /// Returns who is paid by these offers, if the price said so.
+    pub(super) fn sold_by(&self, offers: &[Offer]) -> Option<Address> {
+        let payees = offers.iter().map(|offer| offer.terms.offer().pay_to);
+        payees.zip(&self.offered.options).find_map(|(payee, own)| (payee != own.pay_to).then_some(payee))
     }
 
     /// Returns the offers at this amount.

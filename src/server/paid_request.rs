@@ -1,5 +1,6 @@
 //! A request that carries a payment, from its header to its response.
 
+use alloy_primitives::B256;
 use http::{Response, request::Parts};
 use tracing::{Instrument as _, field::Empty};
 
@@ -18,11 +19,13 @@ use crate::{
         batch::{self, BatchHeld, BatchRequest, PrecheckedVoucher},
         detached,
         exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
+        extensions,
     },
     ledger::{BodyDigest, Fingerprint, StoredResponse},
-    protocol::PaymentPayload,
+    protocol::{PaymentPayload, PaymentRequirements, Verbatim},
     telemetry::RequestOutcome,
     upload::Arrived,
+    usdc::Usdc,
 };
 
 /// Serves a request that carries a payment header.
@@ -56,7 +59,7 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     parts: Parts,
     body: LazyBody<B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error> {
-    let (payment, may_defer) = match read_header(&mut context, &parts) {
+    let payment = match read_header(&mut context, &parts) {
         Ok(Some(read)) => read,
         Ok(None) => return Ok(context.payment_required().into_response(ExactHeld::COUNT)),
         Err(refusal) => return Ok(context.refuse(refusal).into_response(ExactHeld::COUNT)),
@@ -64,38 +67,51 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     let limits = context.config.settings.rules.limits;
     let mut request = HttpRequest { context: &context, body, limits };
     match context.config.settings.channels.clone() {
-        Some(channels) if batch::is_voucher(&payment) => {
+        Some(channels) if batch::is_voucher(&payment.message) => {
             let begun = Box::pin(begin_batch(&context, channels, payment, &parts, &mut request)).await;
             let body = request.body;
             Box::pin(go_on(context, begun, inner, parts, body)).await
         }
         _ => {
-            let begun = begin_exact(&context, payment, may_defer, &parts, &mut request).await;
+            let begun = begin_exact(&context, payment, &parts, &mut request).await;
             let body = request.body;
             go_on(context, begun, inner, parts, body).await
         }
     }
 }
 
-/// Reads the payment header, whatever scheme it is of. The second value is whether its payer can be told where to ask what became of the
-/// payment.
-fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<(PaymentPayload, bool)>, Refusal> {
+/// A payment as a header has it.
+struct PaymentHeader {
+    message: PaymentPayload,
+    /// Other offers that it may have accepted.
+    others: Vec<Verbatim<PaymentRequirements>>,
+    /// Identifies the request by what the payer returned of extensions, as it wrote that.
+    written: Option<Fingerprint>,
+    /// Whether its payer can be told where to ask what became of the payment.
+    may_defer: bool,
+}
+
+/// Reads the payment header, whatever scheme it is of.
+fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<PaymentHeader>, Refusal> {
     let catalogue = &context.config.catalogue;
     let in_v1 = catalogue.in_v1();
     let Some(raw) = RawHeader::of(&parts.headers, in_v1.is_some())? else { return Ok(None) };
-    let payment = match in_v1.filter(|_| raw.is_v1()) {
+    let (message, others) = match in_v1.filter(|_| raw.is_v1()) {
+        // It names no token, also where nothing is offered now.
+        Some(in_v1) if context.unpriced.is_some() => in_v1.read(raw, &catalogue.offers_at(Usdc::ZERO))?,
         Some(in_v1) => in_v1.read(raw, &context.offers)?,
-        None => raw.read()?,
+        None => (raw.read()?, Vec::new()),
     };
-    context.echoed = catalogue.declared().read(payment.extensions.as_ref())?;
-    Ok(Some((payment, !raw.is_v1())))
+    context.echoed = catalogue.declared().read(message.extensions.as_ref());
+    let written = extensions::written(message.extensions.as_ref());
+    let written = written.map(|written| context.fingerprint_with(parts, Some(written)));
+    Ok(Some(PaymentHeader { message, others, written, may_defer: !raw.is_v1() }))
 }
 
 /// Begins a request that is paid by one authorization: matches the payment to an offer and checks payee, amount, window and signature.
 async fn begin_exact<B: Content>(
     context: &RequestContext,
-    payment: PaymentPayload,
-    may_defer: bool,
+    payment: PaymentHeader,
     parts: &Parts,
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<ExactHeld>, Refusal> {
@@ -104,7 +120,8 @@ async fn begin_exact<B: Content>(
         let detail = "only vouchers of payment channels (batch-settlement) are taken here";
         return Err(Refusal::rejected(crate::protocol::Reason::UnsupportedScheme, detail));
     }
-    let header = PresentedPayment::new(payment);
+    let PaymentHeader { message, others, written, may_defer } = payment;
+    let header = PresentedPayment::new(message).or_accepting(others);
     let id = header.id(config.settings.rules.payment_identifier)?;
     let mut matched = header.find_payment(&config.seller, &context.offers, config.catalogue.declared()).await?;
     if matched.facilitator.uses_extensions() {
@@ -112,7 +129,9 @@ async fn begin_exact<B: Content>(
         let echo = url.and_then(|url| header.echo(&url, config.catalogue.declared()));
         matched.payment = matched.payment.with_echoed(echo);
     }
-    let presentation = Presentation { payer: header.payer(), fingerprint: context.fingerprint(parts), id, may_defer };
+    let (payer, fingerprint) = (header.payer(), context.fingerprint(parts));
+    let sold_by = config.catalogue.sold_by(&context.offers);
+    let presentation = Presentation { payer, fingerprint, written, sold_by, id, may_defer };
     let paid = ExactRequest::new(config.seller.clone(), matched, presentation).await?;
     ExactHeld::begin(paid, request).await
 }
@@ -121,15 +140,15 @@ async fn begin_exact<B: Content>(
 async fn begin_batch<B: Content>(
     context: &RequestContext,
     channels: Channels,
-    payment: PaymentPayload,
+    payment: PaymentHeader,
     parts: &Parts,
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<BatchHeld>, Refusal> {
     let config = &context.config;
     let asks_for_ids = config.settings.rules.payment_identifier;
     let (offers, declared) = (config.catalogue.voucher_offers(&context.offers), config.catalogue.declared());
-    let prechecked = PrecheckedVoucher::read(&channels, asks_for_ids, &offers, declared, &payment)?;
-    let head = context.fingerprint(parts);
+    let prechecked = PrecheckedVoucher::read(&channels, asks_for_ids, &offers, declared, &payment.message)?;
+    let head = (context.fingerprint(parts), payment.written);
     BatchHeld::begin(BatchRequest::new(config.seller.clone(), channels, prechecked, head), request).await
 }
 
@@ -155,7 +174,7 @@ async fn go_on<H: Held, S: Handler<B, R>, B: Content, R: Content>(
                 (H::COUNT)(RequestOutcome::Replayed);
                 replayed(kept, receipt)
             }
-            _ => Answer::of(Why::NotKept.into()).into_response(H::COUNT),
+            _ => Answer::of(Refusal::new(Why::Used).with_receipt(Some(receipt))).into_response(H::COUNT),
         }),
         Ok(Beginning::Refunded(channel, receipt)) => {
             Ok(Answer::refunded(channel).with_receipt(Receipt::of(&receipt)).into_response(H::COUNT))
@@ -210,9 +229,13 @@ impl<B: Content> Presented for HttpRequest<'_, B> {
 }
 
 impl RequestContext {
-    /// Returns what identifies the head of the request.
+    /// Returns what identifies the head of the request, with what its payer added to the seller's extensions.
     fn fingerprint(&self, parts: &Parts) -> Fingerprint {
+        self.fingerprint_with(parts, self.echoed.added())
+    }
+
+    fn fingerprint_with(&self, parts: &Parts, echoed: Option<B256>) -> Fingerprint {
         let catalogue = &self.config.catalogue;
-        Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by(), self.echoed.added())
+        Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by(), echoed)
     }
 }

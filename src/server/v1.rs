@@ -51,8 +51,13 @@ impl OffersV1 {
         serde_json::to_vec(&required).ok().map(Bytes::from)
     }
 
-    /// Reads `X-PAYMENT` as a payment of v2, for one of these offers: those of [`of`](Self::of), in their order.
-    pub(super) fn read(&self, header: RawHeader<'_>, offers: &[Offer]) -> Result<PaymentPayload, Refusal> {
+    /// Reads `X-PAYMENT` as a payment of v2, for one of these offers: those of [`of`](Self::of), in their order. Returns also what it may be for
+    /// otherwise, if it was accepted before.
+    pub(super) fn read(
+        &self,
+        header: RawHeader<'_>,
+        offers: &[Offer],
+    ) -> Result<(PaymentPayload, Vec<Verbatim<PaymentRequirements>>), Refusal> {
         let payment: v1::PaymentPayloadV1 = header.decode(1)?;
         if payment.scheme != "exact" {
             let detail = format!("scheme {:?} is not on offer", payment.scheme);
@@ -61,17 +66,21 @@ impl OffersV1 {
         let on_network = self.0.iter().zip(offers).filter_map(|(written, offer)| {
             written.as_ref().is_some_and(|written| written.network == payment.network).then_some(offer)
         });
-        let accepted = accepted(&on_network.collect::<Vec<_>>(), &payment.payload).ok_or_else(|| {
+        let on_network: Vec<_> = on_network.collect();
+        let (accepted, is_certain) = accepted(&on_network, &payment.payload).ok_or_else(|| {
             let detail = format!("network {:?} is not on offer", payment.network);
             Refusal::rejected(Reason::InvalidNetwork, detail)
         })?;
-        Ok(PaymentPayload { x402_version: V2, resource: None, accepted, payload: payment.payload, extensions: None })
+        let others = on_network.iter().filter(|_| !is_certain).map(|offer| offer.terms.text().clone()).collect();
+        let payload = payment.payload;
+        Ok((PaymentPayload { x402_version: V2, resource: None, accepted, payload, extensions: None }, others))
     }
 }
 
 /// Returns the offer that a payment is for: the one that asks for what was signed, in the token that it was signed for. Where only the
-/// chain can judge the signature, the first offer of the right amount is taken. Returns `None` if there are no offers.
-fn accepted(offers: &[&Offer], payload: &Verbatim<ExactPayload>) -> Option<Verbatim<PaymentRequirements>> {
+/// chain can judge the signature, the first offer of the right amount is taken. Returns `None` if there are no offers. The second value is
+/// whether no other offer can be meant.
+fn accepted(offers: &[&Offer], payload: &Verbatim<ExactPayload>) -> Option<(Verbatim<PaymentRequirements>, bool)> {
     let payload = payload.read().ok();
     let asks = |offer: &Offer, signed: &Authorization| {
         let offer = offer.terms.offer();
@@ -87,12 +96,12 @@ fn accepted(offers: &[&Offer], payload: &Verbatim<ExactPayload>) -> Option<Verba
         None => Vec::new(),
     };
     let candidates = if asked.is_empty() { offers } else { asked.as_slice() };
-    let chosen = match candidates {
-        [] => return None,
-        [only] => *only,
-        [first, ..] => candidates.iter().find(is_signed).copied().unwrap_or(*first),
+    let (chosen, is_certain) = match (candidates, offers) {
+        ([], _) => return None,
+        ([only], [_]) => (*only, true),
+        ([first, ..], _) => candidates.iter().find(is_signed).map_or((*first, false), |signed| (*signed, true)),
     };
-    Some(chosen.terms.text().clone())
+    Some((chosen.terms.text().clone(), is_certain))
 }
 
 /// Returns `true` if the offer is made in v1, too.

@@ -19,7 +19,7 @@ pub(super) struct HeldChannel {
     pub(super) deposit: Option<Executed>,
     /// Lets the next request of the channel go on when it is dropped.
     pub(super) _line: Option<InProgress>,
-    pub(super) _permit: Option<OwnedSemaphorePermit>,
+    pub(super) _permit: OwnedSemaphorePermit,
 }
 
 /// The right to charge a channel. Dropped before it is [charged](Self::charged), as when the handler panics, it frees the channel.

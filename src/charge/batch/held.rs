@@ -11,7 +11,8 @@ use super::{
 use crate::{
     charge::{
         Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why, detached,
-        lease::pauses_after_work, recording::Recording,
+        lease::pauses_after_work,
+        recording::{Recording, Work},
     },
     ledger::{
         BodyDigest, LedgerError, StoredResponse,
@@ -133,10 +134,11 @@ impl Held for BatchHeld {
 
     fn recording(&mut self) -> Recording {
         let (request, record) = (&self.request, &self.channel.lease.record);
+        let (channels, channel, epoch) = (request.channels.clone(), record.id, record.epoch);
         Recording {
             responses: request.channels.ledger().clone(),
             key: record.response_key(request.request_key),
-            payment: None,
+            work: Work::Request { channels, channel, request: request.request_key, epoch },
             in_progress: request.seller.in_progress.enter(request.key()),
             now: request.seller.now(),
         }

@@ -188,7 +188,7 @@ impl PrecheckedVoucher {
             Ok(price) if refund.is_some() => (price, None),
             Ok(price) => match declared.check(payment.extensions.as_ref()) {
                 Ok(()) => (price, None),
-                Err(rejection) => (price, Some(rejection.into())),
+                Err(refusal) => (price, Some(refusal)),
             },
         };
         Ok(Self { config, voucher, deposit, refund, price, offer: offer.unwrap_or_default(), id, refusal })

@@ -34,6 +34,8 @@ pub(crate) struct BatchRequest {
     pub(super) payment: PrecheckedVoucher,
     /// Identifies the head of the request.
     head: Fingerprint,
+    /// Identifies it by what the payer returned of extensions as it wrote that, whatever its seller declares now.
+    written: Option<Fingerprint>,
     /// Identifies the request together with the voucher.
     pub(super) request_key: B256,
     /// How its payer names it.
@@ -85,12 +87,18 @@ pub(super) enum Next {
 }
 
 impl BatchRequest {
-    pub(crate) fn new(seller: Arc<Seller>, channels: Channels, payment: PrecheckedVoucher, head: Fingerprint) -> Self {
+    pub(crate) fn new(
+        seller: Arc<Seller>,
+        channels: Channels,
+        payment: PrecheckedVoucher,
+        (head, written): (Fingerprint, Option<Fingerprint>),
+    ) -> Self {
         let request = Self {
             seller,
             channels,
             payment,
             head,
+            written,
             request_key: B256::ZERO,
             name: None,
             has_secret: false,
@@ -130,8 +138,6 @@ impl BatchRequest {
                 self.until(deadline, room.wait(owner, held, waiting.ended())).await?;
             }
         }
-        // Who waits holds no permit meanwhile (invariant I12).
-        let mut permit = Some(self.permit(is_charged).await?);
         let mut is_filled = deposit.is_some() || self.payment.deposit.is_none();
         loop {
             let record = self.channels.record(&id).await?;
@@ -139,7 +145,7 @@ impl BatchRequest {
                 && let Some(charged) = self.answer_in(record)?
             {
                 // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
-                drop((line, permit.take()));
+                drop(line);
                 let streamed = PaymentKey { nonce: charged.request, ..self.key() };
                 if let Some(streaming) = seller.in_progress.join(&streamed) {
                     self.until(deadline, room.wait(owner, held, streaming.ended())).await?;
@@ -182,24 +188,20 @@ impl BatchRequest {
                 let receipt = receipt(Some(0), &record, record.charged(), deposit.as_ref());
                 return Err(Refusal::new(Why::Exhausted).with_receipt(Some(receipt)));
             }
+            // Who waits holds no permit meanwhile (invariant I12).
+            let permit = self.permit(is_charged).await?;
             let (name, price) = (self.name, self.payment.price);
             let step = ChannelStep::Begin { request, name, voucher, price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
-                    return Ok(Next::Hold(Box::new(HeldChannel {
-                        lease,
-                        deposit,
-                        _line: line,
-                        _permit: permit.take(),
-                    })));
+                    return Ok(Next::Hold(Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit })));
                 }
                 // A copy of the request was answered meanwhile.
                 Err(ChannelLedgerError::Answered(_)) => {}
                 // Another process holds it.
                 Err(ChannelLedgerError::Busy { .. }) => {
-                    drop(permit.take());
+                    drop(permit);
                     self.until(deadline, room.wait(owner, held, tokio::time::sleep(POLL))).await?;
-                    permit = Some(self.permit(is_charged).await?);
                 }
                 Err(error) => return Err(self.refused(error)),
             }
@@ -294,8 +296,10 @@ impl BatchRequest {
         self.has_secret = self.head.names_caller || id.is_some() || body.is_some_and(|body| body.length > 0);
         let request = match refund {
             None => {
-                let request = keccak256([self.head.digest, body.map_or(B256::ZERO, |body| body.digest)].concat());
-                self.name = id.map(|id| RequestName { id, request });
+                let body = body.map_or(B256::ZERO, |body| body.digest);
+                let with_body = |head: Fingerprint| keccak256([head.digest, body].concat());
+                self.name = id.map(|id| RequestName { id, request: with_body(self.head) });
+                let request = with_body(self.written.unwrap_or(self.head));
                 keccak256([request, id.unwrap_or_default()].concat())
             }
             // It is the same wherever it is asked for. Its voucher may be the one that paid last.

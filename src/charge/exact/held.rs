@@ -13,7 +13,7 @@ use crate::{
     charge::{
         Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why,
         lease::HeldLease,
-        recording::{Recording, record_delivery},
+        recording::{Recording, Work, record_delivery},
         rooms::{PayerRoom, owner_of},
     },
     facilitator::Facilitator,
@@ -32,6 +32,8 @@ const MAX_BALANCE_READS: u32 = 5;
 pub(crate) struct ExactHeld {
     request: Box<ExactRequest>,
     lease: HeldLease,
+    /// How much of the request's body was read before the work, in bytes.
+    read: u64,
 }
 
 /// Counts a payment as in flight. Where it depends on what the payer's other payments are doing just now whether the balance covers it, looks
@@ -92,7 +94,7 @@ impl ExactHeld {
     ) -> Result<Beginning<Self>, Refusal> {
         let method = request.method();
         Ok(match request.begin(presented).await.map_err(|refusal| refusal.under(method))? {
-            (request, Next::Work(lease)) => Beginning::Work(Self { request, lease }),
+            (request, Next::Work(lease)) => Beginning::Work(Self { request, lease, read: presented.held() }),
             (_, Next::Replay(response, receipt)) => Beginning::Replay(response, receipt),
         })
     }
@@ -104,7 +106,7 @@ impl ExactHeld {
 
     /// Verifies and admits the payment and, where the flow wants it, settles it.
     async fn before_work(&mut self) -> Result<(), Refusal> {
-        let Self { request, lease } = self;
+        let Self { request, lease, read } = self;
         let is_new = lease.record().settlement == Settlement::None;
         if is_new && request.verified.is_none() {
             request.verify().await?;
@@ -115,7 +117,7 @@ impl ExactHeld {
             let deadline = Instant::now() + request.seller.rules.limits.settlement_margin;
             let verified = request.verified.unwrap_or_default();
             let facilitator = request.facilitator.as_ref();
-            let room = (&request.seller.arriving, request.held, deadline);
+            let room = (&request.seller.arriving, *read, deadline);
             request.verified = Some(admit(facilitator, &request.payment, lease, verified, is_upfront, room).await?);
         }
         // From here on it is work for a payer that has the money.
@@ -129,7 +131,7 @@ impl ExactHeld {
     /// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. Returns `false` if it must be settled
     /// now like any other. Fails if the ledger does not say: what it deferred is charged, whatever is tried now.
     async fn defer(&mut self) -> Result<bool, Refusal> {
-        let Self { request, lease } = self;
+        let Self { request, lease, .. } = self;
         let Some(policy) = request.seller.rules.deferred.filter(|_| request.may_defer) else { return Ok(false) };
         let (step, key) = (FulfilmentStep::Defer { limit: policy.limit() }, request.key);
         match lease.step_after_work(request.facilitator.ledger().as_ref(), step).await {
@@ -185,7 +187,7 @@ impl Held for ExactHeld {
         Recording {
             responses: ledger.clone(),
             key: lease.key,
-            payment: Some((ledger, lease)),
+            work: Work::Payment(ledger, lease),
             in_progress: self.lease.take_in_progress(),
             now: self.request.seller.now(),
         }
@@ -197,7 +199,7 @@ impl Held for ExactHeld {
         response: Option<StoredResponse>,
         read: BodyDigest,
     ) -> Result<(), Uncharged> {
-        let Self { request, lease } = self;
+        let Self { request, lease, .. } = self;
         let charged = amount.map(U256::from);
         if let Some(amount) = charged {
             request.payment = request.payment.clone().charging(amount);

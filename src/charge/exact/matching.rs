@@ -8,18 +8,20 @@ use serde::Deserialize;
 use super::Matched;
 use crate::{
     charge::{
-        Offer, Refusal, Seller,
+        Offer, Refusal, Seller, Why,
         extensions::{Declared, payment_id},
     },
     ledger::Record,
-    payment::{Authenticity, EchoedMetadata, PaymentKey, Rejection, Terms, precheck},
-    protocol::{ExactOffer, ExactPayload, PaymentPayload, Reason},
+    payment::{Authenticity, EchoedMetadata, PaymentKey, Rejection, precheck},
+    protocol::{ExactOffer, ExactPayload, PaymentPayload, PaymentRequirements, Reason, Verbatim},
 };
 
 /// A payment that was read: the offer that it accepts, and what was signed.
 pub(crate) struct PresentedPayment {
     message: PaymentPayload,
     payload: Result<ExactPayload, serde_json::Error>,
+    /// Other offers that it may have accepted.
+    others: Vec<Verbatim<PaymentRequirements>>,
 }
 
 /// The part of a payload that says who pays.
@@ -38,7 +40,13 @@ impl PresentedPayment {
     /// Reads the payload as one of `exact`.
     pub(crate) fn new(message: PaymentPayload) -> Self {
         let payload = message.payload.read();
-        Self { message, payload }
+        Self { message, payload, others: Vec::new() }
+    }
+
+    /// Names other offers that it may have accepted, where it does not say which.
+    pub(crate) fn or_accepting(mut self, others: Vec<Verbatim<PaymentRequirements>>) -> Self {
+        self.others = others;
+        self
     }
 
     /// Returns what was signed.
@@ -70,16 +78,10 @@ impl PresentedPayment {
         EchoedMetadata::new(Some(resource.clone()), declared.passed_on(self.message.extensions.as_ref())).map(Arc::new)
     }
 
-    /// Returns `true` if it is for these terms, under which the same authorization was accepted before. The amount and the payee are in what
-    /// was signed, whatever is offered since.
-    fn agrees_with(&self, terms: &Terms) -> bool {
-        let means = |offer: &ExactOffer| (offer.scheme(), offer.network(), offer.asset.address);
-        self.accepted().is_some_and(|accepted| means(&accepted) == means(terms.offer()))
-    }
-
-    /// Returns the offer that the payment accepts, if it can be read.
-    fn accepted(&self) -> Option<ExactOffer> {
-        ExactOffer::try_from(&self.message.accepted.read().ok()?).ok()
+    /// Returns the offers that the payment may accept, as far as they can be read.
+    fn accepted(&self) -> impl Iterator<Item = ExactOffer> {
+        let accepted = [&self.message.accepted].into_iter().chain(&self.others);
+        accepted.filter_map(|accepted| ExactOffer::try_from(&accepted.read().ok()?).ok())
     }
 
     /// Returns why the payment is for none of the offers.
@@ -111,7 +113,7 @@ impl PresentedPayment {
     ) -> Result<Matched, Refusal> {
         match self.match_offer(seller, offers, declared)? {
             Ok(matched) => Ok(matched),
-            Err(rejection) => Box::pin(self.find_recorded(seller, rejection)).await,
+            Err(refusal) => Box::pin(self.find_recorded(seller, refusal)).await,
         }
     }
 
@@ -122,37 +124,42 @@ impl PresentedPayment {
         seller: &Seller,
         offers: &[Offer],
         declared: &Declared,
-    ) -> Result<Result<Matched, Rejection>, Refusal> {
+    ) -> Result<Result<Matched, Refusal>, Refusal> {
         let mut candidates = offers.iter().filter(|offer| offer.terms.is_accepted_by(&self.message.accepted));
         let Some(first) = candidates.next() else {
             // An amount that changed since is no reason to forget what was bought at the old one.
             let rejection = self.not_on_offer(offers)?;
-            return if self.payload.is_ok() { Ok(Err(rejection)) } else { Err(rejection.into()) };
+            return if self.payload.is_ok() { Ok(Err(rejection.into())) } else { Err(rejection.into()) };
         };
         let exact = self.payload()?;
-        Ok(declared.check(self.message.extensions.as_ref()).and_then(|()| best_match(seller, first, candidates, exact)))
+        let is_echoed = declared.check(self.message.extensions.as_ref());
+        Ok(is_echoed.and_then(|()| best_match(seller, first, candidates, exact).map_err(Refusal::from)))
     }
 
-    /// Returns the payment as it is on record, or the rejection. A client that does not hold the signature learns nothing of it.
-    async fn find_recorded(&self, seller: &Seller, rejection: Rejection) -> Result<Matched, Refusal> {
+    /// Returns the payment as it is on record, or the refusal. A client that does not hold the signature learns nothing of it. Anybody can ask,
+    /// so it has a place among the payments that are not verified.
+    async fn find_recorded(&self, seller: &Seller, refusal: Refusal) -> Result<Matched, Refusal> {
         let exact = self.payload()?;
-        if let Some(accepted) = self.accepted() {
+        let _place = seller.unverified.enter().await.ok_or(Why::Busy)?;
+        for accepted in self.accepted() {
+            let means = |offer: &ExactOffer| (offer.scheme(), offer.network(), offer.asset.address);
             let (network, asset) = (accepted.network(), accepted.nonce_keeper());
             let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
             for facilitator in &seller.facilitators {
-                // Several may share a ledger; only one can tell what became of it.
+                // Several may share a ledger; only one can tell what became of it. The amount and the payee are in what was signed, whatever is
+                // offered since.
                 if let Some(record) = facilitator.ledger().get(&key).await?
                     && facilitator.knows(&record.terms)
-                    && self.agrees_with(&record.terms)
+                    && means(&accepted) == means(record.terms.offer())
                     && record.authorization == exact.authorization
                     && is_signed_alike(&record, exact)
                 {
                     let payment = record.payment();
-                    return Ok(Matched { payment, refusal: Some(rejection), facilitator: facilitator.clone() });
+                    return Ok(Matched { payment, refusal: Some(refusal), facilitator: facilitator.clone() });
                 }
             }
         }
-        Err(rejection.into())
+        Err(refusal)
     }
 }
 

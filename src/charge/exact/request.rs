@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tracing::{Span, field::display};
 
@@ -16,7 +16,7 @@ use crate::{
     clock::age,
     facilitator::Facilitator,
     ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
-    payment::{Authenticity, PaymentKey, Prechecked, Rejection, Verified},
+    payment::{Authenticity, PaymentKey, Prechecked, Verified},
     protocol::{PaymentFlow, Reason, SettlementResponse, TransferMethod},
 };
 
@@ -38,23 +38,25 @@ pub(crate) struct ExactRequest {
     /// Its permit among the payments that are worked on; it gets one once its payer is known to have the money.
     pub(super) permit: Option<OwnedSemaphorePermit>,
     /// Why it would be refused if it were new.
-    refusal: Option<Rejection>,
+    refusal: Option<Refusal>,
     fingerprint: Fingerprint,
+    /// The same with what the payer returned of extensions as it wrote that.
+    written: Option<Fingerprint>,
+    /// Who is paid for the request now, where its price says so.
+    sold_by: Option<Address>,
     /// The digest of its payment identifier.
     id: Option<B256>,
     /// How much of the body of a known payment its body was compared with. It is compared again if the payment was read further meanwhile.
     compared: Option<Option<BodyDigest>>,
     /// Whether its payer can be told that it is settled later.
     pub(super) may_defer: bool,
-    /// How much of its body was read before the work, in bytes.
-    pub(super) held: u64,
 }
 
 /// A payment as it was presented, after it was matched to an offer and checked without I/O.
 pub(crate) struct Matched {
     pub(crate) payment: Prechecked,
     /// Why it would be refused if it were new: it is on record under an offer that is not made any more.
-    pub(crate) refusal: Option<Rejection>,
+    pub(crate) refusal: Option<Refusal>,
     pub(crate) facilitator: Arc<dyn Facilitator>,
 }
 
@@ -64,6 +66,10 @@ pub(crate) struct Presentation {
     pub(crate) payer: String,
     /// Identifies the head of the request.
     pub(crate) fingerprint: Fingerprint,
+    /// Identifies it by what the payer returned of extensions as it wrote that, whatever its seller declares now.
+    pub(crate) written: Option<Fingerprint>,
+    /// Who is paid for the request now, where its price says so.
+    pub(crate) sold_by: Option<Address>,
     /// The digest of the payment identifier.
     pub(crate) id: Option<B256>,
     /// Whether the payer can be told that its payment is settled later.
@@ -99,7 +105,7 @@ impl ExactRequest {
         presentation: Presentation,
     ) -> Result<Box<Self>, Refusal> {
         let Matched { payment, refusal, facilitator } = matched;
-        let Presentation { payer, fingerprint, id, may_defer } = presentation;
+        let Presentation { payer, fingerprint, written, sold_by, id, may_defer } = presentation;
         let mut request = Box::new(Self {
             key: payment.key(),
             seller: seller.clone(),
@@ -111,10 +117,11 @@ impl ExactRequest {
             permit: None,
             refusal,
             fingerprint,
+            written,
+            sold_by,
             id,
             compared: None,
             may_defer,
-            held: 0,
         });
         request.describe();
         if seller.permits.available_permits() == 0 {
@@ -155,16 +162,25 @@ impl ExactRequest {
         self.place = None;
     }
 
-    /// Takes a permit for a payment that is known: to work, or to be answered.
+    /// Takes a permit for a payment that is known: to be answered, or to work. One that has to be verified again has a place like a new one,
+    /// until its payer is known to have the money: whoever has the price of one request can have any number of payments released.
     async fn take_permit_for(&mut self, record: &Record) -> Result<(), Refusal> {
-        if !matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
-            return self.take_permit();
+        match record.fulfilment {
+            Fulfilment::Produced | Fulfilment::Delivered => {
+                if self.permit.is_none() {
+                    self.permit = Some(self.seller.replays.enter_owned().await.ok_or(Why::Busy)?);
+                }
+                self.place = None;
+                Ok(())
+            }
+            _ if record.settlement == Settlement::None => {
+                if self.place.is_none() {
+                    self.place = Some(self.seller.unverified.enter_owned().await.ok_or(Why::Busy)?);
+                }
+                Ok(())
+            }
+            _ => self.take_permit(),
         }
-        if self.permit.is_none() {
-            self.permit = Some(self.seller.replays.enter_owned().await.ok_or(Why::Busy)?);
-        }
-        self.place = None;
-        Ok(())
     }
 
     /// Records in the span which payment this is.
@@ -221,7 +237,6 @@ impl ExactRequest {
             let read = Box::pin(seller.arriving.read(owner_of(&self.key, false), arrived, request.read_whole())).await;
             read.ok_or(Why::Busy)??;
         }
-        self.held = request.held();
         loop {
             let Some(in_progress) = seller.in_progress.enter(self.key) else {
                 Box::pin(self.wait_for_copy(deadline, request.held())).await?;
@@ -229,7 +244,8 @@ impl ExactRequest {
             };
             if self.refusal.is_none() {
                 // Time has passed, for one that waited.
-                self.refusal = self.payment.check_window(seller.rules.limits.window(), seller.now()).err();
+                let window = self.payment.check_window(seller.rules.limits.window(), seller.now());
+                self.refusal = window.err().map(Refusal::from);
             }
             let digest = request.digest();
             let may_reserve =
@@ -247,9 +263,12 @@ impl ExactRequest {
             } else {
                 // Let in because it is known. If it is not any more, it is new, and must not be reserved under terms or
                 // in a window that are not offered to this request, or for work that could not have its body.
-                match (ledger.get(&self.key).await?, &self.refusal) {
-                    (Some(known), _) => (Some(in_progress), Box::new(known)),
-                    (None, Some(refusal)) => return Err(refusal.clone().into()),
+                match (ledger.get(&self.key).await?, self.refusal.take()) {
+                    (Some(known), refusal) => {
+                        self.refusal = refusal;
+                        (Some(in_progress), Box::new(known))
+                    }
+                    (None, Some(refusal)) => return Err(refusal),
                     (None, None) if request.is_workable() => return Err(Why::InProgress.into()),
                     (None, None) => return Err(Unread::TooLarge.into()),
                 }
@@ -317,6 +336,7 @@ impl ExactRequest {
         let record = Box::new(Record {
             body: body.filter(|_| self.is_upfront()),
             id: self.id.filter(|_| self.seller.rules.payment_identifier),
+            written: self.written,
             ..Record::new(&self.payment, self.fingerprint, now, self.lease_until(now))
         });
         let reserving = HeldLease::reserve(self.facilitator.ledger().clone(), record, Some(in_progress));
@@ -333,7 +353,7 @@ impl ExactRequest {
         let is_usable = is_done
             || record.settlement.paid_by().is_some()
             || payment.check_window(seller.rules.limits.window(), seller.now()).is_ok();
-        let is_same = record.request == self.fingerprint && self.facilitator.knows(&record.terms);
+        let is_same = self.is_same_request(&record) && self.facilitator.knows(&record.terms);
         if !is_same || !is_usable || record.settlement == Settlement::Dead {
             return Err(Why::OtherId.into());
         }
@@ -382,9 +402,13 @@ impl ExactRequest {
                     let read = request.read_whole().await;
                     read.map_err(|why| Refusal::from(why).with_receipt(self.receipt(&record)))?;
                 }
-                // A settled payment is owed its work; any other is begun only under terms that are offered now, and in time.
-                if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
-                    return Err(refusal.clone().into());
+                // A settled payment is owed its work by whoever was paid; any other is begun only under terms that are offered now, and in time.
+                if let Some(refusal) = self.refusal.take_if(|_| is_untouched(&record)) {
+                    return Err(refusal);
+                }
+                if self.sold_by.is_some_and(|payee| payee != record.terms.offer().pay_to) {
+                    let refusal = Refusal::new(Why::OtherRequest).with_transaction(record.transaction());
+                    return Err(refusal.with_receipt(self.receipt(&record)));
                 }
                 let ledger = self.facilitator.ledger().clone();
                 let taking_over = HeldLease::take_over(ledger, record, now, self.lease_until(now), in_progress);
@@ -401,9 +425,9 @@ impl ExactRequest {
                     }
                 }
                 Kept::NotYet => self.wait_for_another(deadline, waits, in_progress).await?,
+                Kept::Gone if is_unseen(&record) => return Err(self.not_kept(*record).await),
                 // It is owed for, and will be settled: its response left before.
-                Kept::Gone if record.deferred => return Err(self.used(&record)),
-                Kept::Gone => return Err(Why::NotKept.into()),
+                Kept::Gone => return Err(self.used(&record)),
             },
             KnownPayment::Reconcile => self.reconcile(record, in_progress).await?,
             KnownPayment::Exhausted => {
@@ -442,11 +466,13 @@ impl ExactRequest {
         if !is_same_id {
             return Err(Why::OtherId.into());
         }
-        if record.is_of(&self.payment) && record.request == self.fingerprint {
-            Ok(())
-        } else {
-            Err(Why::OtherRequest.into())
-        }
+        if record.is_of(&self.payment) && self.is_same_request(record) { Ok(()) } else { Err(Why::OtherRequest.into()) }
+    }
+
+    /// Returns `true` if the record is of this request: with the same additions to what its seller declares, or as it was written then,
+    /// whatever is declared since.
+    fn is_same_request(&self, record: &Record) -> bool {
+        record.request == self.fingerprint || (record.written.is_some() && record.written == self.written)
     }
 
     async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Refusal> {

@@ -7,7 +7,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{receipt::Known, request::ExactRequest};
 use crate::{
-    charge::{Refusal, in_progress::InProgress},
+    charge::{Refusal, Why, in_progress::InProgress},
     clock::Clock,
     facilitator::{Facilitator, FacilitatorError},
     ledger::{Ledger, PaymentStep, Record, Settlement, SettlementStep, settle_with_retries},
@@ -149,6 +149,12 @@ impl ExactRequest {
             if is_known { Ok(()) } else { Err(copy.pending(&record, None)) }
         };
         Known::of(self).run(asking).await?
+    }
+
+    /// The response is gone before it was paid for. Its payer is told to make another payment only if nobody settles this one any more: another
+    /// process may be about to.
+    pub(super) async fn not_kept(&self, mut record: Record) -> Refusal {
+        if self.record_as_failed(&mut record).await { Why::NotKept.into() } else { self.pending(&record, None) }
     }
 
     /// Records as failed what was not sent: a client that is told so may buy it elsewhere, and is charged for it only if it presents the

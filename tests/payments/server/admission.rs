@@ -38,7 +38,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
 };
-use tower::ServiceExt as _;
+use tower::{BoxError, ServiceExt as _};
 use tower_x402::{
     Clock as _, Network, Usdc,
     channels::Channels,
@@ -50,7 +50,7 @@ use tower_x402::{
         channels::{ChannelLedger as _, ChannelStep},
     },
     protocol::PaymentFlow,
-    server::{ActualPrice, RequirePaymentLayerBuilder},
+    server::{ActualPrice, RequirePaymentLayerBuilder, VerifiedPayment},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
 use x402_devnet::Fault;
@@ -562,6 +562,120 @@ async fn payments_that_wait_for_their_payers_balance_keep_no_other_payer_out() {
         assert!(matches!(status.as_u16(), 402 | 503), "{status}");
     }
     assert_eq!(stage.shop.handled() - before, 2);
+}
+
+/// The same of payments that were worked on before, in vain.
+#[tokio::test]
+async fn payments_presented_again_wait_for_their_payers_balance_and_keep_no_other_payer_out() {
+    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
+    let url = chain.rpc_url();
+    let stage = Stage::open_at(chain, &url).await;
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(16);
+    let app = stage.shop.app_with(layer, failing_at_bad);
+    let channel = stage.filled(&app).await;
+    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    let mut released = Vec::new();
+    for _ in 0..STALLED {
+        let purchase = attacker.sign(&demanded, 0);
+        assert_eq!(send(&app, purchase.on(evaluate("bad"))).await.status, StatusCode::UNPROCESSABLE_ENTITY);
+        released.push(purchase);
+    }
+    stage.chain.devnet.stall(true);
+    let purchase = attacker.sign(&demanded, 0);
+    let first = ask(&app, purchase.on(evaluate("a")));
+    eventually("the first is submitted", async || {
+        let record = stage.shop.record(&purchase.authorization).await;
+        record.is_some_and(|record| record.settlement == Settlement::Submitted)
+    })
+    .await;
+    let waiting: Vec<_> = released.iter().map(|purchase| ask(&app, purchase.on(evaluate("bad")))).collect();
+    eventually("most are refused", async || finished(&waiting) >= STALLED - WAITING_OF_ONE).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    assert_eq!(finished(&waiting), STALLED - WAITING_OF_ONE, "some of them wait");
+    stage.chain.devnet.stall(false);
+    assert_eq!(in_time("it is settled", first).await.unwrap().status, StatusCode::OK);
+    for request in waiting {
+        let status = in_time("its balance is spent", request).await.unwrap().status;
+        assert!(matches!(status.as_u16(), 402 | 503), "{status}");
+    }
+}
+
+/// Of such payments each counts with its body.
+#[tokio::test]
+async fn payments_presented_again_that_wait_with_their_bodies_take_little_memory() {
+    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
+    let url = chain.rpc_url();
+    let stage = Stage::open_at(chain, &url).await;
+    let app = stage.shop.app_with(stage.shop.layer().max_concurrent(PLACES), failing_at_bad);
+    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    let held = Arc::<Held>::default();
+    let mut released = Vec::new();
+    for _ in 0..4 {
+        let purchase = attacker.sign(&demanded, 0);
+        let answer = send(&app, purchase.on(arrived(&held))).await;
+        assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY, "{answer:?}");
+        released.push(purchase);
+    }
+    stage.chain.devnet.stall(true);
+    let purchase = attacker.sign(&demanded, 0);
+    let first = ask(&app, purchase.on(evaluate("a")));
+    eventually("the first is submitted", async || {
+        let record = stage.shop.record(&purchase.authorization).await;
+        record.is_some_and(|record| record.settlement == Settlement::Submitted)
+    })
+    .await;
+    let mut waiting = Vec::new();
+    for purchase in &released {
+        waiting.push(ask(&app, purchase.on(arrived(&held))));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    eventually("all but one make room", async || finished(&waiting) == 3).await;
+    assert!(held.now.load(Ordering::SeqCst) <= 1, "they hold nothing");
+    let last = waiting.pop().unwrap();
+    for request in waiting {
+        let answer = request.await.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "busy"), "{answer:?}");
+    }
+    stage.chain.devnet.stall(false);
+    assert_eq!(in_time("it is settled", first).await.unwrap().status, StatusCode::OK);
+    assert_eq!(in_time("its balance is spent", last).await.unwrap().status, StatusCode::PAYMENT_REQUIRED);
+}
+
+/// Whoever has the least deposit can sign it for any number of channels. The seller serves one request at once.
+#[tokio::test]
+async fn deposit_on_its_way_keeps_no_other_payer_out() {
+    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
+    let url = chain.rpc_url();
+    let stage = Stage::open_at(chain, &url).await;
+    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(1));
+    let (channel, attacker) = (stage.filled(&app).await, stage.payer().await);
+    let deposit = attacker.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let request = pay(&app, &attacker, COST, Some(&deposit), "a").await;
+    let sent = Arc::<AtomicU64>::default();
+    let counter = sent.clone();
+    stage.chain.devnet.faults().set(move |call| {
+        counter.fetch_add(u64::from(call.method == "eth_sendRawTransaction"), Ordering::SeqCst);
+        Fault::None
+    });
+    stage.chain.devnet.stall(true);
+    let waiting = ask(&app, request);
+    eventually("the deposit is sent", async || sent.load(Ordering::SeqCst) > 0).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    assert!(!waiting.is_finished(), "it waits for the chain");
+    stage.chain.devnet.stall(false);
+    let answer = in_time("it is filled", waiting).await.unwrap();
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
+}
+
+/// Cannot do what is asked of it with "bad", or with a body of this file's pieces.
+async fn failing_at_bad(_: VerifiedPayment, body: Bytes) -> Result<http::Response<Body>, BoxError> {
+    let is_bad = body == "bad" || body.first() == Some(&7);
+    let status = if is_bad { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+    Ok(http::Response::builder().status(status).body(Body::from(if is_bad { Bytes::new() } else { body })).unwrap())
 }
 
 /// A payment that is on the chain can be presented by anybody.

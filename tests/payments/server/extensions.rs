@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use support::{
     chain::Chain,
     devnet::DevnetChain,
-    shop::{Answer, Customer, PRICE, Purchase, Shop, evaluate, paid},
+    shop::{Answer, Customer, PRICE, Purchase, Shop, evaluate, paid, send},
 };
 use tower_x402::{
     client::{Payer, PaymentMiddleware, PaymentOutcome, ReceiptExt},
@@ -156,6 +156,70 @@ async fn payment_is_bound_to_what_its_payer_added() {
         assert_eq!(stage.present(Some(&named(other))).await.status, 409, "{other:?}");
     }
     assert_eq!((stage.shop.handled(), stage.income().await), (1, PRICE));
+}
+
+/// What a seller declares later is no reason to lose what was paid for.
+#[tokio::test]
+async fn stored_answer_is_given_again_whatever_is_declared_since() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let layer = || shop.layer().payment_identifier(true);
+    let app = shop.app(layer().extension(greeting()));
+    let strict = greeting().check(|_| Err("nobody is greeted any more".to_owned()));
+    let german = Extension::new("greeting", json!({ "language": "de" }), json!({}));
+    let wordless = Extension::new("greeting", json!({}), json!({}));
+    let named = Extension::new("greeting", json!({ "name": "Eve" }), json!({}));
+    let later = [
+        ("a stricter check", layer().extension(strict)),
+        ("another language", layer().extension(german)),
+        ("no language", layer().extension(wordless)),
+        ("a name", layer().extension(named)),
+        ("one more", layer().extension(greeting()).extension(Extension::new("more", json!({}), json!({})))),
+        ("none", layer()),
+    ]
+    .map(|(what, layer)| (what, shop.app(layer)));
+    let customer = Customer::with_funds(&chain, 9 * PRICE).await;
+    for name in [None, Some("Ada")] {
+        let demanded = support::shop::demand(&send(&app, evaluate("a")).await);
+        let mut payment = customer.sign(&demanded, 0).payload();
+        payment["extensions"] = demanded["extensions"].clone();
+        if let Some(name) = name {
+            payment["extensions"]["greeting"]["info"]["name"] = name.into();
+        }
+        let (handled, income) = (shop.handled(), chain.balance(shop.pay_to).await);
+        assert_eq!(send(&app, paid(evaluate("a"), &payment)).await.text(), "a");
+        for (what, app) in &later {
+            let answer = send(app, paid(evaluate("a"), &payment)).await;
+            assert_eq!((answer.status.as_u16(), answer.text()), (200, "a"), "{name:?}, {what}: {answer:?}");
+            let mut other = payment.clone();
+            other["extensions"]["greeting"]["info"]["name"] = "Bob".into();
+            let answer = send(app, paid(evaluate("a"), &other)).await;
+            assert!([402, 409].contains(&answer.status.as_u16()), "{name:?}, {what}: {answer:?}");
+        }
+        assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (handled + 1, income + PRICE));
+    }
+}
+
+/// Its payer signs anew, for what is declared now, under the identifier that it chose before.
+#[tokio::test]
+async fn payment_signed_anew_for_another_declaration_gets_the_answer_to_its_identifier() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let declares = |language: &str| {
+        let extension = Extension::new("greeting", json!({ "language": language }), json!({}));
+        shop.app(shop.layer().payment_identifier(true).extension(extension))
+    };
+    let customer = Customer::with_funds(&chain, 9 * PRICE).await;
+    for app in [declares("en"), declares("de")] {
+        let demanded = support::shop::demand(&send(&app, evaluate("a")).await);
+        let mut payment = customer.sign(&demanded, 0).payload();
+        payment["extensions"] = demanded["extensions"].clone();
+        payment["extensions"]["greeting"]["info"]["name"] = "Ada".into();
+        payment["extensions"]["payment-identifier"]["info"]["id"] = "a-name-of-32-letters-for-this-one".into();
+        let answer = send(&app, paid(evaluate("a"), &payment)).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (200, "a"), "{answer:?}");
+    }
+    assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));
 }
 
 #[tokio::test]

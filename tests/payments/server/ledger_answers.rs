@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, Usdc,
     ledger::{
-        Fulfilment, FulfilmentStep, Ledger, LedgerError, MemoryLedger, ResponseLimits, SettlementStep,
+        Fulfilment, FulfilmentStep, Ledger, LedgerError, MemoryLedger, ResponseLimits, SettlementStep, Settling,
         conformance::take_over,
     },
     protocol::{PaymentFlow, Reason},
@@ -231,6 +231,92 @@ async fn whole_response_that_is_not_kept_any_more_is_not_said_to_be_in_progress(
     let answer = send(&app, purchase.on(evaluate("x"))).await;
     assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "response_not_kept"), "{answer:?}");
     assert_eq!(facilitator.settlements(), 2, "and it is not charged");
+}
+
+/// Two processes share a ledger. One is about to settle what the payer is told, by the other, to pay anew.
+#[tokio::test]
+async fn payment_is_settled_by_nobody_once_its_payer_was_told_to_make_another() {
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let limits = ResponseLimits::default().count(1);
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(limits, 10, Arc::new(ManualClock::at(unix_now()))));
+    let (begin, told, books) = (begun.clone(), go_on.clone(), ledger.clone());
+    let mut scripted = Scripted::new().settle(move |call, payment| {
+        let (begin, told, books) = (begin.clone(), told.clone(), books.clone());
+        async move {
+            if call == 0 {
+                begin.notify_one();
+                told.notified().await;
+            }
+            // As every facilitator does before a payment leaves the process.
+            let known_failures = payment.known_failures();
+            let step = SettlementStep::Delegate { settling: Settling { by: 7, until: u64::MAX }, known_failures };
+            Ok(if books.advance(&payment.key(), &step.into()).await.is_ok() { paid() } else { not_yet() })
+        }
+    });
+    scripted.ledger = ledger;
+    let facilitator = Arc::new(scripted);
+    let ((first, _), (second, _)) = (serve(layer(&facilitator), echo), serve(layer(&facilitator), echo));
+    let purchase = customer().pay(&first, evaluate("x")).await;
+    let (app, request) = (first.clone(), purchase.on(evaluate("x")));
+    let asked = tokio::spawn(async move { send(&app, request).await });
+    in_time("it is being settled", begun.notified()).await;
+    // Only one response is kept.
+    let other = customer().pay(&first, evaluate("y")).await;
+    assert_eq!(send(&first, other.on(evaluate("y"))).await.text(), "y");
+    let told = send(&second, purchase.on(evaluate("x"))).await;
+    assert_eq!((told.status.as_u16(), told.reason().as_str()), (409, "response_not_kept"), "{told:?}");
+    go_on.notify_one();
+    let answer = asked.await.unwrap();
+    assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().settlement.paid_by(), None, "it is not charged");
+}
+
+/// It had the response, and background settlement charges it again.
+#[tokio::test]
+async fn payer_whose_settled_payment_was_reorged_is_not_told_to_make_another() {
+    let mut scripted = Scripted::new();
+    let limits = ResponseLimits::default().count(1);
+    scripted.ledger = Arc::new(MemoryLedger::with(limits, 10, Arc::new(ManualClock::at(unix_now()))));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+    let other = customer().pay(&app, evaluate("y")).await;
+    assert_eq!(send(&app, other.on(evaluate("y"))).await.text(), "y");
+    facilitator.ledger.advance(&key(&purchase), &SettlementStep::Reorg.into()).await.unwrap();
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_already_used"), "{answer:?}");
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().failures, 0, "it is settled without being asked");
+}
+
+/// The charge of the first attempt did not reach the ledger, which is back before its stream ends. The second attempt streams, too.
+#[tokio::test(start_paused = true)]
+async fn stream_that_was_not_charged_is_not_kept_in_place_of_the_one_that_was() {
+    let books = faulty(Arc::new(MemoryLedger::new()));
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let mut scripted = Scripted::new();
+    scripted.ledger = books.clone();
+    let facilitator = Arc::new(scripted);
+    let layer = layer(&facilitator).flow(PaymentFlow::Upfront).clock(clock.clone());
+    let (app, handled) = serve(layer, |attempt, request| async move {
+        drop(request.into_body().collect().await.unwrap());
+        let answer = Bytes::from(format!("answer {attempt}"));
+        Response::new(Body::from_stream(stream::iter([Ok::<_, Infallible>(answer)])))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    // Longer than a step is repeated for.
+    let how = How::GoneBefore(Duration::from_secs(10));
+    books.around.arm(Some(Fault { call: "fulfil Produce", nth: 0, how }));
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable"));
+    tokio::time::sleep(Duration::from_secs(3_000)).await;
+    clock.advance(3_000);
+    for what in ["worked for again", "replayed"] {
+        let answer = send(&app, purchase.on(evaluate("x"))).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "answer 1"), "{what}: {answer:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 1));
 }
 
 /// The money moved before the work, and the books are away when it is done.

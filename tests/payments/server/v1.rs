@@ -1,6 +1,12 @@
 //! Clients of x402 v1: they read the body of the 402, pay in `X-PAYMENT`, and are served like all others.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use alloy_primitives::{Address, U256};
 use axum::body::Body;
@@ -12,9 +18,10 @@ use support::{
     chain::{Chain, on_every_chain},
     devnet::DevnetChain,
     rpc_proxy::{Fate, RpcProxy},
+    scripted::{self, Scripted},
     shop::{App, Customer, PRICE, Purchase, Shop, demand, evaluate, paid_v1, send},
 };
-use tower_x402::{Network, ledger::Counts, protocol::PaymentFlow, server::RequirePaymentLayerBuilder};
+use tower_x402::{Asset, Network, Usdc, ledger::Counts, protocol::PaymentFlow, server::RequirePaymentLayerBuilder};
 
 on_every_chain! {
     a_client_of_v1_buys_in_both_flows,
@@ -304,3 +311,27 @@ const SIGNATURE: &str = "invalid_exact_evm_payload_signature";
 const RECIPIENT: &str = "invalid_exact_evm_payload_recipient_mismatch";
 const VALUE_MISMATCH: &str = "invalid_exact_evm_payload_authorization_value_mismatch";
 const VALID_BEFORE: &str = "invalid_exact_evm_payload_authorization_valid_before";
+
+/// v1 names no token, and the signature of a contract wallet tells none.
+#[tokio::test]
+async fn answer_bought_in_any_token_is_given_again_at_another_price() {
+    let (facilitator, price) = (Arc::new(Scripted::new()), Arc::new(AtomicU64::new(PRICE)));
+    let now = price.clone();
+    let other = Asset::new(Network::BASE_SEPOLIA, Address::repeat_byte(0x70), "EURC", "2");
+    let layer = scripted::layer(&facilitator).pay_to_in(other, Address::repeat_byte(0xee)).price_with(move |_| {
+        let amount = Usdc::from_atomic(now.load(Ordering::SeqCst));
+        async move { Ok(amount.into()) }
+    });
+    let (app, handled) = scripted::serve(layer, scripted::echo);
+    for token in [0, 1] {
+        price.store(PRICE, Ordering::SeqCst);
+        let mut purchase = scripted::customer().sign(&send(&app, evaluate("x")).await.json(), token);
+        purchase.signature = vec![7; 65].into();
+        for later in [PRICE, 2 * PRICE] {
+            price.store(later, Ordering::SeqCst);
+            let answer = send(&app, purchase.on_v1(evaluate("x"))).await;
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "x"), "{token} at {later}: {answer:?}");
+        }
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 2));
+}

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
@@ -30,7 +30,7 @@ use tower_x402::{
     vouchers::{AuthorizerKey, ChannelConfig, Voucher},
 };
 
-use super::vouchers::{COST, DEPOSIT, Stage, pay, refund, refused, voucher};
+use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refund, refused, voucher};
 
 /// A payer whose channel has `9 * DEPOSIT`, of which a request was paid.
 async fn rich(stage: &Stage, app: &App) -> Channel {
@@ -424,4 +424,28 @@ async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_sig
     refused(&answer, "cumulative_amount_mismatch");
     assert_eq!(demand(&answer)["accepts"][1]["extra"]["channelState"]["chargedCumulativeAmount"], "1000");
     assert_eq!((channel.state(&stage.chain).await, stage.shop.handled()), (left, 1));
+}
+
+/// The channel is the layer's, whoever is paid for the request.
+#[tokio::test]
+async fn a_refund_is_taken_where_others_are_paid_or_nothing_is_sold() {
+    let stage = Stage::open().await;
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).price_with(|request| {
+        let quote = match request.uri.path() {
+            "/free" => Ok(Quote::Free),
+            "/gone" => Err(PriceError::new(StatusCode::NOT_FOUND, "it is sold")),
+            _ => Ok(Quote::To { pay_to: Address::repeat_byte(0x0e), amount: Usdc::from_atomic(1_000) }),
+        };
+        std::future::ready(quote)
+    });
+    let app = stage.shop.app(layer);
+    for path in ["/others", "/free", "/gone"] {
+        let channel = stage.filled(&stage.app()).await;
+        let accepted = offer(&stage.app(), "refund").await;
+        let payload =
+            json!({ "type": "refund", "channelConfig": channel.config, "voucher": voucher(&channel, COST).await });
+        let request = Request::post(path).body(Body::empty()).unwrap();
+        let payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
+        assert_eq!(refunded(&send(&app, paid(request, &payment)).await).0, "9000", "{path}");
+    }
 }

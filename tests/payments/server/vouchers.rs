@@ -36,7 +36,10 @@ use tower_x402::{
         channels::{ChannelLedger, ChannelStep},
         conformance::channels::observation,
     },
-    server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
+    protocol::Extension,
+    server::{
+        ActualPrice, BuildError, DeferredPolicy, PriceError, Quote, RequirePaymentLayer, RequirePaymentLayerBuilder,
+    },
     vouchers::{AuthorizerKey, ChannelConfig, ChannelState, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
@@ -784,6 +787,91 @@ async fn a_ledger_that_fails_once_loses_no_charge_and_makes_none_twice() {
     let answer = send(&app, request).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
     assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, charged));
+}
+
+/// The charge of the first attempt did not reach the books, which are back before its stream ends. The second attempt streams, too.
+#[tokio::test]
+async fn a_stream_that_was_not_charged_is_not_kept_in_place_of_the_one_that_was() {
+    let stage = Stage::open().await;
+    let books = faulty_channels(stage.ledger.clone());
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let (url, clock) = (stage.chain.rpc_url(), stage.clock.clone());
+    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), clock.clone()).await;
+    let attempts = Arc::<AtomicU64>::default();
+    let layer = stage.shop.layer().clock(clock.clone()).vouchers(channels);
+    let app = stage.shop.app_with(layer, move |_, _| {
+        let answer = format!("answer {}", attempts.fetch_add(1, Ordering::SeqCst));
+        let answer = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(answer)]);
+        async move { Ok(http::Response::new(Body::from_stream(answer))) }
+    });
+    let channel = stage.filled(&app).await;
+    let ask = async || pay(&app, &channel, 2 * COST, None, "streams").await;
+    let request = ask().await;
+    // Longer than a step is repeated for.
+    let how = How::GoneBefore(Duration::from_millis(2_500));
+    books.around.arm(Some(Fault { call: "advance Charge", nth: 0, how }));
+    let answer = send(&app, request).await;
+    assert_eq!(answer.reason(), "settlement_pending", "{answer:?}");
+    // Until the books are back, and were asked to keep it.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    clock.advance(200);
+    for what in ["worked for again", "replayed"] {
+        let answer = eventually_ok(&app, ask).await;
+        assert_eq!(answer.text(), "answer 2", "{what}: {answer:?}");
+    }
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 2 * COST));
+}
+
+#[tokio::test]
+async fn an_answer_by_voucher_is_given_again_after_its_request_has_lost_its_price() {
+    let stage = Stage::open().await;
+    let is_sold = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let sold = is_sold.clone();
+    let layer = stage.shop.layer().vouchers(stage.channels.clone()).price_with(move |_| {
+        std::future::ready(match sold.load(Ordering::SeqCst) {
+            true => Err(PriceError::new(StatusCode::NOT_FOUND, "it is sold")),
+            false => Ok(Quote::Amount(Usdc::from_atomic(PRICE))),
+        })
+    });
+    let app = stage.shop.app(layer);
+    let channel = stage.filled(&app).await;
+    let [again, other, new] = [
+        pay(&app, &channel, COST, None, "first").await,
+        pay(&app, &channel, COST, None, "other").await,
+        pay(&app, &channel, 2 * COST, None, "first").await,
+    ];
+    is_sold.store(true, Ordering::SeqCst);
+    let answer = send(&app, again).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "first"), "{answer:?}");
+    for unknown in [other, new] {
+        let answer = send(&app, unknown).await;
+        assert_eq!(answer.status, StatusCode::NOT_FOUND, "{answer:?}");
+        assert_eq!(answer.json()["error"], "not_priced", "{answer:?}");
+    }
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (1, COST));
+}
+
+/// With what its payer added to an extension that the seller declares in another way since.
+#[tokio::test]
+async fn an_answer_by_voucher_is_given_again_whatever_is_declared_since() {
+    let stage = Stage::open().await;
+    let layer = || stage.shop.layer().vouchers(stage.channels.clone());
+    let declares = |info: Value| stage.shop.app(layer().extension(Extension::new("greeting", info, json!({}))));
+    let app = declares(json!({ "language": "en" }));
+    let channel = stage.filled(&app).await;
+    let demanded = demand(&send(&app, evaluate("a")).await);
+    let (accepted, voucher) = (offer(&app, "a").await, voucher(&channel, 2 * COST).await);
+    let payload = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher });
+    let mut payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
+    payment["extensions"] = demanded["extensions"].clone();
+    payment["extensions"]["greeting"]["info"]["name"] = "Ada".into();
+    let later = [declares(json!({ "language": "de" })), declares(json!({})), stage.shop.app(layer())];
+    for app in [&app].into_iter().chain(&later) {
+        let answer = send(app, paid(evaluate("a"), &payment)).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
+    }
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
 }
 
 #[tokio::test]

@@ -514,6 +514,7 @@ async fn a_record_is_the_same_after_a_restart() {
     let path = directory.path().join("ledger.sqlite");
     let mut everything = with_id(17, record(1, 1));
     everything.request = Fingerprint { digest: hash(1), names_caller: true };
+    everything.written = Some(Fingerprint { digest: hash(18), names_caller: true });
     everything.body = Some(BodyDigest { length: 2, digest: hash(3), complete: true });
     everything.fulfilment = Fulfilment::Delivered;
     everything.settlement = Settlement::Unknown;

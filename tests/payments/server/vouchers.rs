@@ -817,7 +817,7 @@ async fn a_stream_that_was_not_charged_is_not_kept_in_place_of_the_one_that_was(
     tokio::time::sleep(Duration::from_secs(5)).await;
     clock.advance(200);
     for what in ["worked for again", "replayed"] {
-        let answer = eventually_ok(&app, ask).await;
+        let answer = super::voucher_streams::eventually_ok(&app, ask).await;
         assert_eq!(answer.text(), "answer 2", "{what}: {answer:?}");
     }
     assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 2 * COST));

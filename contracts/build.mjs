@@ -9,7 +9,7 @@ import solc from "solc";
 const DEVNET = "../crates/x402-devnet/contracts";
 // Where each is: its artifact is in `artifacts` of the same place, or of this one for contracts of the tests.
 const SOURCES = {
-  "BatchSettler.sol": ".", "DevnetBatchSettlement.sol": DEVNET, "DevnetErc3009Collector.sol": DEVNET, "DevnetMulticall3.sol": DEVNET,
+  "BatchSettler.sol": ".", "DevnetBatchSettlement.sol": DEVNET, "DevnetErc3009Collector.sol": DEVNET, "DevnetExactProxy.sol": DEVNET, "DevnetMulticall3.sol": DEVNET,
   "DevnetPermit2.sol": DEVNET, "DevnetUptoProxy.sol": DEVNET, "DevnetUsdc.sol": DEVNET, "PaymentProbe.sol": ".", "PermitProbe.sol": ".",
   "test/FeeToken.sol": ".", "test/HostileToken.sol": ".", "test/TestWallet.sol": ".",
 };

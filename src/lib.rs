@@ -140,6 +140,7 @@ mod network;
 pub mod ops;
 #[cfg(feature = "facilitator")]
 pub mod payment;
+pub mod permit2;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;

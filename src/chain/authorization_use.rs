@@ -180,27 +180,28 @@ mod tests {
     use x402_devnet::Devnet;
 
     use super::*;
+    use crate::permit2::Permit;
 
     #[tokio::test]
     async fn state_of_an_authorization_is_that_of_the_chain_which_was_asked_for() {
         let devnet = Devnet::start().await.unwrap();
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
-        let (token, facilitator) = (devnet.asset().address, Address::ZERO);
-        for by_permit in [None, Some(facilitator)] {
+        let token = devnet.asset().address;
+        for permit in [None, Some(Permit::new(token))] {
             let expected = ExpectedTransfer {
                 token,
                 payer: Address::repeat_byte(1),
                 payee: Address::repeat_byte(2),
                 value: U256::ONE,
                 nonce: B256::repeat_byte(3),
-                facilitator: by_permit,
+                permit,
             };
             let state = proven_state(&rpc, Network::BASE_SEPOLIA, &expected).await.unwrap();
             assert_eq!((state.is_used, state.block), (false, devnet.block_number()));
             assert!(state.timestamp > 0);
             assert!(proven_state(&rpc, Network::BASE, &expected).await.is_err());
             let absent = ExpectedTransfer { token: Address::repeat_byte(4), ..expected };
-            assert_eq!(proven_state(&rpc, Network::BASE_SEPOLIA, &absent).await.is_err(), by_permit.is_none());
+            assert_eq!(proven_state(&rpc, Network::BASE_SEPOLIA, &absent).await.is_err(), permit.is_none());
         }
     }
 }

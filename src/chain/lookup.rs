@@ -318,7 +318,7 @@ impl PaymentLookup {
 impl SoughtPayment {
     const fn expected(&self) -> ExpectedTransfer {
         let Self { token, payer, payee, amount: value, nonce } = *self;
-        ExpectedTransfer { token, payer, payee, value, nonce, facilitator: None }
+        ExpectedTransfer { token, payer, payee, value, nonce, permit: None }
     }
 }
 

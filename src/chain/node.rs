@@ -3,11 +3,11 @@
 //! Settlement and the confirmation of remote settlements talk to a chain through this type only.
 
 use std::{
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use alloy_primitives::{B256, Bytes};
+use alloy_primitives::{Address, B256, Bytes};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -27,8 +27,8 @@ use super::{
 use crate::{
     network::Network,
     payment::{Prechecked, Rejection},
+    permit2::Permit,
     protocol::Reason,
-    upto::Permit,
 };
 
 /// How many blocks pass between two checks of a transaction that is in no block.
@@ -57,8 +57,8 @@ pub(crate) struct Node {
     batcher: RpcBatcher,
     probe: Probe,
     permit_probe: PermitProbe,
-    /// The chain has the contracts that permits are settled through.
-    has_permits: OnceLock<()>,
+    /// The spenders of permits that the chain has, each with the Permit2 that it uses.
+    proxies: Mutex<Vec<Address>>,
     block_time: BlockTime,
     /// The newest block that was seen. Behind one address there may be several nodes, and some may be behind the others.
     newest_block: Mutex<NewestBlock>,
@@ -112,7 +112,7 @@ impl Node {
             rpc,
             probe: Probe::new(max_transfer_gas)?,
             permit_probe: PermitProbe::new(max_transfer_gas)?,
-            has_permits: OnceLock::new(),
+            proxies: Mutex::default(),
             block_time: BlockTime::new(block_time),
             newest_block: Mutex::default(),
             fees: FeeOracle::new(max_gas_price),
@@ -178,7 +178,7 @@ impl Node {
         payment: &Prechecked,
         permit: &Permit,
     ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
-        let has_contracts = self.has_permits().await?;
+        let has_contracts = self.takes_permit(permit).await?;
         self.permit_probe.run((&self.rpc, &self.batcher), payment, permit, has_contracts).await
     }
 
@@ -256,17 +256,17 @@ impl Node {
         Ok(Some(past))
     }
 
-    /// Returns `true` if the chain has the contracts that permits are settled through. Asks until it has them.
-    pub(crate) async fn has_permits(&self) -> Result<bool, RpcFailure> {
-        if !self.is_known_to_have_permits() && permit::is_deployed(&self.rpc).await? {
-            let _ = self.has_permits.set(());
+    /// Returns `true` if the chain has the contracts that permits like this are settled through. Asks until it has them.
+    pub(crate) async fn takes_permit(&self, permit: &Permit) -> Result<bool, RpcFailure> {
+        if !self.is_known_to_take(permit) && permit::is_deployed(&self.rpc, permit).await? {
+            self.proxies.lock().unwrap_or_else(PoisonError::into_inner).push(permit.spender);
         }
-        Ok(self.is_known_to_have_permits())
+        Ok(self.is_known_to_take(permit))
     }
 
     /// Returns `true` if the chain was seen to have these contracts. Does not ask.
-    pub(crate) fn is_known_to_have_permits(&self) -> bool {
-        self.has_permits.get().is_some()
+    pub(crate) fn is_known_to_take(&self, permit: &Permit) -> bool {
+        self.proxies.lock().unwrap_or_else(PoisonError::into_inner).contains(&permit.spender)
     }
 
     /// Returns `true` if this transaction, which need not be one of ours, made the payment.

@@ -1,11 +1,11 @@
-//! What a chain shows of permits (scheme `upto`): whether one would be executed, and which transaction used it.
+//! What a chain shows of permits: whether one would be executed, and which transaction used it.
 //!
-//! Only the permit's facilitator may have it executed, so the simulation is a call of that account's. Everything else is read by
-//! `contracts/PermitProbe.sol`, which is never deployed.
+//! The account that a permit names may be the only one that may have it executed, so the simulation is a call of that account's. Everything
+//! else is read by `contracts/PermitProbe.sol`, which is never deployed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use alloy_primitives::{Address, B256, Bytes, U64, U256, hex};
+use alloy_primitives::{Address, B256, Bytes, U64, U256, address, hex};
 use alloy_sol_types::{SolCall as _, SolEvent as _, SolType as _, SolValue as _, sol_data};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -21,8 +21,9 @@ use super::{
 };
 use crate::{
     payment::{Authenticity, Prechecked, Rejection},
+    permit2::{self, PERMIT2, Permit, Permit2, Proxy},
     protocol::Reason,
-    upto::{self, PERMIT2, PROXY, Permit, Permit2, SettleCall, UptoProxy},
+    upto,
 };
 
 /// How many transactions that settled something between payer and payee are looked at, to find the one that used a permit.
@@ -30,6 +31,9 @@ const MAX_CANDIDATES: usize = 256;
 
 /// Gas for reading a balance twice beside a settlement, and for 1/64 that a call keeps.
 const READING_GAS: u64 = 200_000;
+
+/// The account that calls a proxy in a simulation, where anybody may call it. It is nobody's.
+const ANYBODY: Address = address!("00000000000000000000000000000000deadbeef");
 
 /// The probe's creation code, and the gas that a settlement may use beside its calldata.
 #[derive(Clone, Debug)]
@@ -70,7 +74,8 @@ impl PermitProbe {
         has_contracts: bool,
     ) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
         let authorization = payment.authorization();
-        let arguments = (permit.token, authorization.from, U256::from_be_bytes(authorization.nonce.0), PERMIT2, PROXY);
+        let arguments =
+            (permit.token, authorization.from, U256::from_be_bytes(authorization.nonce.0), PERMIT2, permit.spender);
         let mut data = self.code.to_vec();
         data.extend(arguments.abi_encode_params());
         let calldata = calldata(payment, permit);
@@ -78,7 +83,7 @@ impl PermitProbe {
         let most = intrinsic_gas(&calldata).saturating_add(self.gas_cap);
         let (answer, simulated, gained) = tokio::join!(
             batcher.call::<Bytes>("eth_call", (json!({ "data": Bytes::from(data) }), "latest")),
-            rpc.estimate_gas(permit.facilitator, PROXY, &calldata, Some(most)),
+            rpc.estimate_gas(caller_of(permit), permit.spender, &calldata, Some(most)),
             gained(batcher, permit, authorization.to, &calldata, most),
         );
         let Facts { mut shown, has_token, allowance, has_proxy, .. } =
@@ -106,7 +111,7 @@ impl Facts {
             return no(Reason::AssetNotDeployed, format!("there is no contract at {}", permit.token));
         }
         if !self.has_proxy {
-            return no(upto::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
+            return no(permit2::PROXY_NOT_DEPLOYED.into(), "the chain lacks Permit2 or the scheme's proxy".into());
         }
         if used {
             return no(Reason::NonceAlreadyUsed, "the permit was used or invalidated before".into());
@@ -142,15 +147,15 @@ impl Facts {
             let detail = format!(
                 "the payer lets Permit2 ({PERMIT2}) move {allowance} atomic units, and needs {amount}: approve more"
             );
-            return no(upto::ALLOWANCE_REQUIRED.into(), detail);
+            return no(permit2::ALLOWANCE_REQUIRED.into(), detail);
         }
-        match upto::revert_name(&revert.data) {
+        match permit2::revert_name(&revert.data).or_else(|| upto::revert_name(&revert.data)) {
             Some("InvalidNonce") => no(Reason::NonceAlreadyUsed, "the permit was used or invalidated before".into()),
             Some(
                 name @ ("InvalidSigner" | "InvalidSignature" | "InvalidSignatureLength" | "InvalidContractSignature"),
             ) => no(Reason::Signature, format!("Permit2 does not accept the signature: {name}")),
             Some("UnauthorizedFacilitator") => {
-                no(upto::FACILITATOR_MISMATCH.into(), "the permit is for another facilitator".into())
+                no(permit2::ACCOUNT_MISMATCH.into(), "the permit is for another facilitator".into())
             }
             Some(name) => no(Reason::SimulationFailed, format!("the contracts revert: {name}")),
             None => {
@@ -179,8 +184,8 @@ impl Facts {
 /// Simulates the settlement once more, and returns what the payee has more then. `None` if it fails, or if the node does not let a call see
 /// other code than there is.
 ///
-/// No log tells what a token keeps for itself. Only the facilitator may settle the permit, so the call shows code at its address that reads the
-/// payee's balance, settles, and reads it again.
+/// No log tells what a token keeps for itself. The account that may settle the permit does so, so the call shows code at its address that reads
+/// the payee's balance, settles, and reads it again.
 async fn gained(
     batcher: &RpcBatcher,
     permit: &Permit,
@@ -192,11 +197,12 @@ async fn gained(
         function balanceOf(address account) external view returns (uint256);
     }
     let data = [&balanceOfCall { account: payee }.abi_encode()[..], calldata].concat();
+    let caller = caller_of(permit);
     let call = json!({
-        "to": permit.facilitator, "data": Bytes::from(data), "gas": U64::from(most.saturating_add(READING_GAS)),
+        "to": caller, "data": Bytes::from(data), "gas": U64::from(most.saturating_add(READING_GAS)),
     });
     let account = json!({ "code": Bytes::from(gain_probe(permit.token, permit.spender)) });
-    let overrides = BTreeMap::from([(permit.facilitator, account)]);
+    let overrides = BTreeMap::from([(caller, account)]);
     match batcher.call::<Bytes>("eth_call", (call, "latest", overrides)).await {
         // A node that overlooks the code answers nothing.
         Ok(answer) => Ok(match <(U256, U256)>::abi_decode(&answer) {
@@ -230,9 +236,26 @@ fn gain_probe(token: Address, proxy: Address) -> Vec<u8> {
     .concat()
 }
 
-/// Returns the call of the [`PROXY`] that settles a payment.
+/// Returns the call of the permit's spender that settles a payment.
 pub(crate) fn calldata(payment: &Prechecked, permit: &Permit) -> Bytes {
-    upto::calldata(payment.authorization(), permit, payment.amount(), payment.signature())
+    let (signed, signature) = (payment.authorization(), payment.signature());
+    match permit.facilitator {
+        None => permit2::calldata(signed, permit, signature),
+        Some(account) => upto::calldata(signed, (permit, account), payment.amount(), signature),
+    }
+}
+
+/// Returns what a transaction called, if it was a proxy.
+fn read_call(to: Option<Address>, input: &[u8]) -> Called {
+    match to {
+        Some(to) if to == permit2::PROXY => Called::Proxy(to, permit2::read_call(input)),
+        Some(to) if to == upto::PROXY => Called::Proxy(to, upto::read_call(input)),
+        _ => Called::Another,
+    }
+}
+
+fn caller_of(permit: &Permit) -> Address {
+    permit.facilitator.unwrap_or(ANYBODY)
 }
 
 /// Returns `true` if the permit is used or invalidated as of that block, or `None` if there is no Permit2 to say.
@@ -250,21 +273,21 @@ pub(super) async fn is_used(
 
 /// Returns the contract that knows whether the permit is used, the call that asks it, and which bits of the answer say that it is.
 pub(super) fn use_call(payer: Address, nonce: B256) -> (Address, Vec<u8>, U256) {
-    let (word, bit) = upto::nonce_place(nonce);
+    let (word, bit) = permit2::nonce_place(nonce);
     (PERMIT2, Permit2::nonceBitmapCall { owner: payer, wordPos: word }.abi_encode(), bit)
 }
 
-/// Returns `true` if the chain has the scheme's proxy, of the version whose messages are signed here, and the Permit2 that it uses.
-pub(super) async fn is_deployed(rpc: &Rpc) -> Result<bool, RpcFailure> {
+/// Returns `true` if the chain has the permit's proxy, of the version whose messages are signed here, and the Permit2 that it uses.
+pub(super) async fn is_deployed(rpc: &Rpc, permit: &Permit) -> Result<bool, RpcFailure> {
     let ask = async |call: Vec<u8>| -> Result<Bytes, RpcFailure> {
-        rpc.call("eth_call", (json!({ "to": PROXY, "data": Bytes::from(call) }), "latest")).await
+        rpc.call("eth_call", (json!({ "to": permit.spender, "data": Bytes::from(call) }), "latest")).await
     };
-    let type_hash = ask(UptoProxy::WITNESS_TYPEHASHCall {}.abi_encode()).await?;
-    if UptoProxy::WITNESS_TYPEHASHCall::abi_decode_returns(&type_hash) != Ok(upto::witness_type_hash()) {
+    let type_hash = ask(Proxy::WITNESS_TYPEHASHCall {}.abi_encode()).await?;
+    if Proxy::WITNESS_TYPEHASHCall::abi_decode_returns(&type_hash) != Ok(permit.witness_type_hash()) {
         return Ok(false);
     }
-    let permit2 = ask(UptoProxy::PERMIT2Call {}.abi_encode()).await?;
-    let is_ours = UptoProxy::PERMIT2Call::abi_decode_returns(&permit2) == Ok(PERMIT2);
+    let permit2 = ask(Proxy::PERMIT2Call {}.abi_encode()).await?;
+    let is_ours = Proxy::PERMIT2Call::abi_decode_returns(&permit2) == Ok(PERMIT2);
     Ok(is_ours && !rpc.code(PERMIT2).await?.is_empty())
 }
 
@@ -285,7 +308,7 @@ enum Settled {
     /// The permit, for this amount.
     This(U256),
     Another,
-    /// It called a contract that called the proxy, and its calldata does not say with what.
+    /// It called another contract than the proxy, which called the proxy, and its calldata does not say with what.
     Unclear,
 }
 
@@ -300,10 +323,11 @@ async fn settled_by(rpc: &Rpc, expected: &ExpectedTransfer, transaction: B256) -
         }
     };
     Ok(match called {
-        Called::Proxy(call) => {
+        // A proxy settles one permit in a call, so that whoever it calls meanwhile can have it settle no other. Another proxy can.
+        Called::Proxy(proxy, call) if expected.permit.is_some_and(|permit| permit.spender == proxy) => {
             call.and_then(|call| expected.amount_settled_by(&call)).map_or(Settled::Another, Settled::This)
         }
-        Called::Another => Settled::Unclear,
+        Called::Proxy(..) | Called::Another => Settled::Unclear,
     })
 }
 
@@ -316,7 +340,7 @@ async fn called_by(rpc: &Rpc, transaction: B256) -> Result<Called, RpcFailure> {
     // The node just showed that it is in a block. What it does not show now proves nothing.
     let found: Option<Transaction> = rpc.call("eth_getTransactionByHash", [transaction]).await?;
     let found = found.ok_or(RpcFailure::Silent)?;
-    Ok(if found.to == Some(PROXY) { Called::Proxy(SettleCall::read(&found.input)) } else { Called::Another })
+    Ok(read_call(found.to, &found.input))
 }
 
 /// Returns `true` if this transaction, whoever sent it, made the payment.
@@ -377,7 +401,7 @@ pub(crate) async fn find_use(
     while let Some(mut logs) = search.next(rpc).await? {
         let amount = |log: &Log| U256::try_from_be_slice(&log.data).unwrap_or_default();
         logs.retain(|log| !amount(log).is_zero());
-        let settled = settled_among(rpc, &logs).await?;
+        let settled = settled_among(rpc, expected, &logs).await?;
         for (block, transaction) in settled {
             looked_at += 1;
             if looked_at > MAX_CANDIDATES {
@@ -398,12 +422,16 @@ pub(crate) async fn find_use(
 }
 
 /// Returns the transactions of these logs, with their blocks, in which the proxy settled something.
-async fn settled_among(rpc: &Rpc, logs: &[Log]) -> Result<BTreeSet<(u64, B256)>, RpcFailure> {
+async fn settled_among(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    logs: &[Log],
+) -> Result<BTreeSet<(u64, B256)>, RpcFailure> {
     let place = |log: &Log| Some((log.block_number?.saturating_to::<u64>(), log.transaction_hash?));
     let mut found: BTreeSet<_> = logs.iter().filter_map(place).collect();
-    if let (Some((first, _)), Some((last, _))) = (found.first(), found.last()) {
-        let topics = json!([[UptoProxy::Settled::SIGNATURE_HASH, UptoProxy::SettledWithPermit::SIGNATURE_HASH]]);
-        match log_search::between(rpc, PROXY, &topics, [*first, *last]).await {
+    if let (Some((first, _)), Some((last, _)), Some(permit)) = (found.first(), found.last(), expected.permit) {
+        let topics = json!([[Proxy::Settled::SIGNATURE_HASH, Proxy::SettledWithPermit::SIGNATURE_HASH]]);
+        match log_search::between(rpc, permit.spender, &topics, [*first, *last]).await {
             Ok(settled) => {
                 let settled: HashSet<_> = settled.iter().filter_map(|log| log.transaction_hash).collect();
                 found.retain(|(_, transaction)| settled.contains(transaction));
@@ -427,7 +455,7 @@ pub(crate) async fn find_invalidation(
     for_the_oldest: usize,
     is_unused: bool,
 ) -> Result<Searched<(B256, u64)>, RpcFailure> {
-    let (word, bit) = upto::nonce_place(expected.nonce);
+    let (word, bit) = permit2::nonce_place(expected.nonce);
     let topics: Value = json!([Permit2::UnorderedNonceInvalidation::SIGNATURE_HASH, expected.payer.into_word()]);
     let mut search = LogSearch::new(PERMIT2, &topics, blocks, for_the_oldest);
     while let Some(logs) = search.next(rpc).await? {

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     eip3009::Authorization,
     payment::Prechecked,
-    upto::{PROXY, SettleCall, UptoProxy},
+    permit2::{Permit, Proxy, SettleCall},
 };
 
 /// The events of an execution.
@@ -29,8 +29,8 @@ pub(crate) struct ExpectedTransfer {
     pub(crate) payee: Address,
     pub(crate) value: U256,
     pub(crate) nonce: B256,
-    /// The account that may have it executed, if the nonce is that of a permit, and not of an EIP-3009 authorization.
-    pub(crate) facilitator: Option<Address>,
+    /// The permit, if the nonce is that of one, and not of an EIP-3009 authorization.
+    pub(crate) permit: Option<Permit>,
 }
 
 impl ExpectedTransfer {
@@ -41,7 +41,7 @@ impl ExpectedTransfer {
             payee: authorization.to,
             value: authorization.value,
             nonce: authorization.nonce,
-            facilitator: None,
+            permit: None,
         }
     }
 
@@ -49,14 +49,14 @@ impl ExpectedTransfer {
         let terms = payment.terms();
         Self {
             value: payment.amount(),
-            facilitator: terms.permit().map(|permit| permit.facilitator),
+            permit: terms.permit(),
             ..Self::of(terms.offer().asset.address, payment.authorization())
         }
     }
 
     /// Returns `true` if it is made by a permit.
     pub(crate) const fn is_by_permit(&self) -> bool {
-        self.facilitator.is_some()
+        self.permit.is_some()
     }
 
     /// Returns `true` if this transaction executed the authorization and made the transfer. Of a permit that is proven only if the
@@ -67,8 +67,8 @@ impl ExpectedTransfer {
     /// something else. A transaction that calls the token itself makes one transfer, so there the order does not matter. In a batch, the
     /// first and last logs show which order the token has, and each transfer belongs to one payment.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
-        if self.is_by_permit() {
-            return self.is_permit_paid_by(receipt);
+        if let Some(permit) = &self.permit {
+            return self.is_permit_paid_by(permit, receipt);
         }
         if !receipt.succeeded() {
             return false;
@@ -82,12 +82,12 @@ impl ExpectedTransfer {
     }
 
     /// Returns `true` if this call of the proxy moved the amount. Which permit it used, only its calldata says.
-    fn is_permit_paid_by(&self, receipt: &Receipt) -> bool {
-        let settled = [UptoProxy::Settled::SIGNATURE_HASH, UptoProxy::SettledWithPermit::SIGNATURE_HASH];
+    fn is_permit_paid_by(&self, permit: &Permit, receipt: &Receipt) -> bool {
+        let settled = [Proxy::Settled::SIGNATURE_HASH, Proxy::SettledWithPermit::SIGNATURE_HASH];
         let is_settled =
-            |log: &Log| log.address == PROXY && matches!(log.topics[..], [topic] if settled.contains(&topic));
+            |log: &Log| log.address == permit.spender && matches!(log.topics[..], [topic] if settled.contains(&topic));
         receipt.succeeded()
-            && receipt.to == Some(PROXY)
+            && receipt.to == Some(permit.spender)
             && !self.value.is_zero()
             && receipt.logs.iter().any(|log| !log.removed && is_settled(log))
             && receipt.logs.iter().any(|log| self.is_transfer(log))
@@ -98,8 +98,8 @@ impl ExpectedTransfer {
     /// A nonce is one of its owner's, and anybody can call the proxy with a permit of its own, for a token of its own that makes any other
     /// transfer meanwhile. So all of the call is compared with the payment.
     pub(super) fn amount_settled_by(&self, call: &SettleCall) -> Option<U256> {
-        let Self { token, payer: owner, payee, nonce, .. } = *self;
-        let settles = SettleCall { owner, token, payee, facilitator: self.facilitator?, nonce, amount: call.amount };
+        let Self { payer: owner, payee, nonce, .. } = *self;
+        let settles = SettleCall { permit: self.permit?, owner, payee, nonce, amount: call.amount };
         (*call == settles && !call.amount.is_zero()).then_some(call.amount)
     }
 
@@ -158,7 +158,7 @@ mod tests {
             payee: Address::repeat_byte(2),
             value: U256::from(1_000),
             nonce: B256::repeat_byte(3),
-            facilitator: None,
+            permit: None,
         }
     }
 

@@ -5,14 +5,14 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 
-use crate::upto::SettleCall;
+use crate::permit2::SettleCall;
 
 /// Of how many transactions it is remembered what they called.
 const MAX_REMEMBERED: usize = 4096;
 
-/// What transactions called the proxy with, as they were read. Their hashes commit to it, so each is asked for once: the payer of many
+/// What transactions called proxies with, as they were read. Their hashes commit to it, so each is asked for once: the payer of many
 /// payments can have as many transactions looked at for each of them.
 #[derive(Debug, Default)]
 pub(super) struct SettleCalls(Mutex<Remembered>);
@@ -27,8 +27,8 @@ struct Remembered {
 /// What a transaction called.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Called {
-    /// The proxy, to settle this, or for something else.
-    Proxy(Option<SettleCall>),
+    /// This proxy, to settle this, or for something else.
+    Proxy(Address, Option<SettleCall>),
     Another,
 }
 

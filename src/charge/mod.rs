@@ -297,7 +297,7 @@ pub struct VerifiedPayment {
     pub payer: Address,
     /// The payee's address.
     pub pay_to: Address,
-    /// The amount, in atomic units of the asset: by voucher or permit (schemes `batch-settlement` and `upto`) the most that may be charged.
+    /// The amount, in atomic units of the asset: by voucher, and of a maximum, the most that may be charged.
     pub amount: U256,
     /// The token's address.
     pub asset: Address,

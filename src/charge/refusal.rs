@@ -8,7 +8,7 @@ use crate::{
     facilitator::{FacilitatorError, VerifyError},
     ledger::{LedgerError, channels::ChannelRecord},
     payment::Rejection,
-    protocol::{Reason, SettlementResponse},
+    protocol::{Reason, SettlementResponse, TransferMethod},
     telemetry::RequestOutcome,
 };
 
@@ -161,15 +161,13 @@ impl Refusal {
         self
     }
 
-    /// Names the reasons as they are named for permits, if it was one (scheme `upto`).
-    pub(crate) fn of_permit(mut self, is_permit: bool) -> Self {
-        if is_permit {
-            if let Why::Malformed(rejection) | Why::Rejected(rejection) = &mut self.0.why {
-                rejection.reason = rejection.reason.of_permit();
-            }
-            if let Some(receipt) = &mut self.0.receipt {
-                receipt.error_reason = receipt.error_reason.as_ref().map(Reason::of_permit);
-            }
+    /// Names the reasons as they are named where tokens are moved like this.
+    pub(crate) fn under(mut self, method: TransferMethod) -> Self {
+        if let Why::Malformed(rejection) | Why::Rejected(rejection) = &mut self.0.why {
+            rejection.reason = method.reason(&rejection.reason);
+        }
+        if let Some(receipt) = &mut self.0.receipt {
+            receipt.error_reason = receipt.error_reason.as_ref().map(|reason| method.reason(reason));
         }
         self
     }

@@ -127,10 +127,10 @@ impl Work {
         self.charge_amount(amount, response.into()).await
     }
 
-    /// Charges this much, in atomic units, of a permit (scheme `upto`), and settles it, as [`charge`](Self::charge) does for all of it.
+    /// Charges this much, in atomic units, of a maximum, and settles it, as [`charge`](Self::charge) does for all of it.
     ///
     /// # Errors
-    /// The same. Nothing is charged if it is more than was signed for, or if the payment is no permit and it is another amount.
+    /// The same. Nothing is charged if it is more than was signed for, or if the payment is of no maximum and it is another amount.
     pub async fn charge_only(
         self,
         amount: impl Into<U256>,

@@ -27,7 +27,7 @@ use crate::usdc::Usdc;
 /// a proven outcome stays reserved, because the server can still use the signature. Only the chain can release it: see
 /// `reconcile` (feature `onchain`).
 ///
-/// A permit (scheme `upto`) counts as its maximum, until the chain shows that less was charged. A seller that says so can still charge the
+/// A permit for a maximum counts as all of it, until the chain shows that less was charged. A seller that says so can still charge the
 /// rest: the amount stays reserved until the transaction is seen, at once by the payer's node ([`PermitPolicy::node`](super::PermitPolicy))
 /// or else by `reconcile`, which also releases a permit that has expired unused.
 ///

@@ -204,9 +204,12 @@ pub enum OfferRefusal {
         /// The longest accepted one.
         limit: Duration,
     },
-    /// The client does not pay by permit (scheme `upto`). See [`PayerBuilder::upto`](super::PayerBuilder::upto).
-    #[error("this client does not pay by permit (scheme \"upto\")")]
-    Permit,
+    /// The client does not pay by permits in this scheme. [`PayerBuilder`](super::PayerBuilder) has a setter for each.
+    #[error("this client does not pay by permits in the scheme {scheme:?}")]
+    Permit {
+        /// The scheme.
+        scheme: &'static str,
+    },
     /// The payer has let Permit2 move less of the token than the offer's amount. Approve more.
     #[error(
         "Permit2 may move {approved} atomic units of the payer's token, and the offer is for {needed}: approve more"

@@ -1,4 +1,4 @@
-//! Payments by an authorization or a permit of their own (schemes `exact` and `upto`): signed, answered, and recorded.
+//! Payments by an authorization or a permit of their own: signed, answered, and recorded.
 
 use alloy_primitives::{B256, U256};
 use async_trait::async_trait;
@@ -19,8 +19,8 @@ use crate::{
     decimal::parse_decimal,
     eip3009::{Authorization, PaymentSignature, TokenDomain},
     payment::PaymentKey,
+    permit2::{PERMIT2, Permit},
     protocol::{ExactOffer, ExactPayload, Reason, Version},
-    upto::{PERMIT2, Permit},
     usdc::Usdc,
 };
 
@@ -37,9 +37,9 @@ pub(super) struct ExactPayment {
     unsent: Option<Unsent>,
     state: State,
     receipt: Receipt,
-    /// What the seller says it charged of a permit, if it may be believed.
+    /// What the seller says it charged of a maximum, if it may be believed.
     charged: Option<Usdc>,
-    /// Shows what was charged of a permit.
+    /// Shows what was charged of a maximum.
     permits: PermitPolicy,
 }
 
@@ -100,7 +100,7 @@ impl ExactPayment {
             amount: *amount,
             valid_before: authorization.valid_before.saturating_to(),
             nonce: authorization.nonce,
-            facilitator: permit.map(|permit| permit.facilitator),
+            permit,
             charged: None,
             version: challenge.version(),
             status_url: challenge.status_url(asked.url).map(String::from),
@@ -169,8 +169,8 @@ impl ExactPayment {
     /// Returns `true` if a node shows that the transaction which the seller names used this permit. Then what it moved was charged.
     async fn look_at_charge(&mut self) -> bool {
         let (true, Some(transaction)) = (self.is_charged_less(), self.receipt.transaction) else { return false };
-        let JournalEntry { network, asset, payer, pay_to, nonce, facilitator, .. } = self.entry;
-        let Some(permit) = facilitator.map(|facilitator| Permit::new(asset, facilitator)) else { return false };
+        let JournalEntry { network, payer, pay_to, nonce, permit, .. } = self.entry;
+        let Some(permit) = permit else { return false };
         let key = PaymentKey { network, asset: PERMIT2, payer, nonce };
         let shown = Box::pin(self.permits.charged_by(transaction, (&key, &permit, pay_to))).await;
         if shown.is_some() {
@@ -209,24 +209,27 @@ impl ExactPayment {
         let said = answer.said(network, payer);
         let Said::Paid { response, .. } = &said else { return said };
         let most: U256 = self.entry.amount.into();
-        let is_right = |amount: &String| match (parse_decimal(amount), self.entry.facilitator) {
-            (Some(amount), None) => amount == most,
-            (Some(amount), Some(_)) => amount <= most,
-            (None, _) => false,
+        let is_maximum = self.is_maximum();
+        let is_right = |amount: &String| match parse_decimal(amount) {
+            Some(amount) if is_maximum => amount <= most,
+            amount => amount == Some(most),
         };
         if response.amount.as_ref().is_none_or(is_right) {
             return said;
         }
-        Said::Contradiction(match self.entry.facilitator {
-            None => "names another amount",
-            Some(_) => "names more than was signed for",
-        })
+        Said::Contradiction(if is_maximum { "names more than was signed for" } else { "names another amount" })
     }
 
-    /// Returns what a seller says it charged of a permit. Unless it names the transaction, all may be charged yet.
+    fn is_maximum(&self) -> bool {
+        self.entry.permit.is_some_and(|permit| permit.is_maximum())
+    }
+
+    /// Returns what a seller says it charged of a maximum. Unless it names the transaction, all may be charged yet.
     fn charged_by(&self, said: &Said) -> Option<Usdc> {
         let Said::Paid { response, transaction } = said else { return None };
-        self.entry.facilitator?;
+        if !self.is_maximum() {
+            return None;
+        }
         let charged = Usdc::try_from(parse_decimal(response.amount.as_ref()?)?).ok()?;
         (transaction.is_some() || charged == Usdc::ZERO).then_some(charged)
     }
@@ -316,7 +319,7 @@ impl SchemePayment for ExactPayment {
 
 /// Returns what a reason says. A settled payment that is presented again can be refused with some of the reasons.
 fn heard(reason: &Reason) -> State {
-    match reason.of_exact() {
+    match reason.of_authorization() {
         Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => State::Unclear,
         _ => State::Failed,
     }

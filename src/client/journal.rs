@@ -18,7 +18,7 @@ use super::{
     journal_queue::{Write, WriteQueue},
     totals::{Charge, PaidTotals, host_of},
 };
-use crate::{clock::Nonces, network::Network, protocol::Version, usdc::Usdc};
+use crate::{clock::Nonces, network::Network, permit2::Permit, protocol::Version, usdc::Usdc};
 
 /// The file is compacted at this length, in bytes, or at four times its length after the last time.
 const COMPACT_AT: u64 = 1 << 20;
@@ -312,9 +312,9 @@ pub struct JournalEntry {
     pub valid_before: u64,
     /// The authorization's nonce.
     pub nonce: B256,
-    /// The account that may settle it, if it is a permit (scheme `upto`): then [`amount`](Self::amount) is the most that may be charged.
+    /// The permit, if it is paid by one. If that is [for a maximum](Permit::is_maximum), [`amount`](Self::amount) is the most that may be charged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub facilitator: Option<Address>,
+    pub permit: Option<Permit>,
     /// What was charged, if that is known and may be less than the amount. Of an unresolved payment it is what the seller says, who may
     /// charge all of it yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -610,7 +610,7 @@ mod tests {
             amount: Usdc::from_atomic(amount),
             valid_before: 2_000,
             nonce: B256::repeat_byte(nonce),
-            facilitator: None,
+            permit: None,
             charged: None,
             version: Version::V2,
             status_url: None,

@@ -43,9 +43,8 @@
 //!
 //! # Paying at most a price
 //!
-//! With [`PayerBuilder::upto`] a payer signs for the most that a request may cost, and is charged what it did cost (scheme
-//! [`upto`](crate::upto)). Its budget counts the most until the chain shows that less was charged, since the seller could still charge
-//! the rest. A node of the payer's shows it at once; without one, and for a request that cost nothing, `reconcile` (feature `onchain`) finds the
+//! With [`PayerBuilder::upto`] a payer signs for the most that a request may cost, and is charged what it did cost. Its budget counts the
+//! most until the chain shows that less was charged, since the seller could still charge the rest. A node of the payer's shows it at once; without one, and for a request that cost nothing, `reconcile` (feature `onchain`) finds the
 //! charge, or that the permit has expired unused.
 //!
 //! # Finding something to pay for

@@ -25,8 +25,10 @@ pub(super) struct OfferPolicy {
     pub(super) flows: Option<Vec<PaymentFlow>>,
     /// The first that distinguishes two offers decides.
     preferences: Vec<Comparison>,
-    /// Whether the payer pays by permit.
+    /// Whether the payer pays a price by permit.
     pub(super) permits: bool,
+    /// Whether the payer pays by permits for a maximum.
+    pub(super) maximums: bool,
     /// The longest accepted withdraw delay, in seconds. `None` if the payer opens no channels.
     pub(super) withdraw_delay: Option<Duration>,
 }
@@ -65,8 +67,10 @@ impl OfferPolicy {
     fn compare(&self, one: &AcceptedOffer, other: &AcceptedOffer) -> Ordering {
         let preferred = self.preferences.iter().map(|compare| compare(&one.offer, &other.offer));
         let default = |offer: &AcceptedOffer| {
-            let is_exact = offer.channel.is_none() && offer.offer.permit().is_none();
-            (offer.amount, offer.channel.is_none(), is_exact, offer.offer.flow != PaymentFlow::Authorization)
+            let (is_transfer, common) = (offer.channel.is_none(), &offer.offer);
+            let by_permit = common.permit().is_some();
+            let costs_all = is_transfer && !common.is_maximum();
+            (offer.amount, is_transfer, costs_all, by_permit, common.flow != PaymentFlow::Authorization)
         };
         preferred.fold(Ordering::Equal, Ordering::then).then_with(|| default(one).cmp(&default(other)))
     }
@@ -83,8 +87,8 @@ impl OfferPolicy {
             .find(|trusted| trusted.network == network && trusted.address == asset)
             .ok_or(OfferRefusal::UnknownAsset { network, asset })?;
         let is_permit = common.permit().is_some();
-        if is_permit && !self.permits {
-            return Err(OfferRefusal::Permit);
+        if is_permit && !(if common.is_maximum() { self.maximums } else { self.permits }) {
+            return Err(OfferRefusal::Permit { scheme: common.scheme() });
         }
         // A permit is in Permit2's domain.
         if *trusted != common.asset && !is_permit {
@@ -139,7 +143,7 @@ mod tests {
     use crate::{
         client::challenge::MAX_OFFERS,
         network::Network,
-        protocol::{PaymentRequirements, encode_header, header_name, v1},
+        protocol::{PaymentRequirements, TransferMethod, encode_header, header_name, v1},
     };
 
     fn offer(amount: u64) -> ExactOffer {
@@ -235,6 +239,23 @@ mod tests {
     }
 
     #[test]
+    fn permit_is_chosen_at_the_same_price_if_it_may_cost_less_or_alone_will_do() {
+        let offers = [offer(5).by_permit(), offer(5), offer(5).up_to(Address::repeat_byte(9))];
+        let written: Vec<_> = offers.iter().map(ExactOffer::to_requirements).collect();
+        let methods = |policy: &OfferPolicy, offers: &[PaymentRequirements]| -> Vec<TransferMethod> {
+            let choices = policy.choose(&in_v2(offers)).unwrap_or_default();
+            choices.into_iter().map(|choice| choice.offer.method).collect()
+        };
+        let all = OfferPolicy { permits: true, maximums: true, ..policy() };
+        assert_eq!(methods(&all, &written), [offers[2].method, offers[1].method, offers[0].method]);
+        assert_eq!(methods(&policy(), &written), [offers[1].method]);
+        let exact = OfferPolicy { permits: true, ..policy() };
+        assert_eq!(methods(&exact, &written[..1]), [offers[0].method]);
+        assert_eq!(refused_by(&policy(), written[0].clone()), OfferRefusal::Permit { scheme: "exact" });
+        assert_eq!(refused_by(&exact, written[2].clone()), OfferRefusal::Permit { scheme: offers[2].scheme() });
+    }
+
+    #[test]
     fn preference_outranks_the_price() {
         let mut policy = policy();
         policy.prefer(|offer| offer.network() != Network::BASE_SEPOLIA);
@@ -276,7 +297,7 @@ mod tests {
         assert_eq!(refused(|o| o.max_timeout_seconds = 0), OfferRefusal::NoTime);
         assert_eq!(refused(|o| o.amount = "0".into()), OfferRefusal::Amount);
         assert_eq!(refused(|o| o.amount = "18446744073709551616".into()), OfferRefusal::Amount);
-        assert!(matches!(refused(|o| o.scheme = "upto".into()), OfferRefusal::Unsupported(_)));
+        assert!(matches!(refused(|o| o.scheme = "escrow".into()), OfferRefusal::Unsupported(_)));
     }
 
     #[test]

@@ -274,12 +274,22 @@ impl PayerBuilder {
         self
     }
 
-    /// Pays at most the price where a seller offers that (scheme `upto`), by permits of Permit2. Default: off.
+    /// Pays the price by permits of Permit2 where a seller offers that. Default: off.
     ///
-    /// At the same rank and price, a permit is preferred to `exact`: it may cost less. [`Budget`] limits apply to the price, which is the most
-    /// that may be charged. A seller may charge all of it. The signer signs the digest, which devices that show what they sign refuse.
-    pub fn upto(mut self, policy: PermitPolicy) -> Self {
+    /// At the same rank and price, an authorization is preferred: it needs no approval. The signer signs the digest, which devices that show what
+    /// they sign refuse. The policy is for all permits of the payer: the one that is given last holds.
+    pub fn permits(mut self, policy: PermitPolicy) -> Self {
         self.policy.permits = true;
+        self.wallet.permits = policy;
+        self
+    }
+
+    /// Pays at most the price, by permits of Permit2, where a seller offers that. Default: off.
+    ///
+    /// At the same rank and price, it is preferred to what costs the price: it may cost less. [`Budget`] limits apply to the price, which is the
+    /// most that may be charged. A seller may charge all of it. For the signer and the policy, see [`permits`](Self::permits).
+    pub fn upto(mut self, policy: PermitPolicy) -> Self {
+        self.policy.maximums = true;
         self.wallet.permits = policy;
         self
     }

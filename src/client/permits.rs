@@ -1,4 +1,4 @@
-//! Paying by permit (scheme `upto`): whether Permit2 may move so much of the payer's tokens.
+//! Paying by permit: whether Permit2 may move so much of the payer's tokens.
 
 #[cfg(feature = "onchain")]
 use std::{
@@ -20,7 +20,7 @@ use crate::{
     },
     network::Network,
 };
-use crate::{payment::PaymentKey, protocol::ExactOffer, upto::Permit, usdc::Usdc};
+use crate::{payment::PaymentKey, permit2::Permit, protocol::ExactOffer, usdc::Usdc};
 
 /// How long a node is waited for.
 #[cfg(feature = "onchain")]
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_secs(3);
 #[cfg(feature = "onchain")]
 type Approval = (Network, Address, Address);
 
-/// How a payer pays at most a price (scheme `upto`).
+/// How a payer pays by permits of Permit2.
 ///
 /// Permit2 moves the payer's tokens, as far as the payer has let it by the token's `approve(0x000000000022D473030F116dDEE9F6B43aC78BA3,
 /// amount)`. Whoever gets a signature for Permit2 out of the payer can take what is approved, so approve no more than what it should spend
@@ -50,7 +50,7 @@ type Approval = (Network, Address, Address);
 /// use alloy_signer_local::PrivateKeySigner;
 /// use tower_x402::client::{Payer, PermitPolicy};
 ///
-/// let payer = Payer::builder(PrivateKeySigner::random()).upto(PermitPolicy::default()).build();
+/// let payer = Payer::builder(PrivateKeySigner::random()).permits(PermitPolicy::default()).build();
 /// # }
 /// ```
 #[derive(Clone, Default)]
@@ -95,7 +95,7 @@ impl PermitPolicy {
         None
     }
 
-    /// Returns what this transaction charged of a permit for this payee, in a block that may not be final, if a node shows that it did.
+    /// Returns what this transaction charged of a maximum for this payee, in a block that may not be final, if a node shows that it did.
     #[cfg(feature = "onchain")]
     pub(super) async fn charged_by(
         &self,
@@ -104,8 +104,8 @@ impl PermitPolicy {
     ) -> Option<Usdc> {
         let PaymentKey { network, payer, nonce, .. } = *key;
         let (_, rpc) = self.nodes.iter().find(|(of, _)| *of == network)?;
-        let facilitator = Some(permit.facilitator);
-        let expected = ExpectedTransfer { token: permit.token, payer, payee, value: U256::ZERO, nonce, facilitator };
+        let (token, permit) = (permit.token, Some(*permit));
+        let expected = ExpectedTransfer { token, payer, payee, value: U256::ZERO, nonce, permit };
         let looking = permit::charged_by(rpc, &expected, transaction);
         let shown = tokio::time::timeout(LOOK, looking).await.unwrap_or(Err(RpcFailure::Silent));
         let shown = shown.inspect_err(|error| {

@@ -20,7 +20,7 @@ use crate::{
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum PaymentOutcome {
-    /// The server names the transaction that settled the payment. The amount is spent; of a permit, see [`Receipt::amount`].
+    /// The server names the transaction that settled the payment. The amount is spent; of a maximum, see [`Receipt::amount`].
     Settled,
     /// The server accepted the payment and will settle it later. The amount is spent.
     Accepted,
@@ -71,7 +71,7 @@ pub struct Receipt {
     pub network: Network,
     /// The token's address.
     pub asset: Address,
-    /// The amount that was signed. Of a permit (scheme `upto`) it is what was charged: as the payer's node shows it
+    /// The amount that was signed. Of a maximum it is what was charged: as the payer's node shows it
     /// ([`PermitPolicy::node`](super::PermitPolicy::node)), or else as the seller says. The budget believes only the chain that it was less
     /// than what was signed for.
     pub amount: Usdc,

@@ -12,7 +12,6 @@ pub(crate) mod single_flight;
 
 use std::{fmt, sync::Arc};
 
-use alloy_primitives::Address;
 use async_trait::async_trait;
 use auto_impl::auto_impl;
 
@@ -29,7 +28,7 @@ use crate::{
     ledger::{Ledger, Record},
     network::Network,
     payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
-    protocol::SupportedResponse,
+    protocol::{SupportedResponse, TransferMethod},
 };
 
 /// Verifies and settles payments.
@@ -59,11 +58,10 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
         self.serves(terms)
     }
 
-    /// Returns the account that settles permits on this network: offers of the scheme `upto` name it, and payers sign for it. Called when a
-    /// layer is built; asks nobody. It must be the same in every process of a seller, whose offers differ otherwise. Default: `None`, for a
-    /// facilitator that settles none.
-    fn permit_account(&self, _network: Network) -> Option<Address> {
-        None
+    /// Returns the methods by permit that it settles on this network, as offers have them. Called when a layer is built; asks nobody. The
+    /// account that a method names must be the same in every process of a seller, whose offers differ otherwise. Default: none.
+    fn permit_methods(&self, _network: Network) -> Vec<TransferMethod> {
+        Vec::new()
     }
 
     /// Returns the payment kinds that it supports, as in the response of `GET /supported`.

@@ -32,7 +32,7 @@ pub struct Record {
     pub key: PaymentKey,
     /// The offer that it was accepted under. Later prices do not change it.
     pub terms: Arc<Terms>,
-    /// The message that the payer signed. A permit is kept in the same fields (see [`upto`](crate::upto)).
+    /// The message that the payer signed. A permit is kept in the same fields (see [`permit2`](crate::permit2)).
     pub authorization: Authorization,
     /// The payer's signature.
     pub signature: PaymentSignature,

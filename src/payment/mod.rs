@@ -14,8 +14,8 @@ use serde_json::{Map, Value};
 use crate::{
     eip3009::{Authorization, TokenDomain},
     network::Network,
+    permit2::Permit,
     protocol::{ExactOffer, PaymentRequirements, Reason, ResourceInfo, Verbatim},
-    upto::Permit,
 };
 
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
@@ -25,7 +25,7 @@ pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 pub struct PaymentKey {
     /// The chain.
     pub network: Network,
-    /// The token. Of a permit it is [`PERMIT2`](crate::upto::PERMIT2), whose nonces are one set for all tokens.
+    /// The token. Of a permit it is [`PERMIT2`](crate::permit2::PERMIT2), whose nonces are one set for all tokens.
     pub asset: Address,
     /// The payer.
     pub payer: Address,
@@ -124,8 +124,7 @@ impl Terms {
         &self.domain
     }
 
-    /// Returns the fields of a permit that follow from the offer, if it is paid by one (scheme `upto`). Then the offer's amount is the
-    /// highest that may be charged.
+    /// Returns the fields of a permit that follow from the offer, if it is paid by one.
     pub const fn permit(&self) -> Option<Permit> {
         self.offer.permit()
     }
@@ -160,12 +159,12 @@ impl Terms {
     /// ```
     /// # use tower_x402::{payment::Terms, protocol::Reason};
     /// # fn example(terms: &Terms) -> Reason {
-    /// // `upto` has codes of its own for some of what `exact` refuses.
+    /// // Permits have codes of their own for some of what is refused.
     /// terms.reason(Reason::InsufficientFunds)
     /// # }
     /// ```
     pub fn reason(&self, reason: Reason) -> Reason {
-        if self.permit().is_some() { reason.of_permit() } else { reason }
+        self.offer.method.reason(&reason)
     }
 
     /// Returns the rejection with that code.

@@ -7,8 +7,8 @@ use alloy_primitives::{B256, U256};
 use super::{EchoedMetadata, PaymentKey, Terms};
 use crate::{
     eip3009::{Authorization, PaymentSignature, RecoverError},
+    permit2::{self, Permit},
     protocol::{ExactPayload, Reason},
-    upto::{self, Permit},
 };
 
 /// A payment that passed all local checks against an offer. [`precheck`] returns it, and a ledger restores it from a record.
@@ -113,13 +113,13 @@ fn check_permit(offered: Option<Permit>, signed: Option<Permit>) -> Result<(), R
         (None, Some(_)) => return no(Reason::InvalidPayload.as_str(), "the offer is not to be paid by a permit"),
     };
     if signed.spender != offered.spender {
-        return no(upto::SPENDER_MISMATCH, "the permit's spender is not the contract of this scheme");
+        return no(permit2::SPENDER_MISMATCH, "the permit's spender is not the contract of this scheme");
     }
     if signed.facilitator != offered.facilitator {
-        return no(upto::FACILITATOR_MISMATCH, "the permit is for another facilitator than the offer's");
+        return no(permit2::ACCOUNT_MISMATCH, "the permit names another facilitator than the offer, or none");
     }
     if signed.token != offered.token {
-        return no(upto::TOKEN_MISMATCH, "the permit is for another token than the offer's");
+        return no(permit2::TOKEN_MISMATCH, "the permit is for another token than the offer's");
     }
     Ok(())
 }
@@ -192,7 +192,7 @@ impl Prechecked {
         self.known_failures
     }
 
-    /// Charges this much of what was signed for, in atomic units (scheme `upto`). Until then all of it is verified and settled.
+    /// Charges this much of a maximum, in atomic units. Until then all of it is verified and settled.
     #[must_use]
     pub fn charging(self, amount: U256) -> Self {
         Self { charged: Some(amount), ..self }

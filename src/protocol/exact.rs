@@ -1,15 +1,18 @@
-//! Payments by one signed transfer on EVM chains: `exact`, by an EIP-3009 authorization of exactly the asked amount, and `upto`, by a
-//! permit for a maximum.
+//! Payments by one signed transfer on EVM chains: of exactly the asked amount, by an EIP-3009 authorization or a permit, or of at most that,
+//! by a permit.
 
 use std::fmt;
 
 use alloy_primitives::{Address, U256};
 use serde_json::{Map, Value};
 
-use super::PaymentRequirements;
+#[cfg(feature = "remote")]
+use super::SupportedKind;
+use super::{PaymentRequirements, Reason};
 use crate::{
     network::{Asset, Network},
-    upto::{self, Permit},
+    permit2::{self, Codes, PERMIT2, Permit},
+    upto,
 };
 
 /// How tokens are moved, and who decides how many.
@@ -19,11 +22,67 @@ pub enum TransferMethod {
     /// Exactly the amount, by an EIP-3009 authorization that anybody may execute (scheme `exact`).
     #[default]
     Authorization,
-    /// At most the amount, by a permit that one account may have executed (scheme `upto`).
-    Permit {
+    /// Exactly the amount, by a permit of Permit2 that anybody may have executed (scheme `exact`).
+    Permit,
+    /// At most the amount, by a permit of Permit2 that one account may have executed (scheme [`upto`]).
+    Maximum {
         /// The account (`extra.facilitatorAddress`).
         facilitator: Address,
     },
+}
+
+impl TransferMethod {
+    /// Returns each method that moves tokens by a permit, as far as it depends on who settles: on this account.
+    pub const fn by_permit(account: Address) -> [Self; 2] {
+        [Self::Permit, Self::Maximum { facilitator: account }]
+    }
+
+    /// Returns the method by permit of a kind of payments that a facilitator says it settles. Which tokens it moves by permit, it does not say.
+    #[cfg(feature = "remote")]
+    pub(crate) fn of_kind(kind: &SupportedKind) -> Option<Self> {
+        match kind.scheme.as_str() {
+            "exact" => Some(Self::Permit),
+            upto::SCHEME => Some(Self::Maximum { facilitator: upto::account_in(kind.extra.as_ref()?).ok()? }),
+            _ => None,
+        }
+    }
+
+    /// Returns what offers, and facilitators in `/supported`, say of the scheme of this method beside its name.
+    pub(crate) fn extra(self) -> Option<Map<String, Value>> {
+        match self {
+            Self::Authorization | Self::Permit => None,
+            Self::Maximum { facilitator } => Some(Map::from_iter([upto::naming(facilitator)])),
+        }
+    }
+
+    /// Returns the name of the scheme that moves tokens like this.
+    pub const fn scheme(self) -> &'static str {
+        match self {
+            Self::Authorization | Self::Permit => "exact",
+            Self::Maximum { .. } => upto::SCHEME,
+        }
+    }
+
+    /// Returns the fields of a permit for this token, if it moves tokens by one.
+    pub const fn permit(self, token: Address) -> Option<Permit> {
+        match self {
+            Self::Authorization => None,
+            Self::Permit => Some(Permit::new(token)),
+            Self::Maximum { facilitator } => Some(upto::permit(token, facilitator)),
+        }
+    }
+
+    /// Returns the reason as it is named where tokens are moved like this: permits have codes of their own.
+    #[cfg_attr(not(feature = "facilitator"), allow(dead_code, reason = "only sellers and facilitators refuse"))]
+    pub(crate) fn reason(self, reason: &Reason) -> Reason {
+        let codes: &[&Codes] = match self {
+            Self::Authorization => &[],
+            Self::Permit => &[permit2::CODES],
+            Self::Maximum { .. } => &[permit2::CODES, upto::CODES],
+        };
+        let own = codes.iter().copied().flatten().find(|(code, _)| *code == reason.as_str());
+        own.map_or_else(|| reason.clone(), |(_, own)| Reason::from(*own))
+    }
 }
 
 /// The order of work and settlement (`extra.paymentFlow`).
@@ -59,7 +118,7 @@ impl fmt::Display for PaymentFlow {
 pub struct ExactOffer {
     /// The token, and its chain.
     pub asset: Asset,
-    /// The price, in atomic units of the token: of a [permit](TransferMethod::Permit) the highest.
+    /// The price, in atomic units of the token; the highest, if it is a [maximum](TransferMethod::Maximum).
     pub amount: U256,
     /// The payee.
     pub pay_to: Address,
@@ -78,10 +137,16 @@ impl ExactOffer {
         Self { asset, amount, pay_to, max_timeout_seconds, flow, method }
     }
 
-    /// Makes it an offer of the scheme `upto`: the amount is the highest, and this facilitator settles.
+    /// Makes it an offer to be paid by a permit of Permit2.
+    #[must_use]
+    pub fn by_permit(self) -> Self {
+        Self { method: TransferMethod::Permit, ..self }
+    }
+
+    /// Makes the amount the [highest](TransferMethod::Maximum): this facilitator settles what is charged of it.
     #[must_use]
     pub fn up_to(self, facilitator: Address) -> Self {
-        Self { flow: PaymentFlow::Authorization, method: TransferMethod::Permit { facilitator }, ..self }
+        Self { flow: PaymentFlow::Authorization, method: TransferMethod::Maximum { facilitator }, ..self }
     }
 
     /// Returns the chain of the payment.
@@ -91,26 +156,22 @@ impl ExactOffer {
 
     /// Returns the name of its scheme.
     pub const fn scheme(&self) -> &'static str {
-        match self.method {
-            TransferMethod::Authorization => "exact",
-            TransferMethod::Permit { .. } => upto::SCHEME,
-        }
+        self.method.scheme()
     }
 
     /// Returns the fields of a permit that follow from the offer, if it is paid by one.
     pub const fn permit(&self) -> Option<Permit> {
-        match self.method {
-            TransferMethod::Authorization => None,
-            TransferMethod::Permit { facilitator } => Some(Permit::new(self.asset.address, facilitator)),
-        }
+        self.method.permit(self.asset.address)
+    }
+
+    /// Returns `true` if less than the amount may be charged, which is decided after the work.
+    pub const fn is_maximum(&self) -> bool {
+        matches!(self.method, TransferMethod::Maximum { .. })
     }
 
     /// Returns the contract that keeps the nonces that have been used: the token, or Permit2, whose nonces are one set for all tokens.
     pub const fn nonce_keeper(&self) -> Address {
-        match self.method {
-            TransferMethod::Authorization => self.asset.address,
-            TransferMethod::Permit { .. } => upto::PERMIT2,
-        }
+        if self.permit().is_some() { PERMIT2 } else { self.asset.address }
     }
 
     /// Returns the offer as it is on the wire, with checksummed addresses.
@@ -122,10 +183,10 @@ impl ExactOffer {
                 extra.insert(field.into(), Value::from(value.as_str()));
             }
         }
-        if let TransferMethod::Permit { facilitator } = self.method {
+        if self.permit().is_some() {
             extra.insert("assetTransferMethod".into(), Value::from("permit2"));
-            extra.insert("facilitatorAddress".into(), Value::from(facilitator.to_string()));
         }
+        extra.extend(self.method.extra().into_iter().flatten());
         if self.flow != PaymentFlow::Authorization {
             extra.insert("paymentFlow".into(), Value::from(self.flow.as_str()));
         }
@@ -145,12 +206,20 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
     type Error = OfferError;
 
     fn try_from(offer: &PaymentRequirements) -> Result<Self, OfferError> {
-        let is_permit = match offer.scheme.as_str() {
-            "exact" => false,
-            upto::SCHEME => true,
+        let asked = offer.extra.get("assetTransferMethod");
+        let (method, named) = match offer.scheme.as_str() {
+            "exact" if asked.is_some_and(|method| method == "permit2") => (TransferMethod::Permit, "permit2"),
+            "exact" => (TransferMethod::Authorization, "eip3009"),
+            upto::SCHEME => {
+                let facilitator = upto::account_in(&offer.extra).map_err(OfferError::Address)?;
+                (TransferMethod::Maximum { facilitator }, "permit2")
+            }
             _ => return Err(OfferError::Scheme(offer.scheme.clone())),
         };
-        Self::read(offer, is_permit)
+        match asked.filter(|asked| *asked != named) {
+            Some(other) => Err(OfferError::TransferMethod(other.to_string())),
+            None => Self::read(offer, method),
+        }
     }
 }
 
@@ -158,32 +227,23 @@ impl ExactOffer {
     /// Reads what an offer of a payment channel has in common with one of `exact`: token, price, payee and time.
     #[cfg(feature = "client")]
     pub(crate) fn of_channel(offer: &PaymentRequirements) -> Result<Self, OfferError> {
-        Self::read(offer, false)
+        Self::read(offer, TransferMethod::Authorization)
     }
 
-    fn read(offer: &PaymentRequirements, is_permit: bool) -> Result<Self, OfferError> {
+    fn read(offer: &PaymentRequirements, method: TransferMethod) -> Result<Self, OfferError> {
         let network = offer.network.parse().map_err(|_| OfferError::Network(offer.network.clone()))?;
         let address = |text: &str, field| text.parse::<Address>().map_err(|_| OfferError::Address(field));
         let text = |field| match offer.extra.get(field) {
             Some(Value::String(text)) => Ok(text.clone()),
-            None if is_permit => Ok(String::new()),
+            None if method != TransferMethod::Authorization => Ok(String::new()),
             _ => Err(OfferError::MissingDomain),
         };
+        let is_maximum = matches!(method, TransferMethod::Maximum { .. });
         let flow = match offer.extra.get("paymentFlow") {
             None => PaymentFlow::Authorization,
             Some(Value::String(flow)) if flow == "authorization" => PaymentFlow::Authorization,
-            Some(Value::String(flow)) if flow == "upfront" && !is_permit => PaymentFlow::Upfront,
+            Some(Value::String(flow)) if flow == "upfront" && !is_maximum => PaymentFlow::Upfront,
             Some(other) => return Err(OfferError::Flow(other.to_string())),
-        };
-        // The scheme `exact` also has transfers by Permit2, which this field names.
-        let expected = if is_permit { "permit2" } else { "eip3009" };
-        if let Some(method) = offer.extra.get("assetTransferMethod").filter(|method| *method != expected) {
-            return Err(OfferError::TransferMethod(method.to_string()));
-        }
-        let method = match offer.extra.get("facilitatorAddress") {
-            _ if !is_permit => TransferMethod::Authorization,
-            Some(Value::String(text)) => TransferMethod::Permit { facilitator: address(text, "facilitatorAddress")? },
-            _ => return Err(OfferError::Address("facilitatorAddress")),
         };
         Ok(Self {
             asset: Asset {
@@ -206,7 +266,7 @@ impl ExactOffer {
 #[non_exhaustive]
 pub enum OfferError {
     /// The scheme is none of those for one signed transfer.
-    #[error("scheme {0:?} is not implemented, only \"exact\" and \"upto\"")]
+    #[error("scheme {0:?} is none of those that are paid by one transfer")]
     Scheme(String),
     /// The network is not an EVM chain.
     #[error("network {0:?} is not an EVM chain")]
@@ -223,7 +283,7 @@ pub enum OfferError {
     /// The payment flow is unknown.
     #[error("paymentFlow {0} is not implemented")]
     Flow(String),
-    /// The token is to be moved by another method than EIP-3009, or for `upto` than Permit2.
+    /// The token is to be moved by another method than EIP-3009 or Permit2, or one that the scheme does not have.
     #[error("assetTransferMethod {0} is not implemented for this scheme")]
     TransferMethod(String),
 }
@@ -254,6 +314,19 @@ mod tests {
     }
 
     #[test]
+    fn an_offer_of_a_permit_reads_back_as_itself_in_both_flows() {
+        for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
+            let offer = ExactOffer { flow, ..offer().by_permit() };
+            let mut written = offer.to_requirements();
+            assert_eq!((written.scheme.as_str(), &written.extra["assetTransferMethod"]), ("exact", &"permit2".into()));
+            assert_eq!(ExactOffer::try_from(&written).as_ref(), Ok(&offer));
+            // Others leave out the token's domain, which no permit needs.
+            written.extra.retain(|field, _| !["name", "version"].contains(&field.as_str()));
+            assert_eq!(ExactOffer::try_from(&written).map(|offer| offer.method), Ok(TransferMethod::Permit));
+        }
+    }
+
+    #[test]
     fn an_offer_of_a_maximum_reads_back_as_itself_and_needs_a_facilitator() {
         let offer = offer().up_to(Address::repeat_byte(9));
         let written = offer.to_requirements();
@@ -271,6 +344,28 @@ mod tests {
         assert_eq!(lacking, Err(OfferError::Address("facilitatorAddress")));
         let upfront = change(|o| drop(o.extra.insert("paymentFlow".into(), "upfront".into())));
         assert!(matches!(upfront, Err(OfferError::Flow(_))));
+        let by_another = change(|o| drop(o.extra.insert("assetTransferMethod".into(), "eip3009".into())));
+        assert!(matches!(by_another, Err(OfferError::TransferMethod(_))));
+    }
+
+    #[cfg(any(feature = "remote", feature = "client"))]
+    #[test]
+    fn a_reason_that_is_written_about_a_permit_reads_back_as_itself() {
+        let methods = [
+            TransferMethod::Authorization,
+            TransferMethod::Permit,
+            TransferMethod::Maximum { facilitator: Address::ZERO },
+        ];
+        for (method, reason) in methods.iter().flat_map(|method| Reason::KNOWN.iter().map(move |it| (method, it))) {
+            assert_eq!(method.reason(reason).of_authorization(), *reason, "{method:?}");
+        }
+        let written = methods.map(|method| method.reason(&Reason::NetworkMismatch).to_string());
+        let exact = "invalid_exact_evm_network_mismatch";
+        assert_eq!(written, [exact, exact, "invalid_upto_evm_network_mismatch"]);
+        let read = |code: &str| Reason::from(code).of_authorization();
+        assert_eq!(read("permit2_payment_too_early"), Reason::ValidAfter);
+        assert_eq!(read("permit2_token_mismatch"), Reason::InvalidPaymentRequirements);
+        assert_eq!(read("another"), Reason::from("another"));
     }
 
     #[test]
@@ -291,9 +386,10 @@ mod tests {
         }
         assert!(matches!(change(|o| drop(o.extra.remove("name"))), OfferError::MissingDomain));
         assert!(matches!(change(|o| drop(o.extra.insert("paymentFlow".into(), "escrow".into()))), OfferError::Flow(_)));
-        assert!(matches!(
-            change(|o| drop(o.extra.insert("assetTransferMethod".into(), "permit2".into()))),
-            OfferError::TransferMethod(_)
-        ));
+        for other in [Value::from("erc7710"), Value::from(""), Value::Null] {
+            let mut written = offer().to_requirements();
+            written.extra.insert("assetTransferMethod".into(), other);
+            assert!(matches!(ExactOffer::try_from(&written), Err(OfferError::TransferMethod(_))));
+        }
     }
 }

@@ -1,10 +1,10 @@
-//! The signed message of a payment by one signed transfer, as it is on the wire: an EIP-3009 authorization (`exact`), or a permit (`upto`).
+//! The signed message of a payment by one signed transfer, as it is on the wire: an EIP-3009 authorization, or a permit.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    upto::{Permit, Permit2Authorization},
+    permit2::{Permit, Permit2Authorization},
 };
 
 /// The payload of a payment by one signed transfer on an EVM chain.
@@ -14,12 +14,12 @@ pub struct ExactPayload {
     pub signature: PaymentSignature,
     /// The message that the payer signed.
     pub authorization: Authorization,
-    /// The other fields of the message, if it is a permit (scheme `upto`).
+    /// The other fields of the message, if it is a permit.
     pub permit: Option<Permit>,
 }
 
 impl ExactPayload {
-    /// Creates the payload of a payment by an EIP-3009 authorization (scheme `exact`).
+    /// Creates the payload of a payment by an EIP-3009 authorization.
     pub const fn new(signature: PaymentSignature, authorization: Authorization) -> Self {
         Self { signature, authorization, permit: None }
     }

@@ -46,7 +46,7 @@ impl ResourceInfo {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct PaymentRequirements {
-    /// The scheme. This crate knows `exact`, `upto` and `batch-settlement`.
+    /// The scheme. This crate knows those of [`TransferMethod`](super::TransferMethod), and `batch-settlement`.
     pub scheme: String,
     /// The chain, as CAIP-2.
     pub network: String,
@@ -74,8 +74,8 @@ impl PaymentRequirements {
             && accepted.pay_to.eq_ignore_ascii_case(&self.pay_to)
             && accepted.max_timeout_seconds == self.max_timeout_seconds
             && self.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
-            // A payer may add to `extra`, but not a flow that was not offered.
-            && accepted.extra.get("paymentFlow") == self.extra.get("paymentFlow")
+            // A payer may add to `extra`, but not a flow or a transfer method that was not offered.
+            && ["paymentFlow", "assetTransferMethod"].iter().all(|field| accepted.extra.get(*field) == self.extra.get(*field))
     }
 }
 

@@ -4,8 +4,11 @@ use std::{convert::Infallible, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-#[cfg(any(feature = "facilitator", feature = "client"))]
-use crate::upto;
+#[cfg(any(feature = "remote", feature = "client"))]
+use crate::{
+    permit2::{self, Codes},
+    upto,
+};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal,)*) => {
@@ -115,16 +118,12 @@ reasons! {
 }
 
 impl Reason {
-    /// Returns the reason with which a permit is refused (scheme `upto`). Permits have codes of their own.
-    #[cfg(feature = "facilitator")]
-    pub(crate) fn of_permit(&self) -> Self {
-        upto::of_permit(self.as_str()).into()
-    }
-
-    /// Returns the reason of `exact` that means the same, if this is one of a permit.
+    /// Returns the reason of an authorization that means the same, if this is one of a permit.
     #[cfg(any(feature = "remote", feature = "client"))]
-    pub(crate) fn of_exact(&self) -> Self {
-        upto::of_exact(self.as_str()).into()
+    pub(crate) fn of_authorization(&self) -> Self {
+        const CODES: [&Codes; 3] = [permit2::CODES, permit2::MISMATCHES, upto::CODES];
+        let same = CODES.into_iter().flatten().find(|(_, own)| *own == self.as_str());
+        same.map_or_else(|| self.clone(), |(code, _)| Self::from(*code))
     }
 }
 

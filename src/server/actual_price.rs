@@ -10,9 +10,8 @@ const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 
 /// What a request cost, if that is less than its price. A handler puts it into the extensions of its response.
 ///
-/// Only payments by voucher and by permit (schemes `batch-settlement` and `upto`) are charged less than the price; an `exact` payment is for
-/// the price. More than the price is an error of the
-/// handler: the request is answered 500, and nothing is charged.
+/// Only payments by voucher and for a maximum are charged less than the price; any other is for the
+/// price. More than the price is an error of the handler: the request is answered 500, and nothing is charged.
 ///
 /// ```
 /// use tower_x402::{Usdc, server::ActualPrice};

@@ -28,9 +28,9 @@ use super::{
 use crate::{
     charge::{Echoed, Offer, Refusal, RefusalKind, Unfinished, Unread, Why},
     ledger::channels::ChannelRecord,
+    permit2::ALLOWANCE_REQUIRED,
     protocol::{SettlementResponse, encode_header},
     telemetry::RequestOutcome,
-    upto::ALLOWANCE_REQUIRED,
     vouchers::{ChannelId, VoucherState},
 };
 

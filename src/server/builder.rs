@@ -1,6 +1,6 @@
 //! Describes what a layer charges for, and checks the description.
 
-use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
+use std::{collections::HashSet, future::Future, mem, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
@@ -56,7 +56,9 @@ pub struct RequirePaymentLayerBuilder {
     trusts_proxy: bool,
     extensions: Vec<Extension>,
     speaks_v1: bool,
-    takes_permits: bool,
+    /// The kinds of permits that are offered, whichever account they name.
+    permits: Vec<TransferMethod>,
+    /// Whether exactly the price may be paid.
     takes_transfers: bool,
     settings: Settings,
 }
@@ -152,7 +154,7 @@ impl RequirePaymentLayerBuilder {
         let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
         let timeout = self.settings.rules.limits.max_timeout.as_secs();
         let mut options = Vec::new();
-        for flow in flows.into_iter().filter(|_| self.takes_transfers) {
+        for flow in flows.iter().copied().filter(|_| self.takes_transfers) {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
                 let method = TransferMethod::Authorization;
@@ -165,13 +167,20 @@ impl RequirePaymentLayerBuilder {
                 options.push(option);
             }
         }
-        if self.takes_permits {
-            if !takes_exact {
-                return Err(BuildError::PermitsAndVouchersOnly);
-            }
+        if !takes_exact && !self.permits.is_empty() {
+            return Err(BuildError::PermitsAndVouchersOnly);
+        }
+        for kind in self.permits.iter().filter(|kind| self.takes_transfers || **kind != TransferMethod::Permit) {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
-                options.push(permit_option(&self.facilitators, asset, *pay_to)?);
+                let (facilitator, method) = settler_of(&self.facilitators, *kind, asset.network)?;
+                // What is charged of a maximum is known after the work.
+                let flows =
+                    if method == TransferMethod::Permit { flows.as_slice() } else { &[PaymentFlow::Authorization] };
+                for flow in flows {
+                    let (asset, flow) = (asset.clone(), *flow);
+                    options.push(PaymentOption { asset, pay_to: *pay_to, flow, method, facilitator });
+                }
             }
         }
         if takes_exact && self.settings.rules.deferred.is_some() {
@@ -320,20 +329,41 @@ impl RequirePaymentLayerBuilder {
         self.vouchers(channels)
     }
 
-    /// Offers to be paid by permits, too (scheme `upto`), in every token and to every payee: the price is then the highest that a request
+    /// Offers to be paid the price by permits of [Permit2](crate::permit2), too, in every token, to every payee and in every flow. Payers have to
+    /// have let Permit2 move the token; one that has not is answered 412. Default: off.
+    ///
+    /// Any ERC-20 token can be paid by permit. With one that has no `transferWithAuthorization` (EIP-3009), the other offer is there all the
+    /// same, and a payment for it is refused. The facilitator has to settle such permits: a remote one does not say in `/supported` whether it
+    /// does. One that settles them by a contract of its own cannot be confirmed by a node.
+    ///
+    /// ```
+    /// # use tower_x402::server::RequirePaymentLayer;
+    /// let builder = RequirePaymentLayer::builder().price("$0.10").permits();
+    /// ```
+    pub fn permits(self) -> Self {
+        self.permitting(TransferMethod::Permit)
+    }
+
+    /// Offers to be paid by permits for a maximum, too, in every token and to every payee: the price is then the highest that a request
     /// costs, and the handler says by [`ActualPrice`](super::ActualPrice) what it did cost, which may be nothing. A handler that says nothing
     /// charges the price. Default: off.
     ///
     /// A permit that is charged nothing is used up all the same: presented again, it gets the answer that it got. While the work lasts,
-    /// nothing is locked: see [`upto`](crate::upto) for what payer and seller rely on. Payers have to have let Permit2 move the token; one
-    /// that has not is answered 412.
+    /// nothing is locked: the guide says what payer and seller rely on. Payers have to have let Permit2 move the
+    /// token; one that has not is answered 412.
     ///
     /// ```
     /// # use tower_x402::server::RequirePaymentLayer;
     /// let builder = RequirePaymentLayer::builder().price("$0.10").upto();
     /// ```
-    pub fn upto(mut self) -> Self {
-        self.takes_permits = true;
+    pub fn upto(self) -> Self {
+        self.permitting(TransferMethod::Maximum { facilitator: Address::ZERO })
+    }
+
+    fn permitting(mut self, method: TransferMethod) -> Self {
+        if !self.permits.contains(&method) {
+            self.permits.push(method);
+        }
         self
     }
 
@@ -569,7 +599,7 @@ impl Default for RequirePaymentLayerBuilder {
             trusts_proxy: false,
             extensions: Vec::new(),
             speaks_v1: true,
-            takes_permits: false,
+            permits: Vec::new(),
             takes_transfers: true,
             settings: Settings::default(),
         }
@@ -608,13 +638,18 @@ pub enum BuildError {
     /// No facilitator serves this network: add one that does.
     #[error("no facilitator serves {0}: add one with .facilitator(…)")]
     NotServed(Network),
-    /// No facilitator settles permits on this network: add one that does, or leave `upto` out.
+    /// No facilitator settles permits of this scheme on this network: add one that does, or offer none.
     #[error(
-        "no facilitator settles permits on {0}: add one whose /supported has the scheme upto, or leave .upto() out"
+        "no facilitator settles permits of the scheme {scheme} on {network}: add one whose /supported has it, or leave the permits out"
     )]
-    NoPermits(Network),
-    /// Only vouchers are taken.
-    #[error("only vouchers are taken: leave .upto() out, or call .vouchers(…)")]
+    NoPermits {
+        /// The network.
+        network: Network,
+        /// The scheme.
+        scheme: &'static str,
+    },
+    /// Only vouchers are taken, and permits are offered.
+    #[error("only vouchers are taken: leave the permits out, or call .vouchers(…)")]
     PermitsAndVouchersOnly,
     /// No payee is on the chain of the channels: call `pay_to` for it.
     #[error("vouchers are for channels on {0}, where there is no payee: call .pay_to(…) for it")]
@@ -726,17 +761,16 @@ fn voucher_offers(settings: &Settings, options: &[PaymentOption]) -> Result<Vec<
     Ok(offers)
 }
 
-/// Returns the option to pay at most the price. Its offers name the account that settles it.
-fn permit_option(
+/// Returns the facilitator that settles permits of this kind, and the method as its offers have it: they may name the account that settles.
+fn settler_of(
     facilitators: &[Arc<dyn Facilitator>],
-    asset: Asset,
-    pay_to: Address,
-) -> Result<PaymentOption, BuildError> {
-    let accounts = facilitators.iter().map(|facilitator| facilitator.permit_account(asset.network)).enumerate();
-    let found = accounts.filter_map(|(index, account)| Some((index, account?))).next();
-    let (facilitator, account) = found.ok_or(BuildError::NoPermits(asset.network))?;
-    let method = TransferMethod::Permit { facilitator: account };
-    Ok(PaymentOption { asset, pay_to, flow: PaymentFlow::Authorization, method, facilitator })
+    kind: TransferMethod,
+    network: Network,
+) -> Result<(usize, TransferMethod), BuildError> {
+    let is_it = |method: &TransferMethod| mem::discriminant(method) == mem::discriminant(&kind);
+    let methods = facilitators.iter().map(|facilitator| facilitator.permit_methods(network).into_iter().find(is_it));
+    let found = methods.enumerate().find_map(|(index, method)| Some((index, method?)));
+    found.ok_or(BuildError::NoPermits { network, scheme: kind.scheme() })
 }
 
 /// Tells the operator of offers with which a proxy answers 502 in place of the 402.

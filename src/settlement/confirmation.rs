@@ -141,7 +141,7 @@ impl Confirmation {
             }
             Some((_, rejection)) => (None, rejection),
         };
-        // What used an authorization may be looked up later, since anybody may execute it. Only we execute a permit.
+        // What used an authorization may be looked up later. What used a permit, nobody may ever tell.
         let is_by_permit = queued.expected().is_by_permit();
         let is_wasted = match &found {
             None | Some(Ok(SettlementOutcome::Failed { .. })) => true,
@@ -241,9 +241,9 @@ impl Confirmation {
     /// Returns the outcome of a permit whose nonce is used, while no transfer was found. Permit2 tells nobody of a use, so there may be none to
     /// find.
     ///
-    /// Only the account that it names can have a permit executed, and our accounts journal their `transactions` first (invariant I4). If all of
+    /// If a permit names an account, no other can have it executed, and our accounts journal their `transactions` first (invariant I4). If all of
     /// these are in blocks and did not pay, or it is final that they can not, something else used the nonce. Of a permit that names another
-    /// account, only all the blocks tell.
+    /// account, or none, only all the blocks tell.
     async fn explain_unseen_use(
         &self,
         payment: &Prechecked,
@@ -253,7 +253,7 @@ impl Confirmation {
     ) -> Result<SettlementOutcome, FacilitatorError> {
         let unknown = Ok(SettlementOutcome::Unknown { transaction });
         let is_final = self.node.is_use_final(payment).await?;
-        let sender = payment.terms().permit().map(|permit| permit.facilitator);
+        let sender = payment.terms().permit().and_then(|permit| permit.facilitator);
         let is_ours = self.accounts.iter().any(|account| Some(account.address()) == sender);
         let is_proven = is_ours || (is_complete && is_final);
         if !is_proven {

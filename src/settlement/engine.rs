@@ -33,6 +33,8 @@ use crate::{
     ledger::{Fulfilment, Listing, Record, Settlement, SettlementState},
     network::Network,
     payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
+    permit2::Permit,
+    protocol::TransferMethod,
     settlement::{FacilitatorError, NotReady, Readiness},
     telemetry,
     usdc::Usdc,
@@ -130,7 +132,7 @@ impl Engine {
         });
         engine.deployment.look_up_early().await;
         // Those who offer permits ask what is known then.
-        engine.takes_permits().await;
+        engine.permit_methods().await;
         reconciler::spawn(&engine, settings.reconcile_interval, engine.wake.clone());
         engine
     }
@@ -161,14 +163,22 @@ impl Engine {
         &self.costs
     }
 
-    /// Returns `true` if the chain has the contracts that permits are settled through.
-    pub(crate) async fn takes_permits(&self) -> bool {
-        self.node.has_permits().await.unwrap_or(false)
+    /// Returns the kinds of permits that the chain has the contracts for.
+    pub(crate) async fn permit_methods(&self) -> Vec<TransferMethod> {
+        for permit in self.each_permit_method().filter_map(|method| method.permit(Address::ZERO)) {
+            let _ = self.node.takes_permit(&permit).await;
+        }
+        self.known_permit_methods()
     }
 
-    /// Returns the account that offers of permits name, if the chain was seen to have these contracts. Does not ask.
-    pub(crate) fn permit_account(&self) -> Option<Address> {
-        self.addresses().next().filter(|_| self.node.is_known_to_have_permits())
+    /// Returns those that it was seen to have the contracts for. Does not ask.
+    pub(crate) fn known_permit_methods(&self) -> Vec<TransferMethod> {
+        let is_known = |permit: Permit| self.node.is_known_to_take(&permit);
+        self.each_permit_method().filter(|method| method.permit(Address::ZERO).is_some_and(is_known)).collect()
+    }
+
+    fn each_permit_method(&self) -> impl Iterator<Item = TransferMethod> {
+        TransferMethod::by_permit(self.addresses().next().unwrap_or_default()).into_iter()
     }
 
     /// Returns the lowest balance of a settlement account, in wei.
@@ -379,14 +389,13 @@ impl Engine {
         drop(watched);
     }
 
-    /// Returns the payments with a place of the account that has to send them. A permit names it, and is settled alone; the account may be busy
-    /// for long, so the permit is verified again then. Returns `None` if the settlement has ended.
+    /// Returns the payments with a place of the account that has to send them. A permit may name it, and is settled alone; the account may be
+    /// busy for long, so the permit is verified again then. Returns `None` if the settlement has ended.
     async fn enter_for(&self, mut payments: Vec<QueuedPayment>, place: Place) -> Option<(Vec<QueuedPayment>, Place)> {
-        let Some(permit) = payments.first().and_then(|queued| queued.payment.terms().permit()) else {
-            return Some((payments, place));
-        };
+        let permit = payments.first().and_then(|queued| queued.payment.terms().permit());
+        let Some(account) = permit.and_then(|permit| permit.facilitator) else { return Some((payments, place)) };
         let queued = payments.pop()?;
-        match self.submitter.exchange(place, permit.facilitator, queued.deadline).await {
+        match self.submitter.exchange(place, account, queued.deadline).await {
             Ok(place) if self.is_fresh(&queued) => Some((vec![queued], place)),
             Ok(place) => Some((vec![self.verify_again(queued).await?], place)),
             Err(error) => {

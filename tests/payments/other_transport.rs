@@ -16,11 +16,11 @@ use tower_x402::{
     charge::{Begun, NotOffered, Offer, Refusal, Request, Seller},
     client::{Budget, Payer, PermitPolicy},
     facilitator::{Facilitator as _, OnchainFacilitator},
+    permit2,
     protocol::{
         ExactOffer, MAX_PAYMENT_HEADER, PaymentFlow, PaymentPayload, PaymentRequired, ResourceInfo, SettlementResponse,
         TransferMethod, decode_header, encode_header,
     },
-    upto,
 };
 use x402_devnet::Devnet;
 
@@ -54,7 +54,7 @@ impl Oracle {
     async fn pay(&self) -> PaymentPayload {
         let (buyer, asset) = (PrivateKeySigner::random(), self.devnet.asset());
         self.devnet.mint(buyer.address(), Usdc::from_atomic(PRICE)).unwrap();
-        self.devnet.execute(buyer.address(), asset.address, upto::approval(U256::from(PRICE)).to_vec()).unwrap();
+        self.devnet.execute(buyer.address(), asset.address, permit2::approval(U256::from(PRICE)).to_vec()).unwrap();
         let accepts = self.offers.iter().map(|offer| offer.requirements().clone()).collect();
         let required = PaymentRequired::new(ResourceInfo::new("call:oracle"), accepts);
         let header = encode_header(&required).unwrap().parse().unwrap();
@@ -170,8 +170,8 @@ async fn caller_that_goes_away_gets_its_answer_when_it_comes_back() {
 #[tokio::test]
 async fn permit_is_charged_what_the_work_cost_and_no_more_than_was_signed_for() {
     let permits = |offer: &mut ExactOffer, facilitator: &OnchainFacilitator| {
-        let account = facilitator.permit_account(Network::BASE_SEPOLIA).unwrap();
-        offer.method = TransferMethod::Permit { facilitator: account };
+        let methods = facilitator.permit_methods(Network::BASE_SEPOLIA);
+        offer.method = methods.into_iter().find(|method| *method != TransferMethod::Permit).unwrap();
     };
     let oracle = Oracle::open(permits).await;
     let payment = oracle.pay().await;

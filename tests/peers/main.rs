@@ -15,6 +15,7 @@
 //! channels.rs       our buyer pays by vouchers
 //! command.rs        their clients pay a service in Python, for which the command x402 charges
 //! comparison.rs     the same payments, presented the same way to their server and to ours
+//! permits.rs        their clients pay our seller by permit of Permit2, and their facilitators settle it
 //! operator_page     the operator looks at the page of the command x402
 //! fidelity.rs       the devnet's token answers as Circle's does
 //! identifiers.rs    the extension payment-identifier
@@ -40,6 +41,7 @@ mod fidelity;
 mod identifiers;
 mod nginx;
 mod operator_page;
+mod permits;
 mod programs;
 mod proxies;
 mod recorder;

@@ -30,7 +30,7 @@ use super::{
 
 const CLIENTS: [[&str; 2]; 2] = [["node", "upto.mjs"], [PYTHON, "upto.py"]];
 const SERVERS: [[&str; 2]; 2] = [["node", "channels_server.mjs"], [PYTHON, "fastapi_server.py"]];
-const FACILITATORS: [[&str; 2]; 2] = [["node", "facilitator.mjs"], [PYTHON, "facilitator.py"]];
+pub(super) const FACILITATORS: [[&str; 2]; 2] = [["node", "facilitator.mjs"], [PYTHON, "facilitator.py"]];
 
 #[tokio::test]
 async fn the_official_clients_pay_our_seller_at_most_its_price() {
@@ -110,7 +110,7 @@ fn app(shop: &Shop, layer: RequirePaymentLayerBuilder) -> App {
     })
 }
 
-async fn serve(app: App) -> String {
+pub(super) async fn serve(app: App) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let service = axum::routing::any_service(tower::util::MapErr::new(app, |error| -> std::convert::Infallible {
@@ -125,7 +125,7 @@ async fn fund_their_settler(chain: &DevnetChain) {
     chain.fund(settler.address(), U256::from(10).pow(U256::from(19))).await;
 }
 
-async fn their_facilitator(chain: &DevnetChain, facilitator: [&str; 2]) -> Other {
+pub(super) async fn their_facilitator(chain: &DevnetChain, facilitator: [&str; 2]) -> Other {
     fund_their_settler(chain).await;
     let mut program = script(facilitator);
     program.env("PRIVATE_KEY", SETTLER).env("RPC_URL", chain.rpc_url());
@@ -139,7 +139,7 @@ fn their_server(server: [&str; 2]) -> Command {
 }
 
 /// A key with money that it lets Permit2 move.
-async fn buyer(chain: &DevnetChain) -> PrivateKeySigner {
+pub(super) async fn buyer(chain: &DevnetChain) -> PrivateKeySigner {
     let key = PrivateKeySigner::random();
     chain.mint(key.address(), 100 * PRICE).await;
     approve(&chain.devnet, key.address(), U256::from(100 * PRICE));

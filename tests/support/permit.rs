@@ -1,4 +1,4 @@
-//! Payers by permit (scheme `upto`), who pay by hand: what they sign and send is built without this crate.
+//! Payers by permit, who pay by hand: what they sign and send is built without this crate.
 
 use alloy_primitives::{Address, B256, Bytes, U256, address};
 use alloy_signer::SignerSync as _;
@@ -67,6 +67,7 @@ pub fn approve(devnet: &Devnet, payer: Address, amount: U256) {
 /// If the contracts revert.
 pub fn settle(devnet: &Devnet, payment: &Prechecked, amount: u64) -> B256 {
     let (signed, permit) = (payment.authorization(), payment.terms().permit().expect("a permit"));
+    let facilitator = permit.facilitator.expect("a maximum");
     let call = settleCall {
         permit: PermitTransferFrom {
             permitted: TokenPermissions { token: permit.token, amount: signed.value },
@@ -75,10 +76,10 @@ pub fn settle(devnet: &Devnet, payment: &Prechecked, amount: u64) -> B256 {
         },
         amount: U256::from(amount),
         owner: signed.from,
-        witness: Witness { to: signed.to, facilitator: permit.facilitator, validAfter: signed.valid_after },
+        witness: Witness { to: signed.to, facilitator, validAfter: signed.valid_after },
         signature: payment.signature().as_bytes().to_vec().into(),
     };
-    devnet.execute(permit.facilitator, PROXY, call.abi_encode()).expect("the permit is good").transaction_hash
+    devnet.execute(facilitator, PROXY, call.abi_encode()).expect("the permit is good").transaction_hash
 }
 
 /// Settles a permit, as it was presented, by a contract at the account that it names: no calldata of a transaction says so.
@@ -278,5 +279,172 @@ impl Permit {
     /// The payer invalidates the permit's nonce.
     pub fn invalidate(&self, devnet: &Devnet) {
         invalidate(devnet, self.from, self.message.nonce);
+    }
+}
+
+/// The proxy of `exact`, at its address.
+pub const EXACT_PROXY: Address = address!("402085c248EeA27D92E8b30b2C58ed07f9E20001");
+
+/// What is signed and sent where exactly the price is paid by permit.
+pub mod exact {
+    use alloy_sol_types::sol;
+
+    sol! {
+        #[derive(Debug)]
+        struct TokenPermissions {
+            address token;
+            uint256 amount;
+        }
+
+        #[derive(Debug)]
+        struct Witness {
+            address to;
+            uint256 validAfter;
+        }
+
+        #[derive(Debug)]
+        struct PermitWitnessTransferFrom {
+            TokenPermissions permitted;
+            address spender;
+            uint256 nonce;
+            uint256 deadline;
+            Witness witness;
+        }
+
+        struct PermitTransferFrom {
+            TokenPermissions permitted;
+            uint256 nonce;
+            uint256 deadline;
+        }
+
+        function settle(PermitTransferFrom permit, address owner, Witness witness, bytes signature);
+    }
+}
+
+/// A signed permit for exactly a price, open to every kind of abuse.
+#[derive(Clone, Debug)]
+pub struct ExactPermit {
+    pub signer: PrivateKeySigner,
+    pub from: Address,
+    pub network: Network,
+    pub message: exact::PermitWitnessTransferFrom,
+    pub signature: Bytes,
+    /// Echoed as `accepted`.
+    pub offer: Value,
+    pub resource: Value,
+}
+
+impl ExactPermit {
+    /// Asks, and signs the first offer to pay the price by permit.
+    pub async fn pay(signer: &PrivateKeySigner, app: &App, request: Request<Body>) -> Self {
+        Self::sign(signer, &demand(&send(app, request).await))
+    }
+
+    /// Signs the first offer of a 402 to pay the price by permit.
+    pub fn sign(signer: &PrivateKeySigner, demand: &Value) -> Self {
+        let offers = demand["accepts"].as_array().expect("offers");
+        let is_it = |offer: &&Value| offer["scheme"] == "exact" && offer["extra"]["assetTransferMethod"] == "permit2";
+        let offer = offers.iter().find(is_it).expect("an offer of exact by permit").clone();
+        let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{value} in {offer}")).to_owned();
+        let mut permit = Self {
+            signer: signer.clone(),
+            from: signer.address(),
+            network: text(&offer["network"]).parse().expect("an EVM network"),
+            message: exact::PermitWitnessTransferFrom {
+                permitted: exact::TokenPermissions {
+                    token: text(&offer["asset"]).parse().expect("an address"),
+                    amount: text(&offer["amount"]).parse().expect("an amount"),
+                },
+                spender: EXACT_PROXY,
+                nonce: U256::from_be_bytes(PrivateKeySigner::random().to_bytes().0),
+                deadline: U256::from(unix_now() + offer["maxTimeoutSeconds"].as_u64().expect("seconds")),
+                witness: exact::Witness {
+                    to: text(&offer["payTo"]).parse().expect("an address"),
+                    validAfter: U256::ZERO,
+                },
+            },
+            signature: Bytes::new(),
+            offer,
+            resource: demand["resource"].clone(),
+        };
+        permit.resign();
+        permit
+    }
+
+    /// Signs whatever the message says now.
+    pub fn resign(&mut self) {
+        let domain = eip712_domain! {
+            name: "Permit2",
+            chain_id: self.network.chain_id(),
+            verifying_contract: PERMIT2,
+        };
+        let signature = self.signer.sign_hash_sync(&self.message.eip712_signing_hash(&domain)).expect("a local key");
+        self.signature = signature.as_bytes().to_vec().into();
+    }
+
+    /// Changes the message, and signs it.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut exact::PermitWitnessTransferFrom)) -> Self {
+        change(&mut self.message);
+        self.resign();
+        self
+    }
+
+    pub fn payload(&self) -> Value {
+        let exact::PermitWitnessTransferFrom { permitted, spender, nonce, deadline, witness } = &self.message;
+        json!({
+            "x402Version": 2,
+            "resource": self.resource,
+            "accepted": self.offer,
+            "payload": {
+                "signature": self.signature,
+                "permit2Authorization": {
+                    "from": self.from,
+                    "permitted": { "token": permitted.token, "amount": permitted.amount.to_string() },
+                    "spender": spender,
+                    "nonce": nonce.to_string(),
+                    "deadline": deadline.to_string(),
+                    "witness": { "to": witness.to, "validAfter": witness.validAfter.to_string() },
+                },
+            },
+        })
+    }
+
+    /// The request with this payment.
+    pub fn on(&self, request: Request<Body>) -> Request<Body> {
+        paid(request, &self.payload())
+    }
+
+    /// The calldata with which anybody settles it.
+    pub fn calldata(&self) -> Vec<u8> {
+        let exact::PermitWitnessTransferFrom { permitted, nonce, deadline, witness, .. } = self.message.clone();
+        let permit = exact::PermitTransferFrom { permitted, nonce, deadline };
+        exact::settleCall { permit, owner: self.from, witness, signature: self.signature.clone() }.abi_encode()
+    }
+
+    /// A stranger settles it. Returns the transaction.
+    ///
+    /// # Panics
+    /// If the contracts revert.
+    pub fn settle(&self, devnet: &Devnet) -> B256 {
+        let stranger = PrivateKeySigner::random().address();
+        devnet.execute(stranger, EXACT_PROXY, self.calldata()).expect("the permit is good").transaction_hash
+    }
+
+    /// A stranger's contract settles it: no calldata of a transaction says so.
+    ///
+    /// # Panics
+    /// If the contracts revert.
+    pub fn settle_by_contract(&self, devnet: &Devnet) {
+        let contract = PrivateKeySigner::random().address();
+        devnet.set_code(contract, calling(EXACT_PROXY, &self.calldata()));
+        devnet.execute(PrivateKeySigner::random().address(), contract, Vec::new()).expect("it calls the proxy");
+    }
+
+    /// A stranger settles it in a call of the proxy of another scheme, by a token of its own.
+    pub fn settle_within_another_permit(&self, devnet: &Devnet) {
+        let (stranger, token) = (PrivateKeySigner::random(), PrivateKeySigner::random().address());
+        devnet.set_code(token, calling(EXACT_PROXY, &self.calldata()));
+        use_nonce(devnet, &stranger, self.message.nonce, token, self.message.witness.to);
     }
 }

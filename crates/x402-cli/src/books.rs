@@ -6,7 +6,7 @@ use tower_x402::{
     ledger::LedgerError,
     ops::{ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch},
     payment::PaymentKey,
-    upto,
+    permit2,
 };
 
 use crate::{
@@ -149,7 +149,7 @@ impl Command {
                 let mut key = PaymentKey { network: chain.network(), asset: chain.asset()?.address, payer, nonce };
                 if books.payments.get(&key).await.map_err(unreadable)?.is_none() {
                     // The nonce of a permit (scheme upto) is one of Permit2, whatever the token.
-                    key.asset = upto::PERMIT2;
+                    key.asset = permit2::PERMIT2;
                 }
                 let settling = keys::require(Role::SETTLEMENT, &KeyFlags::default()).await?;
                 let facilitator = chain.settle(settling, &books).await?;

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
 use tower_x402::{
-    Asset, Usdc, client::key, facilitator::BatchSettler, signers::PrivateKeySigner, upto, vouchers::Escrow,
+    Asset, Usdc, client::key, facilitator::BatchSettler, permit2, signers::PrivateKeySigner, vouchers::Escrow,
 };
 use x402_devnet::{BlockTime, Devnet, DevnetPort};
 
@@ -138,7 +138,7 @@ impl Local {
             asset_version: version,
             batch_settler: BatchSettler::ADDRESS.to_string(),
             channel_escrow: Escrow::ADDRESS.to_string(),
-            permit2: upto::PERMIT2.to_string(),
+            permit2: permit2::PERMIT2.to_string(),
             payer: self.payer.to_string(),
             payer_private_key: PAYER_KEY,
             payee: self.payee.to_string(),

@@ -13,6 +13,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tower_x402::{
     Asset, Network,
     facilitator::BatchSettler,
+    permit2,
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
     signers::PrivateKeySigner,
     upto,
@@ -276,10 +277,11 @@ async fn check_chain(
 /// Looks whether the chain has the contract that settles permits, with the Permit2 that it uses.
 async fn check_permits(report: &mut Report, node: &Node, is_needed: bool) {
     const NAME: &str = "permits";
-    let looked =
-        async { Ok::<_, NodeError>((node.read(upto::PROXY, "PERMIT2()").await.ok(), node.code(upto::PERMIT2).await?)) };
+    let looked = async {
+        Ok::<_, NodeError>((node.read(upto::PROXY, "PERMIT2()").await.ok(), node.code(permit2::PERMIT2).await?))
+    };
     match looked.await {
-        Ok((Some(uses), code)) if uses.as_ref() == upto::PERMIT2.into_word().as_slice() && !code.is_empty() => {
+        Ok((Some(uses), code)) if uses.as_ref() == permit2::PERMIT2.into_word().as_slice() && !code.is_empty() => {
             report.ok(NAME, format_args!("can be settled (upto), by {}", upto::PROXY))
         }
         Ok(_) => report.add(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, Bytes, U64, U256, keccak256};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tower_x402::upto;
+use tower_x402::permit2;
 
 use crate::{error::Error, values::HttpUrl};
 
@@ -76,7 +76,7 @@ impl Node {
 
     /// Returns how much of an account's tokens Permit2 may move, in atomic units.
     pub(crate) async fn approved(&self, token: Address, account: Address) -> Result<U256, NodeError> {
-        self.amount(token, "allowance(address,address)", &[account, upto::PERMIT2]).await
+        self.amount(token, "allowance(address,address)", &[account, permit2::PERMIT2]).await
     }
 
     async fn amount(&self, token: Address, signature: &str, of: &[Address]) -> Result<U256, NodeError> {

@@ -96,7 +96,7 @@ impl PurseFlags {
         let builder = Payer::builder(key.unwrap_or_else(PrivateKeySigner::random)).budget(budget);
         let mut builder = self.assets()?.into_iter().fold(builder, |payer, asset| payer.asset(asset));
         if let Some(permits) = permits {
-            builder = builder.upto(permits);
+            builder = builder.permits(permits.clone()).upto(permits);
         }
         Ok(match self.journal {
             Some(_) => {
@@ -157,7 +157,9 @@ pub(crate) fn advice(error: &PaymentError) -> &'static str {
         PaymentError::Refused(Refusal::NoPayableOffer { reasons }) if reasons.iter().any(is_of_approval) => {
             "Nothing was paid. x402 wallet approve lets Permit2 move as much as you say."
         }
-        PaymentError::Refused(Refusal::NoPayableOffer { reasons }) if reasons.contains(&OfferRefusal::Permit) => {
+        PaymentError::Refused(Refusal::NoPayableOffer { reasons })
+            if reasons.iter().any(|why| matches!(why, OfferRefusal::Permit { .. })) =>
+        {
             "Nothing was paid. Give a node with --rpc-url: with one, permits are paid, too (x402 wallet approve)."
         }
         PaymentError::Refused(Refusal::NoPayableOffer { .. }) => {

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tower_x402::{
     Usdc,
     client::{Budget, Reconciliation, reconcile, reconcile_channels, reconcile_with_servers},
+    permit2,
     signers::PrivateKeySigner,
-    upto,
 };
 use zeroize::Zeroizing;
 
@@ -172,11 +172,11 @@ async fn approve(purse: &PurseFlags, amount: Usdc, json: bool) -> Result<(), Err
     }
     let provider = ProviderBuilder::new().wallet(EthereumWallet::from(key)).connect_http(url.to_url("--rpc-url")?);
     let approval =
-        TransactionRequest::default().with_to(asset.address).with_input(upto::approval(U256::from(amount.atomic())));
+        TransactionRequest::default().with_to(asset.address).with_input(permit2::approval(U256::from(amount.atomic())));
     let hash = send(&provider, approval, "Check --asset: the token may not have an approval.").await?;
     match json {
         true => output::line(json!({
-            "approved": amount.to_string(), "payer": payer.to_string(), "spender": upto::PERMIT2.to_string(),
+            "approved": amount.to_string(), "payer": payer.to_string(), "spender": permit2::PERMIT2.to_string(),
             "asset": asset.address.to_string(), "network": asset.network.to_string(), "transaction": hash,
         })),
         false => output::line(format_args!(

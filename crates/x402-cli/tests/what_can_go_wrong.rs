@@ -16,7 +16,7 @@ use std::{
 use axum::{Json, Router, body::Bytes, routing::post};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
-use tower_x402::upto;
+use tower_x402::permit2;
 
 use crate::stage::{PATIENCE, Running, Stage, read, run, x402};
 
@@ -351,7 +351,7 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command.env_remove("CHANNELS_PRIVATE_KEY");
         }
         "permits where nobody settles them" => {
-            stage.ask("anvil_setCode", json!([upto::PERMIT2, "0x"])).await;
+            stage.ask("anvil_setCode", json!([permit2::PERMIT2, "0x"])).await;
             command.arg("--upto");
         }
         "no node to approve at" => {

@@ -1,10 +1,10 @@
 //! The contracts that a devnet has from its first block, at their canonical addresses: USDC, the CREATE2 deployer, the escrow of
-//! payment channels with its collector, Permit2 with the proxy of the scheme `upto`, and Multicall3.
+//! payment channels with its collector, Permit2 with the proxies of `exact` and `upto`, and Multicall3.
 
 use alloy_primitives::{Address, Bytes, address, bytes};
 use alloy_sol_types::{SolCall as _, sol};
 use serde::Deserialize;
-use tower_x402::{Asset, Network, upto, vouchers::Escrow};
+use tower_x402::{Asset, Network, permit2, upto, vouchers::Escrow};
 
 use super::{DevnetError, chain::Chain};
 
@@ -44,7 +44,8 @@ pub(super) fn deploy(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError
         (asset.address, include_str!("../contracts/artifacts/DevnetUsdc.json")),
         (Escrow::ADDRESS, include_str!("../contracts/artifacts/DevnetBatchSettlement.json")),
         (Escrow::ERC3009_COLLECTOR, include_str!("../contracts/artifacts/DevnetErc3009Collector.json")),
-        (upto::PERMIT2, include_str!("../contracts/artifacts/DevnetPermit2.json")),
+        (permit2::PERMIT2, include_str!("../contracts/artifacts/DevnetPermit2.json")),
+        (permit2::PROXY, include_str!("../contracts/artifacts/DevnetExactProxy.json")),
         (upto::PROXY, include_str!("../contracts/artifacts/DevnetUptoProxy.json")),
         (MULTICALL3, include_str!("../contracts/artifacts/DevnetMulticall3.json")),
     ] {

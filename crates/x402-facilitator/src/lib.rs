@@ -98,7 +98,7 @@ const MANY_CLAIMS: usize = 50;
 ///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
 ///   `settlement_pending` with the transaction's hash: send the same request again.
 /// - **A failed settlement is retried only if it is requested again.**
-/// - **Whoever asks first says what a permit is charged** (scheme `upto`). A buyer has all that it takes to ask, for one unit: where permits are
+/// - **Whoever asks first says what a permit for a maximum is charged** (scheme `upto`). A buyer has all that it takes to ask, for one unit: where permits are
 ///   settled, give keys to sellers ([`bearer_key`](FacilitatorServiceBuilder::bearer_key)), and let nobody in without one; or settle none
 ///   ([`permits`](FacilitatorServiceBuilder::permits)).
 /// - **Payment channels** (scheme `batch-settlement`) are served if the builder's `channels` is set. What was done
@@ -235,7 +235,7 @@ impl FacilitatorServiceBuilder {
         self
     }
 
-    /// Sets whether permits (scheme `upto`) are settled, where a facilitator does. Turn it off for callers without keys: a buyer could have its
+    /// Sets whether permits for a maximum (scheme `upto`) are settled, where a facilitator does. Turn it off for callers without keys: a buyer could have its
     /// own permit settled for less than its seller asks. Default: on.
     pub fn permits(mut self, settle: bool) -> Self {
         self.settles_permits = settle;
@@ -521,7 +521,7 @@ impl Shared {
         if !request.is_accepted {
             return reject(Reason::InvalidPaymentRequirements, "the payment accepted other requirements than these");
         }
-        if request.terms.permit().is_some() && !self.settles_permits {
+        if offer.is_maximum() && !self.settles_permits {
             return reject(Reason::UnsupportedScheme, "permits (upto) are not settled here");
         }
         let Some(facilitator) = self.facilitators.iter().find(|facilitator| facilitator.serves(&request.terms)) else {

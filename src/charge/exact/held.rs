@@ -92,8 +92,8 @@ impl ExactHeld {
         request: Box<ExactRequest>,
         presented: &mut impl Presented,
     ) -> Result<Beginning<Self>, Refusal> {
-        let is_permit = request.is_permit();
-        Ok(match request.begin(presented).await.map_err(|refusal| refusal.of_permit(is_permit))? {
+        let method = request.method();
+        Ok(match request.begin(presented).await.map_err(|refusal| refusal.under(method))? {
             (request, Next::Work(lease)) => Beginning::Work(Self { request, lease, read: presented.held() }),
             (_, Next::Replay(response, receipt)) => Beginning::Replay(response, receipt),
         })
@@ -157,7 +157,7 @@ impl Held for ExactHeld {
     async fn start(&mut self) -> Result<(), Refusal> {
         if let Err(refusal) = self.before_work().await {
             self.lease.give_back().await;
-            return Err(refusal.of_permit(self.request.is_permit()));
+            return Err(refusal.under(self.request.method()));
         }
         let until = self.request.lease_until(self.request.seller.now());
         if let Err(error) = self.lease.step(FulfilmentStep::Start { until }).await {
@@ -174,9 +174,8 @@ impl Held for ExactHeld {
     }
 
     fn most(&self) -> Option<u128> {
-        // Of a permit, all or less is charged.
         let most = || self.request.payment.authorization().value.saturating_to();
-        self.request.is_permit().then(most)
+        self.request.payment.terms().offer().is_maximum().then(most)
     }
 
     fn response_limit(&self) -> usize {
@@ -221,8 +220,8 @@ impl Held for ExactHeld {
         if self.lease.record().settlement.paid_by().is_some() || (is_whole && self.defer().await?) {
             return Ok(());
         }
-        let is_permit = self.request.is_permit();
-        self.request.settle(self.lease.record_mut()).await.map_err(|refusal| refusal.of_permit(is_permit))
+        let method = self.request.method();
+        self.request.settle(self.lease.record_mut()).await.map_err(|refusal| refusal.under(method))
     }
 
     async fn release(&mut self, read: BodyDigest) -> Option<SettlementResponse> {

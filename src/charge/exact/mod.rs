@@ -1,5 +1,4 @@
-//! A payment by one signed transfer, from its reservation to its settlement: of all of it (scheme `exact`), or of what the work cost
-//! (`upto`).
+//! A payment by one signed transfer, from its reservation to its settlement: of all of it, or of what the work cost.
 //!
 //! Of any number of copies of a payment one is leased and [worked for](ExactHeld). The others wait for what becomes of it, and are
 //! answered from the ledger or take over where it left off.

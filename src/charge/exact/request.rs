@@ -17,7 +17,7 @@ use crate::{
     facilitator::Facilitator,
     ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
     payment::{Authenticity, PaymentKey, Prechecked, Verified},
-    protocol::{PaymentFlow, Reason, SettlementResponse},
+    protocol::{PaymentFlow, Reason, SettlementResponse, TransferMethod},
 };
 
 /// How often a payment that another process works on is looked at.
@@ -134,14 +134,13 @@ impl ExactRequest {
         // Paid before the work, the body is read before the payment is reserved. Nobody's is who has shown no money.
         if request.refusal.is_none() && (!is_proven || request.is_upfront()) {
             let authenticated = Box::pin(request.authenticate()).await;
-            request.verified = authenticated.map_err(|refusal| refusal.of_permit(request.is_permit()))?;
+            request.verified = authenticated.map_err(|refusal| refusal.under(request.method()))?;
         }
         Ok(request)
     }
 
-    /// Returns `true` if what is charged is decided after the work.
-    pub(super) fn is_permit(&self) -> bool {
-        self.payment.terms().permit().is_some()
+    pub(super) fn method(&self) -> TransferMethod {
+        self.payment.terms().offer().method
     }
 
     pub(super) fn is_upfront(&self) -> bool {

@@ -197,7 +197,7 @@ async fn is_resolved(facilitator: &dyn Facilitator, record: &mut Record, now: u6
 }
 
 /// Asks for an unknown outcome until it is known. Holds the permit of the request it came from, so that an outage shows as
-/// "busy" before work is done instead of as a growing number of open payments. The payer of an `upto` payment can leave its outcome unknown,
+/// "busy" before work is done instead of as a growing number of open payments. The payer of a permit can leave its outcome unknown,
 /// by a use of the nonce that nobody sees, so that it is left to reconciliation once what was signed has expired.
 async fn watch(
     facilitator: Arc<dyn Facilitator>,

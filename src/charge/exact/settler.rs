@@ -90,13 +90,13 @@ pub trait Sponsor: Send + Sync + 'static {
 /// The answer to somebody who asked for a settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettleAnswer {
-    /// It is settled, in this transaction. It is zero for a permit of which nothing was charged: there is no transaction then.
+    /// It is settled, in this transaction. It is zero if nothing was charged of a maximum: there is no transaction then.
     Settled(B256),
     /// Its outcome is not known yet. This is its newest transaction, if one is known. Ask again.
     Pending(Option<B256>),
     /// It is not settled, and will not be unless somebody asks again.
     Failed {
-        /// The reason, as the scheme `exact` names it; see [`Terms::reason`].
+        /// The reason, as it is named for an authorization; see [`Terms::reason`].
         reason: Reason,
         /// The details, for people.
         detail: String,
@@ -132,7 +132,7 @@ impl Settler {
     }
 
     /// Finds a payment that is on record, with the one of the facilitators that settles it: its window may have passed in the meantime, and
-    /// asking for it again must still be answered. `charged` is what is to be charged of a permit.
+    /// asking for it again must still be answered. `charged` is what is to be charged of a maximum.
     ///
     /// # Errors
     /// [`FacilitatorError`] if the ledger cannot be read.
@@ -246,7 +246,7 @@ impl Run {
     }
 }
 
-/// Returns what is verified for a settlement: the whole of a permit of which nothing is charged, since the chain takes no charge of nothing.
+/// Returns what is verified for a settlement: the whole of a maximum of which nothing is charged, since the chain takes no charge of nothing.
 fn verifiable(payment: &Prechecked) -> Prechecked {
     let payment = payment.clone();
     let maximum = payment.authorization().value;

@@ -145,7 +145,7 @@ fn pending_deposit(entry: &ChannelEntry) -> Option<ExpectedTransfer> {
         payee: Escrow::ERC3009_COLLECTOR,
         value: U256::from(pending.amount.atomic()),
         nonce: pending.nonce(entry.id()),
-        facilitator: None,
+        permit: None,
     })
 }
 

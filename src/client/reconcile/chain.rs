@@ -129,7 +129,7 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         payee: entry.pay_to,
         value: entry.amount.into(),
         nonce: entry.nonce,
-        facilitator: entry.facilitator,
+        permit: entry.permit,
     };
     let Some(used) = authorization_use::is_used(rpc, &expected, last.number.saturating_to()).await? else {
         return Ok(None);

@@ -10,8 +10,8 @@ use super::{Budget, JournalEntry, Proof, Reconciliation};
 use crate::{
     body::{ReadBodyError, read_body},
     client::challenge::status_url,
+    permit2::PERMIT2,
     protocol::payment_status::Status,
-    upto::PERMIT2,
 };
 
 /// The timeout of one request, body included.
@@ -102,7 +102,7 @@ fn request_url(entry: &JournalEntry) -> Option<Url> {
     // It was checked when the payment was signed, but the file may have been edited since.
     let mut url = status_url(entry.status_url.as_deref()?, &entry.url.parse().ok()?)?;
     // What keeps the nonces names the payment.
-    let asset = if entry.facilitator.is_some() { PERMIT2 } else { entry.asset };
+    let asset = if entry.permit.is_some() { PERMIT2 } else { entry.asset };
     url.query_pairs_mut()
         .append_pair("network", &entry.network.to_string())
         .append_pair("asset", &asset.to_string())

@@ -22,9 +22,10 @@ use crate::{
     ledger::{Ledger, Record},
     network::Network,
     payment::{Authenticity, Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
-    protocol::{Reason, SupportedKind, SupportedResponse},
+    permit2::ACCOUNT_MISMATCH,
+    protocol::{Reason, SupportedKind, SupportedResponse, TransferMethod},
     settlement::engine::Engine,
-    telemetry, upto,
+    telemetry,
     usdc::Usdc,
 };
 
@@ -164,7 +165,7 @@ impl Facilitator for OnchainFacilitator {
 
     fn serves(&self, terms: &Terms) -> bool {
         terms.offer().network() == self.engine.network()
-            && terms.permit().is_none_or(|permit| self.engine.addresses().any(|account| account == permit.facilitator))
+            && terms.permit().is_none_or(|permit| self.is_for(permit.facilitator))
     }
 
     /// A permit may be for an account whose key was taken away since.
@@ -172,17 +173,18 @@ impl Facilitator for OnchainFacilitator {
         terms.offer().network() == self.engine.network()
     }
 
-    fn permit_account(&self, network: Network) -> Option<Address> {
-        self.engine.permit_account().filter(|_| network == self.engine.network())
+    fn permit_methods(&self, network: Network) -> Vec<TransferMethod> {
+        if network == self.engine.network() { self.engine.known_permit_methods() } else { Vec::new() }
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
         let network = self.engine.network().to_string();
-        let facilitator = [("facilitatorAddress".to_owned(), self.settlement_address().to_string().into())];
         let mut kinds = vec![SupportedKind::new(2, "exact", network.as_str())];
-        if self.engine.takes_permits().await {
-            let permits = SupportedKind::new(2, upto::SCHEME, network);
-            kinds.push(SupportedKind { extra: Some(facilitator.into_iter().collect()), ..permits });
+        for method in self.engine.permit_methods().await {
+            if let Some(extra) = method.extra() {
+                let kind = SupportedKind::new(2, method.scheme(), network.as_str());
+                kinds.push(SupportedKind { extra: Some(extra), ..kind });
+            }
         }
         let signers = [("eip155:*".to_owned(), self.settlement_addresses().iter().map(Address::to_string).collect())];
         Ok(SupportedResponse { kinds, extensions: Vec::new(), signers: signers.into() })
@@ -227,15 +229,20 @@ impl Facilitator for OnchainFacilitator {
 }
 
 impl OnchainFacilitator {
+    /// Returns `true` if a permit that only this account may have executed, or anybody, can be settled here.
+    fn is_for(&self, account: Option<Address>) -> bool {
+        account.is_none_or(|account| self.engine.addresses().any(|ours| ours == account))
+    }
+
     async fn check(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let authorization = payment.authorization();
         self.engine.check_open()?;
-        if let Some(permit) = payment.terms().permit() {
-            if !self.serves(payment.terms()) {
-                let detail = format!("the permit is for {}, which is none of the accounts here", permit.facilitator);
-                return Err(Rejection::new(upto::FACILITATOR_MISMATCH.into(), detail).into());
+        if let Some(account) = payment.terms().permit().and_then(|permit| permit.facilitator) {
+            if !self.is_for(Some(account)) {
+                let detail = format!("the permit is for {account}, which is none of the accounts here");
+                return Err(Rejection::new(ACCOUNT_MISMATCH.into(), detail).into());
             }
-            self.engine.check_sender(permit.facilitator)?;
+            self.engine.check_sender(account)?;
         }
         if payment.amount().is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());

@@ -167,7 +167,7 @@ impl RemoteFacilitatorBuilder {
             Ok(()) => {}
         }
         for observer in &observers {
-            observer.look_at(supported.permit_account(observer.network())).await;
+            observer.look_at(&supported.permit_methods(observer.network())).await;
         }
         let remote = Arc::new(Remote {
             api,

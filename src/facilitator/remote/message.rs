@@ -9,8 +9,8 @@ use crate::{
     facilitator::FacilitatorError,
     network::Network,
     payment::{Prechecked, Rejection},
+    permit2,
     protocol::{ExactOffer, FacilitatorRequest, PaymentPayload, Reason, Verbatim, VerifyResponse},
-    upto,
 };
 
 /// The longest reason code that is passed on, in bytes.
@@ -19,7 +19,7 @@ const MAX_CODE: usize = 96;
 const MAX_MESSAGE: usize = 160;
 
 /// Returns the body for `/verify` and `/settle`: the same bytes for the same payment and echo, in every process. The offer in it is our
-/// own, from the ledger. The payer chose only what it signed. Of a permit, the requirements name what is charged.
+/// own, from the ledger. The payer chose only what it signed. Of a maximum, the requirements name what is charged.
 pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, FacilitatorError> {
     let offer = payment.terms().text();
     let required = payment.charged().map(|amount| {
@@ -119,7 +119,7 @@ pub(super) fn is_refusal(answer: &Answer) -> bool {
     can_be && read_object::<serde_json::Map<String, serde_json::Value>>(&answer.body).is_some()
 }
 
-/// Reads an answer to `/settle`. Where nobody looks at the chain (`is_believed`), what a permit was charged has to be in it.
+/// Reads an answer to `/settle`. Where nobody looks at the chain (`is_believed`), what was charged of a maximum has to be in it.
 pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked, is_believed: bool) -> Reply {
     if answer.status.is_server_error() {
         return Reply::Unusable;
@@ -151,7 +151,7 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked, is_believed
     }
     match said.amount.filter(|amount| !amount.is_empty()) {
         Some(amount) if amount != payment.amount().to_string() => return Reply::Mismatch("of another amount"),
-        None if is_believed && payment.terms().permit().is_some() => {
+        None if is_believed && payment.terms().offer().is_maximum() => {
             return Reply::Mismatch("without the amount that was charged");
         }
         _ => {}
@@ -195,7 +195,7 @@ fn is_final(reason: &Reason) -> bool {
         | Reason::DuplicateSettlement
         | Reason::UnexpectedVerifyError
         | Reason::UnexpectedSettleError => false,
-        Reason::Other(code) => upto::is_not_executed(code),
+        Reason::Other(code) => permit2::NOT_EXECUTED.contains(&&**code),
     }
 }
 
@@ -207,7 +207,7 @@ fn sanitized(reason: &Reason) -> Reason {
                 && code.len() <= MAX_CODE
                 && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
             // Permits have codes of their own, which mean the same.
-            if is_code { reason.of_exact() } else { Reason::UnexpectedVerifyError }
+            if is_code { reason.of_authorization() } else { Reason::UnexpectedVerifyError }
         }
         known => known.clone(),
     }

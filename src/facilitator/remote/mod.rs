@@ -13,7 +13,6 @@ mod supported;
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::Address;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::StatusCode;
@@ -39,7 +38,7 @@ use crate::{
     ledger::{Ledger, Record},
     network::Network,
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
-    protocol::SupportedResponse,
+    protocol::{SupportedResponse, TransferMethod},
     settlement::{journal::Journal, readiness::ReadinessCache, reconciler::Reconcile as _},
     telemetry,
 };
@@ -66,8 +65,8 @@ const VERIFY_TRIES: u32 = 2;
 ///   if payer, amount and network are the payment's. With one (feature `onchain`) a payment is settled only if the chain shows it.
 ///   A false report is logged, and the outcome stays unknown until the chain shows it. Transactions of others count, and
 ///   a payer's payments in flight are checked against its balance. The node gets one request per verification, at the same time as the
-///   facilitator, and one per settlement. Permits are offered then only if the chain has the scheme's contracts and the facilitator's account
-///   is no contract: which permit a contract settles, no receipt shows.
+///   facilitator, and one per settlement. Permits are offered then only if the chain has the scheme's contracts and the account that they
+///   name is no contract: which permit a contract settles, no receipt shows.
 /// - **Reorganizations** are noticed only with a node. A payment is settled as soon as its transaction is in a block; then it
 ///   is followed until that block is final. A reorged payment is due again, and the facilitator is asked to settle it again if the
 ///   payer has the response. Without a node a settlement is never final here, and reorganizations are left to the facilitator.
@@ -126,10 +125,12 @@ impl Facilitator for RemoteFacilitator {
         self.remote.serves(terms.offer().network())
     }
 
-    fn permit_account(&self, network: Network) -> Option<Address> {
-        let account = self.remote.supported.permit_account(network)?;
-        let is_confirmable = self.remote.observer(network).is_none_or(|observer| observer.can_confirm(account));
-        is_confirmable.then_some(account)
+    fn permit_methods(&self, network: Network) -> Vec<TransferMethod> {
+        let mut methods = self.remote.supported.permit_methods(network);
+        if let Some(observer) = self.remote.observer(network) {
+            methods.retain(|method| observer.can_confirm(*method));
+        }
+        methods
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {

@@ -63,6 +63,8 @@ mod confirming {
         facilitator::{FacilitatorError, onchain::MAX_TRANSFER_GAS, remote::RemoteBuildError},
         network::Network,
         payment::{Funds, Prechecked, SettlementOutcome},
+        permit2::Permit,
+        protocol::TransferMethod,
         settlement::{finality::FinalityTracker, journal::Journal, reconciler::Reconcile},
     };
 
@@ -95,8 +97,8 @@ mod confirming {
     pub(in super::super) struct ChainObserver {
         node: Arc<Node>,
         finality: FinalityTracker,
-        /// The account for whose settlements of permits the chain can show which permit was used.
-        permit_account: OnceLock<Address>,
+        /// The methods by permit for which the chain can show which permit was used.
+        permit_methods: OnceLock<Vec<TransferMethod>>,
     }
 
     impl ChainObserver {
@@ -124,33 +126,47 @@ mod confirming {
             let node = Node::new(network, rpc, MAX_TRANSFER_GAS, None, None).ok_or(RemoteBuildError::Probe)?;
             let node = Arc::new(node);
             let finality = FinalityTracker::new(node.clone(), journal.clone(), SECOND_LOOK);
-            Ok(Self { finality, node, permit_account: OnceLock::new() })
+            Ok(Self { finality, node, permit_methods: OnceLock::new() })
         }
 
-        /// Looks whether what this account does with permits can be confirmed: the chain has the scheme's contracts, and the account has no
-        /// code. A contract, or an account that delegates to one, may settle many in a transaction whose calldata does not say which.
-        pub(in super::super) async fn look_at(&self, account: Option<Address>) {
-            let Some(account) = account else { return };
-            let has_no_code = async || self.node.rpc().code(account).await.map(|code| code.is_empty());
-            match (self.node.has_permits().await, has_no_code().await) {
-                (Ok(true), Ok(true)) => {
-                    let _ = self.permit_account.set(account);
-                }
-                (Ok(false), _) => {
-                    tracing::warn!(network = %self.network(), "the chain lacks the contracts for permits: none are offered");
-                }
-                (_, Ok(false)) => {
-                    tracing::warn!(%account, "the facilitator settles permits by a contract, which cannot be confirmed: none are offered");
-                }
-                _ => {
-                    tracing::warn!(%account, "the node did not say whether permits can be confirmed: none are offered")
-                }
+        /// Looks which of these methods by permit can be confirmed.
+        pub(in super::super) async fn look_at(&self, methods: &[TransferMethod]) {
+            let mut confirmable = Vec::new();
+            for method in methods {
+                let looking = async || match method.permit(Address::ZERO) {
+                    Some(permit) => self.is_confirmable(&permit).await,
+                    None => Ok(Err("they are no permits")),
+                };
+                let why_not = match looking().await {
+                    Ok(Ok(())) => {
+                        confirmable.push(*method);
+                        continue;
+                    }
+                    Ok(Err(why)) => why,
+                    Err(_) => "the node did not say whether they can be confirmed",
+                };
+                tracing::warn!(network = %self.network(), ?method, "no permits like this are offered: {why_not}");
             }
+            let _ = self.permit_methods.set(confirmable);
         }
 
-        /// Returns `true` if settlements of permits by this account can be confirmed.
-        pub(in super::super) fn can_confirm(&self, account: Address) -> bool {
-            self.permit_account.get() == Some(&account)
+        /// Returns why it could not be seen which of the permits like this was settled: the chain lacks the contracts, or a contract settles
+        /// them, or an account that delegates to one. It may settle many in a transaction whose calldata does not say which.
+        async fn is_confirmable(&self, permit: &Permit) -> Result<Result<(), &'static str>, RpcFailure> {
+            if !self.node.takes_permit(permit).await? {
+                return Ok(Err("the chain lacks the contracts"));
+            }
+            Ok(match permit.facilitator {
+                Some(account) if !self.node.rpc().code(account).await?.is_empty() => {
+                    Err("a contract settles them, which cannot be confirmed")
+                }
+                _ => Ok(()),
+            })
+        }
+
+        /// Returns `true` if settlements by this method can be confirmed.
+        pub(in super::super) fn can_confirm(&self, method: TransferMethod) -> bool {
+            self.permit_methods.get().is_some_and(|methods| methods.contains(&method))
         }
 
         pub(in super::super) fn network(&self) -> Network {
@@ -271,11 +287,12 @@ mod confirming {
 mod missing {
     use std::sync::Arc;
 
-    use alloy_primitives::{Address, B256};
+    use alloy_primitives::B256;
 
     use super::{Fate, Observation};
     use crate::{
-        facilitator::FacilitatorError, network::Network, payment::Prechecked, settlement::reconciler::Reconcile,
+        facilitator::FacilitatorError, network::Network, payment::Prechecked, protocol::TransferMethod,
+        settlement::reconciler::Reconcile,
     };
 
     pub(in super::super) enum ChainObserver {}
@@ -285,11 +302,11 @@ mod missing {
             match *self {}
         }
 
-        pub(in super::super) async fn look_at(&self, _: Option<Address>) {
+        pub(in super::super) async fn look_at(&self, _: &[TransferMethod]) {
             match *self {}
         }
 
-        pub(in super::super) fn can_confirm(&self, _: Address) -> bool {
+        pub(in super::super) fn can_confirm(&self, _: TransferMethod) -> bool {
             match *self {}
         }
 

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::Address;
 use tokio::time::Instant;
 
 use super::{
@@ -15,8 +14,7 @@ use super::{
 use crate::{
     facilitator::FacilitatorError,
     network::Network,
-    protocol::{SupportedKind, SupportedResponse},
-    upto,
+    protocol::{SupportedResponse, TransferMethod},
 };
 
 /// How long an answer is used.
@@ -79,18 +77,14 @@ impl Supported {
         })
     }
 
-    /// Returns the account that settles permits on this network: the one that its last answer names. What else it lists may settle other
-    /// schemes only.
-    pub(super) fn permit_account(&self, network: Network) -> Option<Address> {
+    /// Returns the methods by permit that it may settle on this network, each with the account that its last answer names for it. What else it
+    /// lists may settle other schemes only.
+    pub(super) fn permit_methods(&self, network: Network) -> Vec<TransferMethod> {
         let known = self.lock();
-        let (_, said) = known.as_ref()?;
         let named = network.to_string();
-        let is_it = |kind: &&SupportedKind| {
-            kind.x402_version == 2
-                && kind.scheme == upto::SCHEME
-                && (kind.network == named || kind.network == "eip155:*")
-        };
-        said.kinds.iter().find(is_it)?.extra.as_ref()?.get("facilitatorAddress")?.as_str()?.parse().ok()
+        let kinds = known.iter().flat_map(|(_, said)| &said.kinds);
+        let here = kinds.filter(|kind| kind.x402_version == 2 && (kind.network == named || kind.network == "eip155:*"));
+        here.filter_map(TransferMethod::of_kind).collect()
     }
 
     /// Returns the networks that its last answer names for `exact` payments of v2.

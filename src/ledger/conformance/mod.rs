@@ -259,9 +259,9 @@ fn record_for(offer: ExactOffer, payer: u8, nonce: u64, now: u64) -> Record {
     Record::new(&payment, request, now, now + 30)
 }
 
-/// Returns the same for a permit (scheme `upto`), of at most 10 atomic units of a token.
+/// Returns the same for a permit, of at most 10 atomic units of a token.
 pub fn permit(asset: Asset, payer: u8, nonce: u64) -> Record {
-    record_of(asset, TransferMethod::Permit { facilitator: Address::repeat_byte(0xfa) }, payer, nonce)
+    record_of(asset, TransferMethod::Maximum { facilitator: Address::repeat_byte(0xfa) }, payer, nonce)
 }
 
 /// Gives the record a payment id.

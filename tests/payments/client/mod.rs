@@ -7,6 +7,7 @@ mod hostile;
 mod layer;
 mod middleware;
 mod our_seller;
+mod permits;
 mod purchase;
 mod reconcile;
 mod status;

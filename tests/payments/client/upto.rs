@@ -168,7 +168,7 @@ async fn permit_is_released_when_its_nonce_is_invalidated() {
     let payment = stage.sign(&payer).await;
     drop(payment);
     let entry = payer.budget().journal().unresolved().remove(0);
-    assert!(entry.facilitator.is_some());
+    assert!(entry.permit.is_some());
     invalidate(&stage.chain.devnet, stage.buyer.address(), entry.nonce.into());
     let found = reconcile(payer.budget(), stage.chain.provider()).await.unwrap();
     assert_eq!((found.void, payer.budget().reserved()), (1, Usdc::ZERO));

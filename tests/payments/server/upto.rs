@@ -24,9 +24,9 @@ use tower_x402::{
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, RemoteFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, Settlement},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
-    protocol::SupportedResponse,
+    permit2::PERMIT2,
+    protocol::{SupportedResponse, TransferMethod},
     server::{ActualPrice, BuildError, DeferredPolicy, RequirePaymentLayer, RequirePaymentLayerBuilder},
-    upto::PERMIT2,
 };
 use x402_devnet::Fault;
 use x402_facilitator::FacilitatorService;
@@ -440,7 +440,8 @@ async fn permit_is_charged_once_through_a_facilitators_service() {
             remote = remote.confirm(chain.asset().network, chain.rpc_url());
         }
         let remote = remote.build().await.unwrap();
-        assert_eq!(remote.permit_account(chain.asset().network), Some(shop.facilitator.settlement_address()));
+        let account = shop.facilitator.settlement_address();
+        assert_eq!(remote.permit_methods(chain.asset().network), TransferMethod::by_permit(account));
         let layer = RequirePaymentLayer::builder()
             .price("$0.001")
             .pay_to(chain.asset().network, shop.pay_to)
@@ -550,11 +551,11 @@ async fn layer_that_nobody_settles_permits_for_is_not_built() {
         .pay_to(chain.asset().network, shop.pay_to)
         .facilitator(support::scripted::Scripted::new())
         .upto();
-    assert!(matches!(layer.build(), Err(BuildError::NoPermits(_))));
+    assert!(matches!(layer.build(), Err(BuildError::NoPermits { .. })));
     // Nor one on a chain that lacks the proxy.
     chain.devnet.set_code(PROXY, Bytes::new());
     let shop = Shop::open(&chain).await;
-    assert!(matches!(shop.layer().upto().build(), Err(BuildError::NoPermits(_))));
+    assert!(matches!(shop.layer().upto().build(), Err(BuildError::NoPermits { .. })));
 }
 
 /// What a contract settles cannot be told by the transaction that calls it.
@@ -569,11 +570,13 @@ async fn confirmed_facilitator_that_settles_by_a_contract_is_offered_no_permits(
         if confirms {
             remote = remote.confirm(network, chain.rpc_url());
         }
-        remote.build().await.unwrap().permit_account(network)
+        remote.build().await.unwrap().permit_methods(network)
     };
-    assert_eq!([offered(false).await, offered(true).await], [Some(account); 2]);
+    let all = TransferMethod::by_permit(account);
+    assert_eq!([offered(false).await, offered(true).await], [all, all]);
     chain.devnet.delegate(account, PROXY);
-    assert_eq!([offered(false).await, offered(true).await], [Some(account), None]);
+    assert_eq!(offered(false).await, all);
+    assert_eq!(offered(true).await, [TransferMethod::Permit]);
 }
 
 /// The calldata is what the specification's contract takes: its selector, and the words in order.
@@ -716,7 +719,7 @@ async fn facilitators_success_is_believed_if_it_names_what_was_charged() {
         let remote = RemoteFacilitator::builder(yes_man(account, amount).await).ledger(ledger.clone());
         let remote = remote.build().await.unwrap();
         // It is the account that it names, although it lists another one first.
-        assert_eq!(remote.permit_account(chain.asset().network), Some(account));
+        assert_eq!(remote.permit_methods(chain.asset().network), TransferMethod::by_permit(account));
         let layer = tower_x402::server::RequirePaymentLayer::builder()
             .price("$0.001")
             .pay_to(chain.asset().network, shop.pay_to)
@@ -751,8 +754,8 @@ impl Facilitator for Asked {
         terms.permit().is_some() && self.0.serves(terms)
     }
 
-    fn permit_account(&self, network: Network) -> Option<Address> {
-        self.0.permit_account(network)
+    fn permit_methods(&self, network: Network) -> Vec<TransferMethod> {
+        self.0.permit_methods(network)
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {

@@ -155,7 +155,7 @@ async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone()
 }
 
 /// Repeats a request until it is served.
-async fn eventually_ok(app: &App, request: impl AsyncFn() -> Request<Body>) -> Answer {
+pub(super) async fn eventually_ok(app: &App, request: impl AsyncFn() -> Request<Body>) -> Answer {
     in_time("it is served", async {
         loop {
             let answer = send(app, request().await).await;

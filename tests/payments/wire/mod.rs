@@ -4,6 +4,7 @@ mod bad_peers_page;
 mod eip3009_vectors;
 mod fuzz_corpus;
 mod peers_page;
+mod permits;
 mod replayed_exchanges;
 mod upto;
 mod vouchers;

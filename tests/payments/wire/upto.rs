@@ -8,11 +8,12 @@ use tower_x402::{
     Network,
     eip3009::{Authorization, AuthorizationSigner as _},
     payment::{Authenticity, PaymentKey, Terms, Window, precheck},
+    permit2::{PERMIT2, Permit},
     protocol::{
         ExactOffer, ExactPayload, FacilitatorRequest, PaymentPayload, PaymentRequired, SettlementResponse,
         SupportedResponse, VerifyResponse,
     },
-    upto::{PERMIT2, PROXY, Permit},
+    upto::{self, PROXY},
 };
 
 const PAYER: Address = address!("7E5F4552091A69125d5DfCb7b8C2659029395Bdf");
@@ -58,7 +59,7 @@ async fn digests_and_signatures_are_those_of_the_vectors() {
     let key = PrivateKeySigner::from_bytes(&B256::with_last_byte(1)).unwrap();
     for vector in VECTORS {
         let usdc = vector.network.usdc().unwrap();
-        let (permit, domain) = (Permit::new(usdc.address, FACILITATOR), Permit::domain(vector.network));
+        let (permit, domain) = (upto::permit(usdc.address, FACILITATOR), Permit::domain(vector.network));
         assert_eq!(domain.separator(), vector.separator);
         assert_eq!(permit.signing_hash(&maximum(), &domain), vector.digest);
         let signature = key.sign_digest(vector.digest).await.unwrap();
@@ -87,13 +88,13 @@ fn permit_is_valid_up_to_its_deadline_and_for_one_token() {
             ExactPayload { signature: signature.signature.clone(), authorization: maximum(), permit: Some(permit) };
         precheck(terms.clone(), payload, Window::default(), now).map(drop).map_err(|why| why.reason.to_string())
     };
-    let permit = Permit::new(usdc.address, FACILITATOR);
+    let permit = upto::permit(usdc.address, FACILITATOR);
     assert_eq!(check(permit, 1_900_000_000), Ok(()));
     assert_eq!(check(permit, 1_900_000_001), Err("permit2_deadline_expired".to_owned()));
     let refused = |permit| check(permit, 1_900_000_000).unwrap_err();
     assert_eq!(refused(Permit { token: PAYEE, ..permit }), "permit2_token_mismatch");
     assert_eq!(refused(Permit { spender: PERMIT2, ..permit }), "invalid_permit2_spender");
-    assert_eq!(refused(Permit { facilitator: PAYEE, ..permit }), "upto_facilitator_mismatch");
+    assert_eq!(refused(Permit { facilitator: Some(PAYEE), ..permit }), "upto_facilitator_mismatch");
     assert_eq!(permit.spender, PROXY);
 }
 

@@ -8,6 +8,7 @@ mod keys;
 mod limits;
 mod nodes;
 mod nonces;
+mod permits;
 mod prices;
 mod reconcile;
 mod rpc_batching;

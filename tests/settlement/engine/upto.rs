@@ -10,8 +10,8 @@ use tower_x402::{
     facilitator::{Facilitator as _, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation, Settlement},
     payment::{Prechecked, SettlementOutcome, Terms},
-    protocol::{ExactOffer, Reason},
-    upto::approval,
+    permit2::approval,
+    protocol::{ExactOffer, Reason, TransferMethod},
 };
 use x402_devnet::{DevnetBuilder, Orphans};
 
@@ -303,10 +303,12 @@ async fn permits_are_neither_offered_nor_verified_where_a_contract_is_missing() 
     for missing in [PROXY, PERMIT2] {
         let stage = permit_stage().await;
         let payment = stage.payment(&payer(&stage));
-        assert_eq!(stage.facilitator.permit_account(stage.devnet.network()), Some(settlement_key().address()));
+        let methods = TransferMethod::by_permit(settlement_key().address());
+        assert_eq!(stage.facilitator.permit_methods(stage.devnet.network()), methods);
         stage.devnet.set_code(missing, Bytes::new());
         let restarted = restarted(&stage).await;
-        assert_eq!(restarted.permit_account(stage.devnet.network()), None);
+        let left = if missing == PROXY { vec![TransferMethod::Permit] } else { Vec::new() };
+        assert_eq!(restarted.permit_methods(stage.devnet.network()), left);
         let Err(VerifyError::Invalid(rejection)) = restarted.verify(&payment).await else { panic!("{missing}") };
         assert_eq!(rejection.reason.as_str(), "permit2_proxy_not_deployed");
     }

@@ -331,7 +331,7 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
         (false, false, _) => builder.facilitator(settlement.facilitator.clone()),
     };
     builder.build().map_err(|source| match source {
-        BuildError::NoPermits(network) => Error::setting(
+        BuildError::NoPermits { network, .. } => Error::setting(
             "--upto",
             format!("nobody settles permits on {network}: x402 doctor --upto looks why; leave it out, or use another facilitator"),
         ),

@@ -342,7 +342,7 @@ impl Inner {
             payee: Escrow::ERC3009_COLLECTOR,
             value: U256::from(deposit.amount),
             nonce,
-            facilitator: None,
+            permit: None,
         };
         let rpc = self.node.rpc();
         let found = authorization_use::find_newest(rpc, &expected, 0, now.block).await.map_err(unavailable)?;

@@ -3,7 +3,7 @@
 //! Numbers are decimal strings. A nonce in hex is read, too, as in the specification's example; it is written as a decimal.
 
 use alloy_primitives::{Address, B256, U256};
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::Permit;
 use crate::{
@@ -40,27 +40,28 @@ struct Permitted {
 struct Witness {
     #[serde(serialize_with = "checksummed")]
     to: Address,
-    #[serde(serialize_with = "checksummed")]
-    facilitator: Address,
+    /// Of permits that one account may have executed.
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "checksummed_if_any")]
+    facilitator: Option<Address>,
     #[serde(with = "crate::decimal")]
     valid_after: U256,
 }
 
 impl Permit2Authorization {
-    pub(crate) fn of(maximum: &Authorization, permit: &Permit) -> Self {
+    pub(crate) fn of(signed: &Authorization, permit: &Permit) -> Self {
         Self {
-            from: maximum.from,
-            permitted: Permitted { token: permit.token, amount: maximum.value },
+            from: signed.from,
+            permitted: Permitted { token: permit.token, amount: signed.value },
             spender: permit.spender,
-            nonce: maximum.nonce.into(),
-            deadline: maximum.valid_before,
-            witness: Witness { to: maximum.to, facilitator: permit.facilitator, valid_after: maximum.valid_after },
+            nonce: signed.nonce.into(),
+            deadline: signed.valid_before,
+            witness: Witness { to: signed.to, facilitator: permit.facilitator, valid_after: signed.valid_after },
         }
     }
 
     pub(crate) fn into_parts(self) -> (Authorization, Permit) {
         let Self { from, permitted, spender, nonce, deadline, witness } = self;
-        let maximum = Authorization {
+        let signed = Authorization {
             from,
             to: witness.to,
             value: permitted.amount,
@@ -68,8 +69,12 @@ impl Permit2Authorization {
             valid_before: deadline,
             nonce: B256::from(nonce),
         };
-        (maximum, Permit { token: permitted.token, spender, facilitator: witness.facilitator })
+        (signed, Permit { token: permitted.token, spender, facilitator: witness.facilitator })
     }
+}
+
+fn checksummed_if_any<S: Serializer>(address: &Option<Address>, serializer: S) -> Result<S::Ok, S::Error> {
+    address.map(|address| address.to_string()).serialize(serializer)
 }
 
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<U256, D::Error> {

@@ -1,0 +1,86 @@
+//! Permits for exactly a price: settled once, by whichever process and from whichever account.
+
+use std::sync::Arc;
+
+use alloy_primitives::U256;
+use alloy_signer_local::PrivateKeySigner;
+use tower_x402::{
+    facilitator::{Facilitator as _, OnchainFacilitator},
+    payment::{SettlementOutcome, Terms},
+    protocol::{ExactOffer, Reason},
+};
+use x402_devnet::Orphans;
+
+use support::{
+    engine_stage::*,
+    permit::{approve, burn, invalidate},
+};
+
+/// A facilitator whose terms are to be paid by permit.
+async fn permit_stage() -> Stage {
+    let mut stage = Stage::with(|devnet| devnet.finality_depth(2), |builder| builder).await;
+    let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
+    stage.terms = Arc::new(Terms::new(offer.by_permit()));
+    stage
+}
+
+fn payer(stage: &Stage) -> PrivateKeySigner {
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    key
+}
+
+fn received(stage: &Stage) -> u64 {
+    stage.devnet.balance_of(PAYEE).unwrap().atomic()
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_settlement_for_a_price_is_sent_again_after_a_restart() {
+    let stage = permit_stage().await;
+    let payment = stage.payment(&payer(&stage));
+    let verified = stage.admit(&payment).await;
+    let outcome = stage.facilitator.settle(&payment, &verified).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Settled { .. }), "{outcome:?}");
+    stage.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(received(&stage), 0);
+    // Another key settles it as well: nobody is named.
+    let restarted = OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone())
+        .build()
+        .await
+        .unwrap();
+    until(async || received(&stage) == PRICE).await;
+    let outcome = restarted.reconcile(&stage.record(&payment).await).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Settled { .. }), "{outcome:?}");
+    assert_eq!(received(&stage), PRICE);
+}
+
+/// An invalidation is in the logs. That nothing was transferred is known once the use is final.
+#[tokio::test(start_paused = true)]
+async fn permit_for_a_price_whose_nonce_is_gone_has_failed() {
+    let stage = permit_stage().await;
+    let key = payer(&stage);
+    let [invalidated, burnt] = [0, 1].map(|_| stage.payment(&key));
+    for payment in [&invalidated, &burnt] {
+        stage.admit(payment).await;
+    }
+    invalidate(&stage.devnet, key.address(), invalidated.authorization().nonce.into());
+    burn(&stage.devnet, &key, burnt.authorization().nonce.into());
+    let outcome = stage.reconcile(&invalidated).await.unwrap();
+    let has_failed = |outcome: &SettlementOutcome| {
+        matches!(outcome, SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, .. })
+    };
+    assert!(has_failed(&outcome), "{outcome:?}");
+    let outcome = stage.reconcile(&burnt).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Unknown { .. }), "anybody may have settled it: {outcome:?}");
+    for _ in 0..3 {
+        stage.devnet.mine();
+    }
+    let outcome = stage.reconcile(&burnt).await.unwrap();
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
+    assert_eq!(received(&stage), 0);
+}

@@ -1,8 +1,7 @@
 //! The sender of all transactions: signed, journalled, sent, followed to their end and replaced if they hang.
 //!
-//! A transaction, its nonce and its payments are in the ledger before it leaves the process, and several processes that share the ledger may
-//! share an account. Calls are journalled as transactions without payments: the contract executes each once, and the chain tells whether it
-//! was done.
+//! A transaction, its nonce and its payments are in the ledger before it leaves the process, and processes that share it may share accounts.
+//! Calls are journalled as transactions without payments: the contract executes each once, and the chain tells whether it was done.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -68,8 +67,7 @@ const KEPT: usize = 1;
 const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 /// How many transactions of one key wait for a block at once, unless set. Nodes keep about as many.
 const WINDOW: usize = 16;
-/// The same where claims are sent. Nodes refuse more but for the one with the account's next nonce, and below a full window the gaps that a
-/// reorganization leaves would be filled one per block.
+/// The same where claims are sent: below a full window the gaps that a reorganization leaves would be filled one per block.
 const WINDOW_FOR_CLAIMS: usize = 8;
 
 /// What the task that makes a call tells its callers.
@@ -153,8 +151,7 @@ pub(crate) struct Submitter {
 }
 
 impl Submitter {
-    /// Each account has at most `window` transactions in flight, if that is set. Callers are told that an outcome is not known after
-    /// `confirm_timeout`.
+    /// Each account has at most `window` transactions in flight, if set. After `confirm_timeout` callers are told that an outcome is unknown.
     pub(crate) fn new(
         node: Arc<Node>,
         journal: Journal,
@@ -307,7 +304,7 @@ impl Submitter {
         let (call, lane) = (load.call(), urgency.lane());
         let leaves_gas = self.keeps_for_claims() && (!L::IS_CALL || lane < Lane::Claim);
         if leaves_gas {
-            // If the ledger fails, what is known counts; nothing is sent that it does not take.
+            // If the ledger fails, what is known counts.
             let _ = self.submissions(&account).await;
         }
         let (announced, before) = account.announce(call.gas_limit);
@@ -318,7 +315,7 @@ impl Submitter {
         if leaves_gas {
             let affords = account.affords(call.gas_limit, before, KEPT_GAS, fees.max_fee).await;
             if affords != Affords::Yes {
-                // Others count it until here, and wait for each other otherwise.
+                // Otherwise those that wait would wait for each other.
                 drop((announced, permit));
                 if affords == Affords::Later {
                     load.must_wait();
@@ -335,8 +332,7 @@ impl Submitter {
         self.send(lease, call, (fees, most), load).await
     }
 
-    /// Has a transaction wait that its account cannot pay for now, or the account rest for others of this lane. Fails if no account can pay
-    /// for it.
+    /// Waits if the account may pay for the transaction later, or else has it rest for this lane. Fails if no account can pay for it.
     async fn cannot_pay<L: Load>(
         &self,
         account: &Account,
@@ -439,8 +435,7 @@ impl Submitter {
         Sender { network: self.node.network(), address: account.address() }
     }
 
-    /// Returns the account's transactions in the ledger that are not known to be in blocks. Those of other processes count as in flight from
-    /// now on.
+    /// Returns the account's journalled transactions that are in no known block. Those of other processes count as in flight from now on.
     pub(super) async fn submissions(&self, account: &Account) -> Result<Vec<JournaledTransaction>, LedgerError> {
         let journalled = self.journal.ledger().submissions(&self.sender(account), account.consumed()).await?;
         account.gas(|gas| gas.note_journalled(&journalled));
@@ -636,8 +631,7 @@ impl Submitter {
         }
     }
 
-    /// Returns `true` if the nonce is known to be the account's next, so that all later ones wait for its transaction: at the checks at which
-    /// a transaction may be stuck.
+    /// Returns `true` if the nonce is known to be the account's next, at the checks at which a transaction may be stuck.
     async fn is_next(&self, lease: &NonceLease, checks: usize) -> bool {
         let (account, nonce) = (lease.account(), lease.nonce());
         // Without an answer of the node, the next check looks again.

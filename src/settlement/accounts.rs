@@ -5,7 +5,7 @@
 //! nothing above such a gap can be included until the gap is filled.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -23,7 +23,12 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{costs::SettlementStats, readiness::NotReady};
+use super::{
+    costs::SettlementStats,
+    gas::{Affords, Gas},
+    line::Lane,
+    readiness::NotReady,
+};
 use crate::{
     chain::{fees::FeeError, node::Node, rpc::RpcFailure},
     settlement::FacilitatorError,
@@ -36,8 +41,8 @@ const MAX_GAPS: usize = 64;
 const SYNC_PAUSE: Duration = Duration::from_secs(1);
 /// How long a signer may take. It may be a remote service, and while it signs, a nonce and a place in the window are taken.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an account that could not pay for gas is used only if there is no other.
-const REST: Duration = Duration::from_secs(30);
+/// How long the node may take to tell a balance, while a place in the window is taken. Then what is known counts.
+const BALANCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// After what time a window that was narrowed gets one of its places back.
 const WIDENING: Duration = Duration::from_secs(60);
 /// How often balances are checked while transactions are sent.
@@ -82,15 +87,14 @@ impl Accounts {
         self.iter().map(Account::in_flight).sum()
     }
 
-    /// Takes a place in the window of the account that has the most room, if more are free than are kept. One place of each window is always
-    /// open to everybody. It takes no nonce yet.
-    /// Whoever `spends_kept` gas may have one that rests because gas is kept.
-    pub(super) fn try_enter_keeping(&self, kept: usize, spends_kept: bool) -> Option<(Account, WindowPermit)> {
-        let rests = |account: &Account| account.rests_for(spends_kept);
+    /// Takes a place for a call of this lane in the window of the account that has the most room, if more are free than are kept. One place of
+    /// each window is always open to everybody. It takes no nonce yet.
+    pub(super) fn try_enter_keeping(&self, kept: usize, lane: Lane) -> Option<(Account, WindowPermit)> {
+        let rests = |account: &Account| account.resting(lane).is_some();
         let all_rest = self.iter().all(rests);
         let room = |account: &&Account| {
             let room = account.room(kept);
-            (room > 0, account.resting().is_none(), room)
+            (room > 0, account.resting(Lane::Deposit).is_none(), room)
         };
         let account = self.iter().filter(|account| all_rest || !rests(account)).max_by_key(room)?;
         account.try_enter_keeping(kept)
@@ -101,38 +105,28 @@ impl Accounts {
         self.iter().find(|account| account.address() == address)
     }
 
-    /// Fails if no account could pay for gas a moment ago. Does not ask the node.
-    pub(super) fn check_known_balances(&self) -> Result<(), FacilitatorError> {
-        let balances: Option<Vec<U256>> = self.iter().map(Account::resting).collect();
+    /// Fails if no account could pay for calls of this lane a moment ago. Does not ask the node.
+    pub(super) fn check_known_balances(&self, lane: Lane) -> Result<(), FacilitatorError> {
+        let balances: Option<Vec<U256>> = self.iter().map(|account| account.resting(lane)).collect();
         match balances.and_then(|balances| balances.into_iter().max()) {
             Some(balance) => Err(FacilitatorError::InsufficientGas { balance }),
             None => Ok(()),
         }
     }
 
-    /// Fails if this account could not pay for gas a moment ago. Does not ask the node.
-    pub(super) fn check_known_balance(&self, of: Address) -> Result<(), FacilitatorError> {
-        match self.get(of).and_then(Account::resting) {
-            Some(balance) => Err(FacilitatorError::InsufficientGas { balance }),
-            None => Ok(()),
-        }
-    }
-
-    /// Asks the node for all balances and returns the highest, in wei.
-    pub(super) async fn highest_balance(&self) -> Result<U256, RpcFailure> {
-        let mut highest = U256::ZERO;
+    /// Asks the node for all balances, in wei.
+    pub(crate) async fn balances(&self) -> Result<Vec<U256>, RpcFailure> {
+        let mut balances = Vec::with_capacity(self.len());
         for account in self.iter() {
-            let balance = account.balance().await?;
-            account.wake(balance);
-            telemetry::gas_tank(account.0.node.network(), account.address(), balance);
-            highest = highest.max(balance);
+            balances.push(account.balance().await?);
         }
-        Ok(highest)
+        Ok(balances)
     }
 
     /// Returns why no account could send a transaction with this gas limit now, if that is so.
     pub(super) async fn cannot_send(&self, node: &Node, gas_limit: u128) -> Option<NotReady> {
-        let Ok(balance) = self.highest_balance().await else { return Some(NotReady::Node) };
+        let Ok(balances) = self.balances().await else { return Some(NotReady::Node) };
+        let balance = balances.into_iter().max().unwrap_or_default();
         if !node.rpc().gives_receipts().await {
             return Some(NotReady::Receipts);
         }
@@ -146,21 +140,10 @@ impl Accounts {
         }
     }
 
-    /// Asks the node for all balances and returns the lowest, in wei.
-    pub(crate) async fn lowest_balance(&self) -> Result<U256, RpcFailure> {
-        let mut lowest = U256::MAX;
-        for account in self.iter() {
-            lowest = lowest.min(account.balance().await?);
-        }
-        Ok(lowest)
-    }
-
     /// Uses an account that could not pay for gas again, as soon as it holds more.
     pub(super) async fn recheck_resting(&self) {
-        for account in self.iter().filter(|account| account.resting().is_some()) {
-            if let Ok(balance) = account.balance().await {
-                account.wake(balance);
-            }
+        for account in self.iter().filter(|account| account.resting(Lane::Deposit).is_some()) {
+            let _ = account.balance().await;
         }
     }
 
@@ -183,7 +166,6 @@ impl Accounts {
                 tracing::warn!(account = %address, "the settlement key's balance could not be read");
                 continue;
             };
-            telemetry::gas_tank(account.0.node.network(), address, balance);
             if balance < average.saturating_mul(U256::from(LOW_BALANCE)) {
                 tracing::error!(account = %address, %balance, "the settlement key will soon be unable to pay for gas");
             }
@@ -201,8 +183,6 @@ struct Inner {
     window: Arc<Window>,
     /// Notified whenever a place becomes free, here or in another account.
     freed: Arc<Notify>,
-    /// The account is used only if there is no other.
-    resting: Mutex<Option<Rest>>,
     /// Held by the one that waits in the line for a place of this account. Others wait for that one, so that the line has room.
     exchanging: AsyncMutex<()>,
     /// A task fills the account's gaps.
@@ -210,30 +190,8 @@ struct Inner {
     nonces: Mutex<Nonces>,
     /// Held while the node is asked for the next nonce; when that failed last.
     syncing: AsyncMutex<Option<Instant>>,
-    /// What an earlier process with this key may have left in the pool.
-    predecessor: AsyncMutex<Predecessor>,
-}
-
-/// Why an account is used only if there is no other.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    until: Instant,
-    /// Its balance when it could not pay for gas, in wei.
-    balance: U256,
-    /// It pays for what is kept for claims, and for nothing else.
-    is_kept: bool,
-}
-
-/// The transactions of an earlier process with the same key.
-#[derive(Clone, Copy, Debug, Default)]
-enum Predecessor {
-    /// The node was not asked.
-    #[default]
-    Unknown,
-    /// Those below this nonce may still be in the pool; since when that is known.
-    InPool(u64, Instant),
-    /// All are in blocks, or were waited for long enough.
-    Gone,
+    /// The nonce below which an earlier process with this key may have left transactions in the pool, and since when that is known.
+    left_below: AsyncMutex<Option<(u64, Instant)>>,
 }
 
 #[derive(Debug, Default)]
@@ -242,42 +200,26 @@ struct Nonces {
     next: Option<u64>,
     /// Nonces below `next` that were given back.
     free: BTreeSet<u64>,
-    /// Nonces in use, and the gas that their transactions may use.
-    taken: BTreeMap<u64, u64>,
-    /// The gas of transactions that were announced and have no nonce yet.
-    announced: u64,
-    /// The gas of journalled transactions that are not of this process.
-    others: u64,
-    /// Nonces whose transactions must not wait for a ceiling.
-    urgent: BTreeMap<u64, Hurry>,
+    /// The gas of the transactions in flight, which have the nonces in use.
+    gas: Gas,
     /// All nonces below this one are in blocks.
     consumed: u64,
     /// All nonces below this one are in final blocks.
     finalized: u64,
-    /// A nonce for which those in use wait, while a transaction in the pool that is not ours has it; since when that is known.
-    foreign: Option<(u64, Instant)>,
-}
-
-/// What a transaction may cost that must not wait for a ceiling, together with those that it waits for.
-#[derive(Clone, Copy, Debug)]
-struct Hurry {
-    /// In wei.
-    worth: u128,
-    /// The gas that it and those in flight below it may use.
-    gas: u64,
 }
 
 /// The places for an account's transactions in flight. There are fewer for a while if nodes keep fewer of them.
 #[derive(Debug)]
 struct Window {
     places: Arc<Semaphore>,
-    configured: usize,
     width: Mutex<Width>,
 }
 
 #[derive(Debug)]
 struct Width {
     places: usize,
+    /// How many there are to be.
+    configured: usize,
     /// Places in use that end with their transaction.
     surplus: usize,
     changed: Instant,
@@ -286,8 +228,8 @@ struct Width {
 impl Window {
     fn new(places: usize) -> Self {
         let places = places.clamp(1, Semaphore::MAX_PERMITS);
-        let width = Mutex::new(Width { places, surplus: 0, changed: Instant::now() });
-        Self { places: Arc::new(Semaphore::new(places)), configured: places, width }
+        let width = Mutex::new(Width { places, configured: places, surplus: 0, changed: Instant::now() });
+        Self { places: Arc::new(Semaphore::new(places)), width }
     }
 
     fn width(&self) -> MutexGuard<'_, Width> {
@@ -298,7 +240,7 @@ impl Window {
     /// by one again from time to time.
     fn room(&self, kept: usize) -> usize {
         let mut width = self.width();
-        if width.places < self.configured && width.changed.elapsed() >= WIDENING {
+        if width.places < width.configured && width.changed.elapsed() >= WIDENING {
             (width.places, width.changed) = (width.places + 1, Instant::now());
             match width.surplus.checked_sub(1) {
                 Some(fewer) => width.surplus = fewer,
@@ -306,6 +248,14 @@ impl Window {
             }
         }
         self.places.available_permits().saturating_sub(kept.min(width.places.saturating_sub(1)))
+    }
+
+    /// Leaves at most so many places for good.
+    fn limit(&self, most: usize) {
+        let mut width = self.width();
+        width.configured = width.configured.min(most);
+        drop(width);
+        self.narrow(most);
     }
 
     /// Leaves at most so many places, at least one.
@@ -352,20 +302,11 @@ impl Drop for WindowPermit {
 pub(super) struct Announced {
     account: Account,
     gas: u64,
-    before: u64,
-}
-
-impl Announced {
-    /// Returns how much gas was in flight before.
-    pub(super) const fn before(&self) -> u64 {
-        self.before
-    }
 }
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        let mut nonces = self.account.nonces();
-        nonces.announced = nonces.announced.saturating_sub(self.gas);
+        self.account.gas(|known| known.has_been_announced(self.gas));
     }
 }
 
@@ -393,11 +334,10 @@ impl Account {
             signer,
             node,
             freed,
-            resting: Mutex::default(),
             exchanging: AsyncMutex::default(),
             filling: AtomicBool::new(false),
             window: Arc::new(Window::new(window)),
-            predecessor: AsyncMutex::default(),
+            left_below: AsyncMutex::default(),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
         }))
@@ -407,8 +347,19 @@ impl Account {
         self.0.signer.address()
     }
 
+    /// Asks the node for the balance, in wei.
     pub(super) async fn balance(&self) -> Result<U256, RpcFailure> {
-        self.0.node.rpc().balance(self.address()).await
+        let balance = self.0.node.rpc().balance(self.address()).await?;
+        telemetry::gas_tank(self.0.node.network(), self.address(), balance);
+        self.gas(|gas| gas.note_balance(balance));
+        Ok(balance)
+    }
+
+    /// Returns whether the account can pay for so much `gas` at this price, beside what was in flight `before` and what is `kept`. If the node
+    /// does not tell the balance, what is known of it counts.
+    pub(super) async fn affords(&self, gas: u64, before: u64, kept: u64, max_fee: u128) -> Affords {
+        let _ = timeout(BALANCE_TIMEOUT, self.balance()).await;
+        self.gas(|known| known.affords(gas, before, kept, max_fee))
     }
 
     /// Returns how many of the account's transactions are in blocks up to this one.
@@ -445,20 +396,16 @@ impl Account {
     /// Waits until what an earlier process with this key left in the pool is in blocks, but no longer than `patience`: it may hang, and is
     /// replaced only when a transaction of this process waits behind it.
     pub(super) async fn outlive_predecessor(&self, patience: Duration) -> Result<(), RpcFailure> {
-        let mut predecessor = self.0.predecessor.lock().await;
-        loop {
-            let (next, since) = match *predecessor {
-                Predecessor::Gone => return Ok(()),
-                Predecessor::InPool(next, since) => (next, since),
-                Predecessor::Unknown => (self.chain_nonce("pending").await?, Instant::now()),
-            };
-            *predecessor = Predecessor::InPool(next, since);
-            if self.chain_nonce("latest").await? >= next || since.elapsed() >= patience {
-                *predecessor = Predecessor::Gone;
-                return Ok(());
-            }
+        let mut left_below = self.0.left_below.lock().await;
+        let (next, since) = match *left_below {
+            Some(known) => known,
+            None => *left_below.insert((self.chain_nonce("pending").await?, Instant::now())),
+        };
+        while next > 0 && since.elapsed() < patience && self.chain_nonce("latest").await? < next {
             sleep(self.0.node.poll_interval()).await;
         }
+        *left_below = Some((0, since));
+        Ok(())
     }
 
     /// Takes a place in the window, if more are free than are kept. It takes no nonce yet.
@@ -487,47 +434,24 @@ impl Account {
         self.0.window.narrow(if is_delegated { 1 } else { others });
     }
 
-    /// Prefers other accounts for half a minute, since this one could not pay for gas with this balance.
-    pub(super) fn rest(&self, balance: U256) {
-        *self.lock_resting() = Some(Rest { until: Instant::now() + REST, balance, is_kept: false });
+    /// Keeps at most so many transactions in flight.
+    pub(super) fn limit(&self, most: usize) {
+        self.0.window.limit(most);
     }
 
-    /// The same, since it pays for what is kept for claims only. Claims at risk use it.
-    pub(super) fn rest_for_claims(&self, balance: U256) {
-        let mut resting = self.lock_resting();
-        if resting.is_none_or(|rest| rest.is_kept || rest.until <= Instant::now()) {
-            *resting = Some(Rest { until: Instant::now() + REST, balance, is_kept: true });
-        }
+    /// Asks for what the balance has to pay for, or notes it.
+    pub(super) fn gas<T>(&self, ask: impl FnOnce(&mut Gas) -> T) -> T {
+        ask(&mut self.nonces().gas)
     }
 
-    fn lock_resting(&self) -> MutexGuard<'_, Option<Rest>> {
-        self.0.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the balance, in wei, with which the account could not pay for calls of this lane a moment ago, if that happened.
+    pub(super) fn resting(&self, lane: Lane) -> Option<U256> {
+        self.gas(|gas| gas.resting(lane))
     }
 
     /// Waits until nobody else waits in the line for a place of this account.
     pub(super) async fn exchanging(&self) -> AsyncMutexGuard<'_, ()> {
         self.0.exchanging.lock().await
-    }
-
-    /// Ends the rest if the balance is higher now.
-    fn wake(&self, balance: U256) {
-        let mut resting = self.lock_resting();
-        *resting = resting.filter(|rest| balance <= rest.balance);
-    }
-
-    /// Returns the balance, in wei, with which the account could not pay for gas a moment ago, if that happened.
-    fn resting(&self) -> Option<U256> {
-        self.rest_now().map(|rest| rest.balance)
-    }
-
-    /// Returns `true` if the account rests for this kind of call: one that `spends_kept` gas, or another.
-    fn rests_for(&self, spends_kept: bool) -> bool {
-        self.rest_now().is_some_and(|rest| !(rest.is_kept && spends_kept))
-    }
-
-    fn rest_now(&self) -> Option<Rest> {
-        let resting = *self.lock_resting();
-        resting.filter(|rest| rest.until > Instant::now())
     }
 
     /// Returns `true` if the caller is to fill the gaps: there are some, and no task fills them.
@@ -560,7 +484,7 @@ impl Account {
                 return None;
             }
             let nonce = nonces.free.pop_first()?;
-            nonces.enter(nonce, FILLER_GAS);
+            nonces.gas.enter(nonce, FILLER_GAS);
             nonce
         };
         Some(self.lease(nonce, permit))
@@ -603,38 +527,6 @@ impl Account {
         self.nonces().lowest() == Some(nonce)
     }
 
-    /// Returns what may be offered for a unit of gas, in wei, with this nonce, since a transaction with a higher one must not wait for a
-    /// ceiling. `more` is the gas of transactions that are not counted yet.
-    pub(super) fn hurried_above(&self, nonce: u64, more: u64) -> u128 {
-        let nonces = self.nonces();
-        let others = nonces.others.saturating_add(more);
-        let waits = |(urgent, _): &(&u64, &Hurry)| **urgent > nonce && nonces.taken.contains_key(*urgent);
-        let most = |(_, hurry): (&u64, &Hurry)| hurry.worth / u128::from(hurry.gas.saturating_add(others).max(1));
-        nonces.urgent.iter().filter(waits).map(most).max().unwrap_or(0)
-    }
-
-    /// Finds the gaps below the transactions in flight, given the account's next nonce on the chain: a reorganization leaves them, or another
-    /// process with the key. A transaction in the pool that is not ours counts as a gap if it is in no block after `patience`.
-    pub(super) async fn find_gaps(&self, next: u64, patience: Duration) -> Result<(), RpcFailure> {
-        if !self.nonces().lacks(next) {
-            return Ok(());
-        }
-        self.rewind();
-        self.sync().await?;
-        let mut nonces = self.nonces();
-        if nonces.lacks(next) {
-            let since =
-                nonces.foreign.filter(|(nonce, _)| *nonce == next).map_or_else(Instant::now, |(_, since)| since);
-            nonces.foreign = Some((next, since));
-            if since.elapsed() < patience {
-                return Ok(());
-            }
-            nonces.resume(next);
-        }
-        tracing::warn!(account = %self.address(), next, "the account's transactions wait for a nonce that nobody uses");
-        Ok(())
-    }
-
     /// Forgets which nonces are in blocks, since the chain was reorganized. The node is asked for the next nonce.
     pub(super) fn rewind(&self) {
         let mut nonces = self.nonces();
@@ -643,29 +535,14 @@ impl Account {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.nonces().taken.len()
+        self.gas(|gas| gas.nonces().len())
     }
 
-    /// Returns how much gas the transactions in flight may use.
-    #[cfg(test)]
-    fn gas_in_flight(&self) -> u64 {
-        self.nonces().gas_in_flight()
-    }
-
-    /// Counts so much gas as in flight until the result is dropped. To be called before the balance is asked for, so that no two
-    /// transactions rely on the same ether.
-    pub(super) fn announce(&self, gas: u64) -> Announced {
-        let mut nonces = self.nonces();
-        let before = nonces.gas_in_flight();
-        nonces.announced = nonces.announced.saturating_add(gas);
-        Announced { account: self.clone(), gas, before }
-    }
-
-    /// Notes the gas of the journalled transactions, by nonce: those that are not of this process count as in flight, too.
-    pub(super) fn note_others(&self, journalled: &BTreeMap<u64, u64>) {
-        let mut nonces = self.nonces();
-        let of_others = journalled.iter().filter(|(nonce, _)| !nonces.taken.contains_key(nonce));
-        nonces.others = of_others.fold(0, |sum, (_, gas)| sum.saturating_add(*gas));
+    /// Counts so much gas as in flight until the result is dropped. Returns how much was before, too. To be called before the balance is asked
+    /// for, so that no two transactions rely on the same ether.
+    pub(super) fn announce(&self, gas: u64) -> (Announced, u64) {
+        let before = self.gas(|known| known.announce(gas));
+        (Announced { account: self.clone(), gas }, before)
     }
 
     fn lease(&self, nonce: u64, permit: WindowPermit) -> NonceLease {
@@ -705,7 +582,7 @@ impl fmt::Debug for Account {
 
 impl Nonces {
     fn lowest(&self) -> Option<u64> {
-        self.taken.keys().next().copied()
+        self.gas.nonces().next()
     }
 
     fn take(&mut self, gas: u64) -> Option<u64> {
@@ -714,54 +591,33 @@ impl Nonces {
         if nonce == next {
             self.next = next.checked_add(1);
         }
-        self.enter(nonce, gas);
+        self.gas.enter(nonce, gas);
         Some(nonce)
     }
 
-    /// Enters a nonce as taken. Those above that hurry wait for it, too.
-    fn enter(&mut self, nonce: u64, gas: u64) {
-        self.taken.insert(nonce, gas);
-        for (urgent, hurry) in &mut self.urgent {
-            if *urgent > nonce {
-                hurry.gas = hurry.gas.saturating_add(gas);
-            }
-        }
-    }
-
-    fn gas_in_flight(&self) -> u64 {
-        self.taken.values().fold(self.announced.saturating_add(self.others), |sum, gas| sum.saturating_add(*gas))
-    }
-
     fn has_gap(&self) -> bool {
-        match (self.free.first(), self.taken.last_key_value()) {
-            (Some(free), Some((taken, _))) => free < taken,
-            _ => false,
-        }
-    }
-
-    /// Returns `true` if those in use wait for this nonce, and it is not known to be free.
-    fn lacks(&self, nonce: u64) -> bool {
-        self.lowest().is_some_and(|lowest| nonce < lowest) && !self.free.contains(&nonce)
+        self.free.first().is_some_and(|free| self.gas.nonces().next_back().is_some_and(|last| *free < last))
     }
 
     /// Continues from the node's answer, without forgetting what is in flight.
     fn resume(&mut self, pending: u64) {
         // A node that lags behind the others may answer less than is known here.
         let pending = pending.max(self.consumed);
-        let next = self.taken.last_key_value().map_or(pending, |(last, _)| pending.max(last.saturating_add(1)));
-        self.free = (pending..next).filter(|nonce| !self.taken.contains_key(nonce)).take(MAX_GAPS).collect();
+        let next = self.gas.nonces().next_back().map_or(pending, |last| pending.max(last.saturating_add(1)));
+        self.free =
+            (pending..next).filter(|nonce| self.gas.nonces().all(|taken| taken != *nonce)).take(MAX_GAPS).collect();
         self.next = Some(next);
     }
 
     fn consume(&mut self, nonce: u64) {
-        self.taken.remove(&nonce);
+        self.gas.leave(nonce);
         self.consumed = self.consumed.max(nonce.saturating_add(1));
         self.free = self.free.split_off(&self.consumed);
         self.next = self.next.map(|next| next.max(self.consumed));
     }
 
     fn release(&mut self, nonce: u64) {
-        self.taken.remove(&nonce);
+        self.gas.leave(nonce);
         if nonce < self.consumed {
             return;
         }
@@ -784,29 +640,12 @@ impl NonceLease {
     /// Goes on to a nonce from `next` on, since another process uses this one.
     pub(super) fn skip_to(&mut self, next: u64) {
         let mut nonces = self.account.nonces();
-        let gas = nonces.taken.remove(&self.nonce).unwrap_or_default();
+        let gas = nonces.gas.leave(self.nonce);
         nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
         // With `next` known, `take` returns a nonce.
-        let urgent = nonces.urgent.remove(&self.nonce);
-        self.nonce = nonces.take(gas).unwrap_or(next);
-        if let Some(hurry) = urgent {
-            nonces.urgent.insert(self.nonce, hurry);
-        }
-    }
-
-    /// Lets this transaction and those with lower nonces, for which it waits, cost so much in wei. They may use so much gas.
-    pub(super) fn hurry(&self, worth: u128, gas: u64) {
-        let nonces = &mut *self.account.nonces();
-        nonces.urgent.retain(|nonce, _| nonces.taken.contains_key(nonce));
-        // Some may have taken a lower nonce since the gas was added up.
-        let below = nonces.taken.range(..=self.nonce).fold(0, |sum: u64, (_, gas)| sum.saturating_add(*gas));
-        let gas = gas.max(below);
-        nonces.urgent.insert(self.nonce, Hurry { worth, gas });
-    }
-
-    /// Returns what may be offered for a unit of gas since a transaction that must not wait for a ceiling waits for this one, in wei.
-    pub(super) fn hurried(&self) -> u128 {
-        self.account.hurried_above(self.nonce, 0)
+        let nonce = nonces.take(gas).unwrap_or(next);
+        nonces.gas.go_on(self.nonce, nonce);
+        self.nonce = nonce;
     }
 
     /// Notes that a transaction with the nonce was sent: from now on it may be included.
@@ -841,7 +680,7 @@ impl NonceLease {
 
     fn resync(&self) {
         let mut nonces = self.account.nonces();
-        nonces.taken.remove(&self.nonce);
+        nonces.gas.leave(self.nonce);
         nonces.next = None;
     }
 }
@@ -875,12 +714,13 @@ mod tests {
         let node = Arc::new(Node::new(Network::BASE, rpc, 100_000, None, None).unwrap());
         let freed = Arc::new(Notify::new());
         let accounts = Accounts::new(vec![Arc::new(PrivateKeySigner::random())], &node, 1, &freed);
-        let (account, permit) = accounts.try_enter_keeping(0, false).unwrap();
-        assert!(accounts.try_enter_keeping(0, false).is_none());
+        let entered = || accounts.try_enter_keeping(0, Lane::Claim);
+        let (account, permit) = entered().unwrap();
+        assert!(entered().is_none());
         let mut waiting = Box::pin(freed.notified());
         assert!((&mut waiting).now_or_never().is_none());
         drop(permit);
-        assert!(waiting.now_or_never().is_some() && accounts.try_enter_keeping(0, false).is_some());
+        assert!(waiting.now_or_never().is_some() && entered().is_some());
         // The same for whoever waited for a place in this account.
         let permit = account.enter().await;
         drop(permit);
@@ -898,50 +738,31 @@ mod tests {
     async fn an_account_whose_gas_is_kept_for_claims_is_open_to_claims_at_risk() {
         let accounts = accounts(2, 2);
         let [low, rich] = [0, 1].map(|index| accounts.iter().nth(index).unwrap().clone());
-        low.rest_for_claims(U256::from(7));
-        let entered = |kept, spends_kept| {
-            accounts.try_enter_keeping(kept, spends_kept).map(|(account, permit)| (account.address(), permit))
-        };
-        let payment = entered(1, false).unwrap();
+        low.gas(|gas| gas.rest(Lane::Claim));
+        let entered =
+            |kept, lane| accounts.try_enter_keeping(kept, lane).map(|(account, permit)| (account.address(), permit));
+        let payment = entered(1, Lane::Claim).unwrap();
         assert_eq!(payment.0, rich.address());
-        assert!(entered(1, false).is_none(), "the other one rests");
-        let claim = entered(0, true).unwrap();
+        assert!(entered(1, Lane::Claim).is_none(), "the other one rests");
+        let claim = entered(0, Lane::AtRisk).unwrap();
         assert_eq!(claim.0, rich.address(), "one that does not rest comes first");
-        let second = entered(0, true).unwrap();
+        let second = entered(0, Lane::AtRisk).unwrap();
         assert_eq!(second.0, low.address());
         // One that cannot pay for claims either is closed to them.
-        low.rest(U256::from(7));
-        low.rest_for_claims(U256::from(7));
-        assert!(entered(0, true).is_none());
+        drop(second);
+        low.gas(|gas| gas.rest(Lane::AtRisk));
+        low.gas(|gas| gas.rest(Lane::Claim));
+        assert!(entered(0, Lane::AtRisk).is_none());
     }
 
     #[tokio::test]
     async fn gas_that_was_announced_counts_for_the_next_one_before_it_has_a_nonce() {
         let accounts = accounts(1, 2);
         let account = accounts.iter().next().unwrap();
-        let first = account.announce(3);
-        assert_eq!((first.before(), account.announce(4).before()), (0, 3));
+        let (first, before) = account.announce(3);
+        assert_eq!((before, account.announce(4).1), (0, 3));
         drop(first);
-        assert_eq!(account.gas_in_flight(), 0);
-    }
-
-    /// A claim of 100 gas that is worth 1,000 wei, and what others have below it.
-    #[tokio::test]
-    async fn all_that_a_claim_waits_for_shares_what_it_is_worth() {
-        let accounts = accounts(1, 8);
-        let account = accounts.iter().next().unwrap();
-        account.nonces().resume(7);
-        let lease = async |gas| account.take(account.enter().await, gas).await.unwrap();
-        let (lower, claim) = (lease(300).await, lease(100).await);
-        claim.hurry(1_000, 100);
-        assert_eq!(account.hurried_above(7, 0), 2, "the one below is counted");
-        // The lower nonce was given back, and a large batch has it.
-        lower.release();
-        let _batch = lease(600).await;
-        assert_eq!(account.hurried_above(7, 0), 1);
-        // A dead process left others below.
-        account.note_others(&BTreeMap::from([(5, 700), (6, 700), (8, 100)]));
-        assert_eq!(account.hurried_above(5, 0), 0);
+        assert_eq!(account.gas(|gas| gas.in_flight()), 0);
     }
 
     fn nonces(next: u64) -> Nonces {
@@ -978,8 +799,8 @@ mod tests {
             nonces.take(1);
         }
         // 5 was taken by another, 8 is in flight; the node answers that 7 is next.
-        nonces.taken.remove(&5);
-        nonces.taken.remove(&7);
+        nonces.gas.leave(5);
+        nonces.gas.leave(7);
         nonces.next = None;
         nonces.resume(7);
         assert_eq!(nonces.take(1), Some(7));
@@ -1000,7 +821,7 @@ mod tests {
     #[test]
     fn lowest_of_many_gaps_are_found_first() {
         let mut nonces = Nonces::default();
-        nonces.taken.insert(200, 1);
+        nonces.gas.enter(200, 1);
         nonces.resume(0);
         assert!(nonces.free.iter().copied().eq(0..MAX_GAPS as u64));
         for _ in 0..MAX_GAPS {
@@ -1008,7 +829,7 @@ mod tests {
         }
         assert_eq!((nonces.has_gap(), nonces.next), (false, Some(201)));
         // When those are in blocks, the node is asked again.
-        nonces.taken.retain(|nonce, _| *nonce == 200);
+        (0..200).for_each(|nonce| _ = nonces.gas.leave(nonce));
         nonces.next = None;
         nonces.resume(64);
         assert_eq!((nonces.free.first(), nonces.free.len()), (Some(&64), MAX_GAPS));

@@ -2,11 +2,15 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, MutexGuard, PoisonError},
+    mem,
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::B256;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -14,15 +18,21 @@ use tokio::{
 
 use super::{
     FacilitatorError, NotReady,
-    accounts::Account,
-    submitter::{AttemptResult, Call, FOREIGN_CHECKS, KEPT_GAS, Load, Place, Progress, Submitter, TYPICAL_GAS},
+    gas::{KEPT_GAS, TYPICAL_GAS},
+    line::Lane,
+    load::{Call, Load},
+    submitter::{AttemptResult, Place, Progress, Submitter},
 };
 use crate::{chain::rpc::Receipt, ledger::NONCE_HELD_SECONDS};
 
 /// After what time other processes with the ledger may use a nonce, at the earliest: their clocks may be ahead, and the ledger may be slow.
 const HELD: Duration = Duration::from_secs(NONCE_HELD_SECONDS - 15);
+/// For how many checks of a transaction those are waited for that an earlier process left in the pool.
+const FOREIGN_CHECKS: u32 = 4;
 /// How often one call is sent with another nonce, or after the node refused it for a reason that passes.
 const MAX_ATTEMPTS: usize = 4;
+/// How often a claim is sent again that the node had no room for, before these attempts count. A block passes between two.
+const MAX_WAITS: usize = 60;
 
 /// What is known of a call when the time to confirm it has passed.
 #[derive(Debug)]
@@ -43,6 +53,8 @@ struct Asked {
     signed: Option<Instant>,
     /// Another process with the ledger may have made it with the nonce, at a higher fee.
     may_be_made: bool,
+    /// The last attempt ended because the account's other transactions come first.
+    must_wait: bool,
 }
 
 impl Load for Asked {
@@ -57,6 +69,10 @@ impl Load for Asked {
         self.progress.send_replace(Progress::Sending(Some(transaction)));
     }
 
+    fn must_wait(&mut self) {
+        self.must_wait = true;
+    }
+
     fn lost_nonce(&mut self, is_late: bool) {
         self.may_be_seen = true;
         self.may_be_made = is_late && self.signed.is_none_or(|at| at.elapsed() >= HELD);
@@ -64,16 +80,6 @@ impl Load for Asked {
 }
 
 impl Submitter {
-    /// Returns the gas that calls of this process have used.
-    pub(crate) fn gas_of_calls(&self) -> u64 {
-        self.costs().totals().gas_of_calls
-    }
-
-    /// Returns the addresses of the accounts.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
-        self.accounts().iter().map(Account::address)
-    }
-
     /// Returns why no call could be sent now, if that is so.
     pub(crate) async fn cannot_send(&self) -> Option<NotReady> {
         self.accounts().cannot_send(self.node(), TYPICAL_GAS.into()).await
@@ -110,7 +116,7 @@ impl Submitter {
     }
 
     /// Makes a call and waits for its block. If a call that does `what` is under way, waits for that one. A caller that goes away does not
-    /// cancel it.
+    /// cancel it. The gas that it uses is added to `used`.
     ///
     /// # Errors
     /// [`FacilitatorError`] if no transaction can be in a block.
@@ -119,12 +125,19 @@ impl Submitter {
         place: Place,
         what: B256,
         call: Call,
+        used: &Arc<AtomicU64>,
     ) -> Result<CallOutcome, FacilitatorError> {
-        let progress = self.begin_call(place, what, call);
+        let progress = self.begin_call(place, what, call, used.clone());
         self.outcome(progress).await
     }
 
-    fn begin_call(self: &Arc<Self>, place: Place, what: B256, call: Call) -> watch::Receiver<Progress> {
+    fn begin_call(
+        self: &Arc<Self>,
+        place: Place,
+        what: B256,
+        call: Call,
+        used: Arc<AtomicU64>,
+    ) -> watch::Receiver<Progress> {
         let mut under_way = self.calls();
         if let Some(progress) = under_way.get(&what) {
             return progress.clone();
@@ -132,10 +145,14 @@ impl Submitter {
         let (sender, progress) = watch::channel(Progress::Sending(None));
         under_way.insert(what, progress.clone());
         let entry = UnderWay { submitter: self.clone(), what };
-        let mut asked = Asked { call, progress: sender, may_be_seen: false, signed: None, may_be_made: false };
+        let (may_be_seen, may_be_made, must_wait) = Default::default();
+        let mut asked = Asked { call, progress: sender, may_be_seen, signed: None, may_be_made, must_wait };
         tokio::spawn(async move {
             let ended = match entry.submitter.make_call(place, &mut asked).await {
-                Ok(Some(receipt)) => Progress::Included(receipt),
+                Ok(Some(receipt)) => {
+                    used.fetch_add(receipt.gas_used.saturating_to(), Ordering::Relaxed);
+                    Progress::Included(receipt)
+                }
                 Ok(None) => return,
                 Err(error) => Progress::Failed(error),
             };
@@ -159,17 +176,20 @@ impl Submitter {
     async fn make_call(self: &Arc<Self>, place: Place, asked: &mut Asked) -> Result<Option<Receipt>, FacilitatorError> {
         let urgency = place.urgency;
         let mut place = Ok(place);
-        let mut attempts = 0;
+        let (mut attempts, mut waits) = (0, 0);
         let error = loop {
             let result = match place {
                 Ok(place) => self.make(place, asked).await.result,
                 Err(error) => break error,
             };
-            attempts += 1;
+            match mem::take(&mut asked.must_wait) && urgency.lane() >= Lane::Claim && waits < MAX_WAITS {
+                true => waits += 1,
+                false => attempts += 1,
+            }
             match result {
                 AttemptResult::Included(receipt) => return Ok(Some(receipt)),
                 // Whoever asked looks at the chain.
-                AttemptResult::Retry if asked.may_be_made && self.journals() => return Ok(None),
+                AttemptResult::Retry if asked.may_be_made => return Ok(None),
                 AttemptResult::Retry if attempts < MAX_ATTEMPTS => {}
                 AttemptResult::Retry => {
                     let what = "the nonces of the sender";

@@ -8,14 +8,9 @@ use std::{
 use alloy_primitives::{B256, keccak256};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{
-    calls::CallOutcome,
-    line::Urgency,
-    queue::QUEUE_TIMEOUT,
-    submitter::{Call, Submitter},
-};
+use super::{calls::CallOutcome, line::Urgency, load::Call, queue::QUEUE_TIMEOUT, submitter::Submitter};
 use crate::{
-    chain::{batch_settler::BatchSettler, node::Node, transfer},
+    chain::{batch_settler::BatchSettler, transfer},
     settlement::FacilitatorError,
 };
 
@@ -28,15 +23,14 @@ const RECHECK: Duration = Duration::from_secs(600);
 
 /// The batch settler on one chain.
 pub(crate) struct Deployment {
-    node: Arc<Node>,
     submitter: Arc<Submitter>,
     /// Whether it is deployed, and when that was looked up.
     known: Mutex<Option<(Instant, bool)>>,
 }
 
 impl Deployment {
-    pub(super) fn new(node: Arc<Node>, submitter: Arc<Submitter>) -> Self {
-        Self { node, submitter, known: Mutex::default() }
+    pub(super) fn new(submitter: Arc<Submitter>) -> Self {
+        Self { submitter, known: Mutex::default() }
     }
 
     /// Returns `true` if the chain has the batch settler. Asks the node only if that is not known; a node that does not answer is asked
@@ -67,11 +61,11 @@ impl Deployment {
         if self.look_up().await? {
             return Ok(None);
         }
-        if self.node.rpc().code(BatchSettler::DEPLOYER).await?.is_empty() {
+        if self.submitter.node().rpc().code(BatchSettler::DEPLOYER).await?.is_empty() {
             return Err(FacilitatorError::Misconfigured(format!(
                 "the deterministic deployment proxy, {}, is not on {}",
                 BatchSettler::DEPLOYER,
-                self.node.network()
+                self.submitter.node().network()
             )));
         }
         let transaction = self.send().await?;
@@ -81,7 +75,7 @@ impl Deployment {
                 tracing::info!(address = %BatchSettler::ADDRESS, %transaction, "the batch settler is deployed");
                 return Ok(Some(transaction));
             }
-            sleep(self.node.poll_interval()).await;
+            sleep(self.submitter.node().poll_interval()).await;
         }
         Err(FacilitatorError::Misconfigured(format!("{transaction} did not deploy the batch settler")))
     }
@@ -91,7 +85,7 @@ impl Deployment {
     }
 
     async fn look_up(&self) -> Result<bool, FacilitatorError> {
-        let code = self.node.rpc().code(BatchSettler::ADDRESS).await?;
+        let code = self.submitter.node().rpc().code(BatchSettler::ADDRESS).await?;
         match code.is_empty() {
             true => Ok(false),
             false if keccak256(&code) == BatchSettler::CODE_HASH => Ok(true),
@@ -112,7 +106,7 @@ impl Deployment {
         let input = BatchSettler::deployment();
         let gas_limit = transfer::intrinsic_gas(&input).saturating_add(DEPLOYMENT_GAS);
         let call = Call { to: BatchSettler::DEPLOYER, input, gas_limit };
-        match self.submitter.call(place, BatchSettler::CODE_HASH, call).await? {
+        match self.submitter.call(place, BatchSettler::CODE_HASH, call, &Arc::default()).await? {
             CallOutcome::Included(receipt) => Ok(receipt.transaction_hash),
             CallOutcome::Pending(_) => Err(late),
         }

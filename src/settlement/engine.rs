@@ -18,13 +18,14 @@ use super::{
     costs::{Costs, PayerBackoff, SettlementStats},
     deployment::Deployment,
     finality::FinalityTracker,
+    gas::KEPT_GAS,
     journal::Journal,
-    line::Urgency,
+    line::{Lane, Urgency},
     queue::{Added, OutcomeSender, Queue, QueuedPayment},
     readiness::ReadinessCache,
     reconciler::{self, OPEN, Reconcile},
     recovery::Recovery,
-    submitter::{Attempt, AttemptResult, KEPT_GAS, Place, Submitter},
+    submitter::{Attempt, AttemptResult, Place, Submitter},
     transfers::{GasCaps, Transfers},
 };
 use crate::{
@@ -58,8 +59,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Settings of an [`Engine`].
 pub(crate) struct EngineSettings {
     pub(crate) signers: Vec<SharedSigner>,
-    /// Transactions in flight per account.
-    pub(crate) in_flight: usize,
+    /// Transactions in flight per account, unless that is left to the engine.
+    pub(crate) in_flight: Option<usize>,
     pub(crate) gas: GasCaps,
     /// After how long without a receipt callers are told that the outcome is unknown.
     pub(crate) confirm_timeout: Duration,
@@ -102,7 +103,7 @@ impl Engine {
         let costs = Arc::new(Costs::new(node.network(), settings.native_price, settings.refuse_losses));
         let backoff = Arc::new(PayerBackoff::default());
         let submitter =
-            Submitter::new(node.clone(), Some(journal.clone()), signers, in_flight, costs.clone(), confirm_timeout);
+            Submitter::new(node.clone(), journal.clone(), signers, in_flight, costs.clone(), confirm_timeout);
         let accounts = submitter.accounts().clone();
         let confirmation = Confirmation::new(
             node.clone(),
@@ -115,8 +116,8 @@ impl Engine {
         let engine = Arc::new(Self {
             queue: Queue::new(settings.backlog),
             confirmation: Arc::new(confirmation),
-            recovery: Recovery::new(node.clone(), journal.clone(), accounts.clone(), submitter.clone()),
-            deployment: Deployment::new(node.clone(), submitter.clone()),
+            recovery: Recovery::new(submitter.clone()),
+            deployment: Deployment::new(submitter.clone()),
             finality: FinalityTracker::new(node.clone(), journal.clone(), node.poll_interval()),
             readiness: ReadinessCache::new(READINESS_TTL),
             batch_size: settings.batch_size,
@@ -183,7 +184,7 @@ impl Engine {
 
     /// Returns the lowest balance of a settlement account, in wei.
     pub(crate) async fn lowest_balance(&self) -> Result<U256, FacilitatorError> {
-        Ok(self.accounts.lowest_balance().await?)
+        Ok(self.accounts.balances().await?.into_iter().min().unwrap_or_default())
     }
 
     /// Deploys the batch settler if it is not there. Returns the transaction that did.
@@ -222,12 +223,13 @@ impl Engine {
         self.queue.check_room()?;
         self.node.check_known_fees()?;
         self.node.check_known_receipts()?;
-        self.accounts.check_known_balances()
+        self.accounts.check_known_balances(Lane::Claim)
     }
 
     /// Fails if this account, which alone may send a payment, could not pay for gas a moment ago. Does not ask the node.
     pub(crate) fn check_sender(&self, account: Address) -> Result<(), FacilitatorError> {
-        self.accounts.check_known_balance(account)
+        let balance = self.accounts.get(account).and_then(|account| account.resting(Lane::Claim));
+        balance.map_or(Ok(()), |balance| Err(FacilitatorError::InsufficientGas { balance }))
     }
 
     /// Fails if settling this amount is expected to cost more than it brings in, and losses are refused.

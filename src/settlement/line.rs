@@ -39,34 +39,36 @@ pub(crate) struct Urgency {
     amount: u128,
     /// What may be spent, in wei, even if gas costs more than the ceiling.
     worth: u128,
+    /// The gas that it may use, where that may be spent.
+    gas: u64,
 }
 
 impl Urgency {
     pub(crate) const fn deposit(amount: u128) -> Self {
-        Self { lane: Lane::Deposit, amount, worth: 0 }
+        Self { lane: Lane::Deposit, amount, worth: 0, gas: 0 }
     }
 
     pub(crate) const fn refund(amount: u128) -> Self {
-        Self { lane: Lane::Refund, amount, worth: 0 }
+        Self { lane: Lane::Refund, amount, worth: 0, gas: 0 }
     }
 
     /// A claim, a transfer of what was claimed, or payments.
     pub(crate) const fn claim() -> Self {
-        Self { lane: Lane::Claim, amount: 0, worth: 0 }
+        Self { lane: Lane::Claim, amount: 0, worth: 0, gas: 0 }
     }
 
     /// A claim of which this amount is at risk, if any is.
     pub(crate) const fn claim_at_risk(amount: u128) -> Self {
         match amount {
             0 => Self::claim(),
-            _ => Self { lane: Lane::AtRisk, amount, worth: 0 },
+            _ => Self { lane: Lane::AtRisk, amount, worth: 0, gas: 0 },
         }
     }
 
-    /// Lets the call spend what it is worth, even if gas costs more than the ceiling.
-    pub(crate) const fn at_any_price(self) -> Self {
+    /// Lets the call, which may use so much gas, spend what it is worth, even if gas costs more than the ceiling.
+    pub(crate) const fn at_any_price(self, gas: u64) -> Self {
         match self.lane {
-            Lane::AtRisk => Self { worth: self.amount.saturating_mul(WEI_PER_UNIT), ..self },
+            Lane::AtRisk => Self { worth: self.amount.saturating_mul(WEI_PER_UNIT), gas, ..self },
             _ => self,
         }
     }
@@ -140,6 +142,14 @@ impl<P> Line<P> {
                 (None, None) => return,
             }
         }
+    }
+
+    /// Returns the most that may be offered for a unit of gas, in wei, by those for which somebody here waits that must not wait for a
+    /// ceiling, if `others` is the gas of all of them.
+    pub(super) fn most(&self, others: u64) -> u128 {
+        let waiting = self.lock();
+        let waiting = waiting.iter().filter(|other| !other.place.is_closed());
+        waiting.map(|other| other.urgency.max_fee(other.urgency.gas.saturating_add(others))).max().unwrap_or(0)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Waiting<P>>> {
@@ -222,8 +232,19 @@ mod tests {
     fn a_claim_at_risk_may_spend_what_it_is_worth() {
         // $1, where an ether costs $10,000: 10^14 wei.
         let claim = Urgency::claim_at_risk(1_000_000);
-        assert_eq!((claim.max_fee(100_000), claim.at_any_price().max_fee(100_000)), (0, 1_000_000_000));
-        assert_eq!(Urgency::deposit(1_000_000).at_any_price().max_fee(100_000), 0);
-        assert_eq!(Urgency::claim().at_any_price().max_fee(0), 0);
+        assert_eq!((claim.max_fee(100_000), claim.at_any_price(1).max_fee(100_000)), (0, 1_000_000_000));
+        assert_eq!(Urgency::deposit(1_000_000).at_any_price(1).max_fee(100_000), 0);
+        assert_eq!(Urgency::claim().at_any_price(1).max_fee(0), 0);
+    }
+
+    #[test]
+    fn those_that_a_claim_at_risk_waits_for_share_what_it_is_worth_for_as_long_as_it_waits() {
+        let line = Line::<()>::default();
+        let _deposit = line.join(Urgency::deposit(u128::MAX), None).unwrap();
+        assert_eq!(line.most(1), 0);
+        let claim = line.join(Urgency::claim_at_risk(1_000_000).at_any_price(100_000), None).unwrap();
+        assert_eq!(line.most(300_000), 250_000_000);
+        drop(claim);
+        assert_eq!(line.most(1), 0);
     }
 }

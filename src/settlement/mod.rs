@@ -5,8 +5,10 @@
 //! | `error`, `readiness` | why could a payment not be settled, and could one be settled now? |
 //! | `engine` | how do the parts settle a payment together? |
 //! | `queue` | which payments wait, and which share a transaction? |
-//! | `accounts` | which account sends, with which nonce, and can it pay for gas? |
+//! | `accounts` | which account sends, and with which nonce? |
+//! | `gas` | what does an account's balance have to pay for, and does it pay for one transaction more? |
 //! | `gaps` | what happens to a nonce that later transactions wait for and nobody uses? |
+//! | `load` | what is a transaction sent for? |
 //! | `submitter` | how is a transaction signed, journalled, sent, followed and replaced? |
 //! | `transfers` | which call makes the payments of a transaction? |
 //! | `calls` | how is a call of a contract made once, such as those of payment channels? |
@@ -35,10 +37,14 @@ mod error;
 pub(crate) mod finality;
 #[cfg(feature = "onchain")]
 mod gaps;
+#[cfg(feature = "onchain")]
+mod gas;
 #[cfg(any(feature = "onchain", feature = "remote"))]
 pub(crate) mod journal;
 #[cfg(feature = "onchain")]
 pub(crate) mod line;
+#[cfg(feature = "onchain")]
+pub(crate) mod load;
 #[cfg(feature = "onchain")]
 mod queue;
 pub(crate) mod readiness;

@@ -1,8 +1,7 @@
 //! The sender of all transactions: signed, journalled, sent, followed to their end and replaced if they hang.
 //!
-//! With a journal, a transaction, its nonce and its payments are in the ledger before it leaves the process, and several processes may
-//! share an account. Calls are journalled as transactions without payments: the contract executes each once, and the chain tells whether it
-//! was done. Without a journal, only calls are sent, and nobody else may send from the accounts.
+//! A transaction, its nonce and its payments are in the ledger before it leaves the process, and processes that share it may share accounts.
+//! Calls are journalled as transactions without payments: the contract executes each once, and the chain tells whether it was done.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,19 +15,21 @@ use std::{
     time::Duration,
 };
 
-use alloy_consensus::{Transaction as _, TxEip1559, TxEnvelope};
-use alloy_primitives::{Address, B256, Bytes, TxKind, U256};
+use alloy_consensus::TxEip1559;
+use alloy_primitives::{Address, B256};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
-    accounts::{Account, Accounts, FILLER_GAS, NonceLease, SharedSigner, Signed, WindowPermit},
+    accounts::{Account, Accounts, NonceLease, SharedSigner, Signed, WindowPermit},
     costs::Costs,
     gaps::FillGaps,
+    gas::{Affords, KEPT_GAS, TYPICAL_GAS},
     journal::Journal,
     line::{Lane, Line, Urgency},
+    load::{Call, Filler, Load, MAX_REPLACEMENTS},
     queue::{QueuedPayment, known_failures},
 };
 use crate::{
@@ -56,8 +57,6 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(1_800);
 const STUCK_CHECKS: [usize; 3] = [1, 3, 8];
 /// How many checks apart the fees are compared if nobody waits. Most spikes pass by themselves.
 const PATIENT_CHECKS: usize = 8;
-/// For how many checks the transactions of an account wait for one in the pool that is not ours.
-pub(super) const FOREIGN_CHECKS: u32 = 4;
 /// How many nonces one transaction leaves to other processes.
 const MAX_COLLISIONS: usize = 256;
 /// How long other processes leave the payments of a transaction alone, in seconds, beyond the time to confirm.
@@ -66,12 +65,10 @@ const SETTLING_SLACK: u64 = 45;
 const KEPT: usize = 1;
 /// How long a deposit waits for a place in the window. Its request may have ended by then, and a repeated request joins it.
 const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
-/// The gas of one payment or deposit, rounded up.
-pub(super) const TYPICAL_GAS: u64 = 215_000;
-/// The gas that payments, deposits and refunds leave to an account: a claim of a hundred channels, the most that are claimed together.
-pub(super) const KEPT_GAS: u64 = 3_000_000;
-/// How often the transaction of one nonce is replaced. All later ones wait for it, so this is only to bound what is followed.
-const MAX_REPLACEMENTS: usize = 20;
+/// How many transactions of one key wait for a block at once, unless set. Nodes keep about as many.
+const WINDOW: usize = 16;
+/// The same where claims are sent: below a full window the gaps that a reorganization leaves would be filled one per block.
+const WINDOW_FOR_CLAIMS: usize = 8;
 
 /// What the task that makes a call tells its callers.
 #[derive(Clone, Debug)]
@@ -79,109 +76,6 @@ pub(super) enum Progress {
     Sending(Option<B256>),
     Included(Receipt),
     Failed(FacilitatorError),
-}
-
-/// What a transaction calls.
-#[derive(Clone)]
-pub(crate) struct Call {
-    pub(crate) to: Address,
-    pub(crate) input: Bytes,
-    pub(crate) gas_limit: u64,
-}
-
-impl Call {
-    /// A transfer of nothing to the account itself, which uses up a nonce.
-    pub(super) fn filler(account: &Account) -> Self {
-        Self { to: account.address(), input: Bytes::new(), gas_limit: FILLER_GAS }
-    }
-
-    /// Returns the call that a transaction makes, if it calls anybody.
-    pub(super) fn of(transaction: &TxEnvelope) -> Option<Self> {
-        let to = transaction.to()?;
-        Some(Self { to, input: transaction.input().clone(), gas_limit: transaction.gas_limit() })
-    }
-
-    /// Returns a transaction that makes the call.
-    fn into_transaction(self, node: &Node, nonce: u64, fees: Fees) -> TxEip1559 {
-        TxEip1559 {
-            chain_id: node.network().chain_id(),
-            nonce,
-            gas_limit: self.gas_limit,
-            max_fee_per_gas: fees.max_fee,
-            max_priority_fee_per_gas: fees.tip,
-            to: TxKind::Call(self.to),
-            input: self.input,
-            ..TxEip1559::default()
-        }
-    }
-}
-
-/// What a transaction is sent for: payments, or a call.
-pub(super) trait Load: Send {
-    /// It only uses up a nonce: this one, or none.
-    const IS_FILLER: bool = false;
-    /// It is a call, and no payments.
-    const IS_CALL: bool = false;
-    /// How often its transaction is replaced while no claim at risk waits for it.
-    const MAX_REPLACEMENTS: usize = MAX_REPLACEMENTS;
-    /// It leaves gas to the account for claims, where claims are sent.
-    const LEAVES_GAS: bool = false;
-    /// The time for which a node holds the broadcast counts towards the first check.
-    const COUNTS_BROADCAST: bool = false;
-
-    /// Returns the call to make.
-    fn call(&self) -> Call;
-
-    /// Returns the payments that the call settles. They are journalled with it.
-    fn payments(&self) -> &[QueuedPayment] {
-        &[]
-    }
-
-    /// Removes and returns these payments.
-    fn leave_out(&mut self, _: &[PaymentKey]) -> Vec<QueuedPayment> {
-        Vec::new()
-    }
-
-    /// Notes that a transaction was signed and journalled, and is about to be sent.
-    fn signed(&mut self, _transaction: B256) {}
-
-    /// Notes that no node took the transaction. It may be sent again unless the journal `has_removed` it.
-    fn refused(&mut self, _transaction: B256, _has_removed: bool) {}
-
-    /// Notes that it has to wait for the account's other transactions, which is no failed attempt.
-    fn must_wait(&mut self) {}
-
-    /// Notes that the account pays only for less. Returns `false` if it is one payment or call already, which cannot be divided.
-    fn must_be_alone(&mut self) -> bool {
-        false
-    }
-
-    /// Notes that another transaction took the nonce; `is_late` if that was found out while the transaction was followed.
-    fn lost_nonce(&mut self, _is_late: bool) {}
-
-    /// Returns `true` if somebody has to be told in time that the outcome is unknown.
-    fn is_awaited(&self) -> bool {
-        false
-    }
-
-    /// Tells those who wait that the outcome of this transaction is unknown.
-    fn tell_unknown(&mut self, _transaction: B256) {}
-
-    /// Returns `true` if the fees need not be compared at each check.
-    fn is_patient(&self) -> bool {
-        false
-    }
-}
-
-/// Uses up a nonce that later transactions wait for.
-struct Filler(Call);
-
-impl Load for Filler {
-    const IS_FILLER: bool = true;
-
-    fn call(&self) -> Call {
-        self.0.clone()
-    }
 }
 
 /// The right to have one more transaction in flight.
@@ -217,6 +111,11 @@ enum Sent {
     InFlight(Box<Flight>),
 }
 
+impl Sent {
+    /// Nothing was sent, and it may be later.
+    const RETRY: Self = Self::Ended(Attempt { result: AttemptResult::Retry, watched: Vec::new() });
+}
+
 /// A transaction that may be in a block later.
 struct Flight {
     transaction: TxEip1559,
@@ -232,8 +131,9 @@ struct Flight {
 /// Sends the transactions of one or more accounts.
 pub(crate) struct Submitter {
     node: Arc<Node>,
-    journal: Option<Journal>,
+    journal: Journal,
     accounts: Accounts,
+    is_window_set: bool,
     /// Notified whenever a place in a window becomes free.
     freed: Arc<Notify>,
     /// Those that wait for a place.
@@ -251,25 +151,23 @@ pub(crate) struct Submitter {
 }
 
 impl Submitter {
-    /// Each account has at most `window` transactions in flight. Callers are told that an outcome is not known after `confirm_timeout`.
+    /// Each account has at most `window` transactions in flight, if set. After `confirm_timeout` callers are told that an outcome is unknown.
     pub(crate) fn new(
         node: Arc<Node>,
-        journal: Option<Journal>,
+        journal: Journal,
         signers: Vec<SharedSigner>,
-        window: usize,
+        window: Option<usize>,
         costs: Arc<Costs>,
         confirm_timeout: Duration,
     ) -> Arc<Self> {
         let freed = Arc::new(Notify::new());
-        let accounts = Accounts::new(signers, &node, window, &freed);
-        let (line, under_way, watched) = Default::default();
-        // Without a journal there is nothing to recover, and claims are what is sent.
-        let sends_claims = AtomicBool::new(journal.is_none());
-        let has_recovered = watch::Sender::new(journal.is_none());
+        let accounts = Accounts::new(signers, &node, window.unwrap_or(WINDOW), &freed);
+        let (line, under_way, watched, sends_claims, has_recovered) = Default::default();
         Arc::new(Self {
             node,
             journal,
             accounts,
+            is_window_set: window.is_some(),
             freed,
             line,
             sends_claims,
@@ -284,6 +182,9 @@ impl Submitter {
     /// Keeps places and gas for claims from now on.
     pub(crate) fn keep_for_claims(&self) {
         self.sends_claims.store(true, Ordering::Relaxed);
+        if !self.is_window_set {
+            self.accounts.iter().for_each(|account| account.limit(WINDOW_FOR_CLAIMS));
+        }
     }
 
     /// Returns `true` if places and gas are kept for claims.
@@ -291,8 +192,8 @@ impl Submitter {
         self.sends_claims.load(Ordering::Relaxed)
     }
 
-    pub(super) const fn journals(&self) -> bool {
-        self.journal.is_some()
+    pub(super) const fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     pub(super) const fn node(&self) -> &Arc<Node> {
@@ -305,10 +206,6 @@ impl Submitter {
 
     pub(crate) const fn confirm_timeout(&self) -> Duration {
         self.confirm_timeout
-    }
-
-    pub(super) const fn costs(&self) -> &Arc<Costs> {
-        &self.costs
     }
 
     /// Waits for a place in an account's window. The most urgent is served first. Claims and payments wait for as long as it takes.
@@ -381,11 +278,11 @@ impl Submitter {
         // Where no claims are sent, nothing is more urgent.
         let kept = if self.keeps_for_claims() { KEPT } else { 0 };
         self.line.serve(|urgency, of| {
-            let is_at_risk = urgency.lane() == Lane::AtRisk;
-            let kept = if is_at_risk { 0 } else { kept };
+            let lane = urgency.lane();
+            let kept = if lane == Lane::AtRisk { 0 } else { kept };
             match of {
                 Some(of) => self.accounts.get(of)?.try_enter_keeping(kept),
-                None => self.accounts.try_enter_keeping(kept, is_at_risk),
+                None => self.accounts.try_enter_keeping(kept, lane),
             }
         });
     }
@@ -404,52 +301,63 @@ impl Submitter {
         Place { account, permit, urgency }: Place,
         load: &mut L,
     ) -> Result<Sent, FacilitatorError> {
-        let call = load.call();
+        let (call, lane) = (load.call(), urgency.lane());
+        let leaves_gas = self.keeps_for_claims() && (!L::IS_CALL || lane < Lane::Claim);
+        if leaves_gas {
+            // If the ledger fails, what is known counts.
+            let _ = self.submissions(&account).await;
+        }
+        let (announced, before) = account.announce(call.gas_limit);
         // Those that it waits for may have to offer as much.
-        let announced = account.announce(call.gas_limit);
-        let gas = call.gas_limit.saturating_add(announced.before());
+        let gas = call.gas_limit.saturating_add(before);
         let most = urgency.max_fee(gas);
         let fees = self.node.fees_up_to(most).await?;
-        let is_to_leave_gas = (L::LEAVES_GAS || urgency.lane() < Lane::Claim) && self.keeps_for_claims();
-        if is_to_leave_gas && !self.leaves_gas(&account, call.gas_limit, announced.before(), fees, load).await? {
-            return Ok(Sent::Ended(Attempt { result: AttemptResult::Retry, watched: Vec::new() }));
+        if leaves_gas {
+            let affords = account.affords(call.gas_limit, before, KEPT_GAS, fees.max_fee).await;
+            if affords != Affords::Yes {
+                // Otherwise those that wait would wait for each other.
+                drop((announced, permit));
+                if affords == Affords::Later {
+                    load.must_wait();
+                }
+                self.cannot_pay(&account, affords, lane, load).await?;
+                return Ok(Sent::RETRY);
+            }
         }
         let lease = account.take(permit, call.gas_limit).await?;
         drop(announced);
         if most > 0 {
-            lease.hurry(urgency.worth(), gas);
+            account.gas(|known| known.hurry(lease.nonce(), urgency.worth(), gas));
         }
         self.send(lease, call, (fees, most), load).await
     }
 
-    /// Returns `true` if the account can still pay for claims after this transaction. Otherwise another account may, or this one when its
-    /// other transactions are in blocks and took less than they might.
-    async fn leaves_gas<L: Load>(
+    /// Waits if the account may pay for the transaction later, or else has it rest for this lane. Fails if no account can pay for it.
+    async fn cannot_pay<L: Load>(
         &self,
         account: &Account,
-        gas: u64,
-        in_flight: u64,
-        fees: Fees,
+        affords: Affords,
+        lane: Lane,
         load: &mut L,
-    ) -> Result<bool, FacilitatorError> {
-        let balance = account.balance().await?;
-        let pays_for = |gas: u64| balance >= U256::from(fees.max_fee.saturating_mul(gas.into()));
-        let alone = gas.saturating_add(KEPT_GAS);
-        if pays_for(alone.saturating_add(in_flight)) {
-            return Ok(true);
+    ) -> Result<(), FacilitatorError> {
+        match affords {
+            Affords::Yes | Affords::Later => {
+                self.wait_for_block().await;
+                // What others sent may be in blocks.
+                account.consumed_below(account.chain_nonce("latest").await.unwrap_or_default());
+                return Ok(());
+            }
+            Affords::Less if load.must_be_alone() => return Ok(()),
+            Affords::Less | Affords::No => {}
         }
-        if pays_for(alone) && in_flight > 0 {
-            load.must_wait();
-            self.wait_for_block().await;
-            return Ok(false);
+        let balance = account.gas(|gas| gas.balance());
+        tracing::error!(account = %account.address(), %balance, ?lane, "the settlement key cannot pay for gas");
+        if affords == Affords::Less && self.accounts.len() == 1 {
+            // Others need less.
+            return Err(FacilitatorError::InsufficientGas { balance });
         }
-        if pays_for(TYPICAL_GAS.saturating_add(KEPT_GAS)) && load.must_be_alone() {
-            return Ok(false);
-        }
-        tracing::error!(account = %account.address(), %balance, "what is left to pay for gas is kept for claims");
-        account.rest_for_claims(balance);
-        self.accounts.check_known_balances()?;
-        Ok(false)
+        account.gas(|gas| gas.rest(lane));
+        self.accounts.check_known_balances(lane)
     }
 
     /// Signs, journals and sends one transaction.
@@ -468,7 +376,7 @@ impl Submitter {
                 self.give_back(lease).await;
             }
             signed?;
-            return Ok(Sent::Ended(Attempt { result: AttemptResult::Retry, watched: Vec::new() }));
+            return Ok(Sent::RETRY);
         };
         lease.sent();
         let started = Instant::now();
@@ -485,7 +393,7 @@ impl Submitter {
         let result = match sent {
             SendResult::Included(receipt) => self.included::<L>(lease, receipt, started),
             // The nonce is ours in the ledger: somebody uses the key without it.
-            SendResult::NonceContested if self.journal.is_some() => match self.node.rpc().receipt(signed.hash).await {
+            SendResult::NonceContested => match self.node.rpc().receipt(signed.hash).await {
                 Ok(Some(receipt)) => self.included::<L>(lease, receipt, started),
                 _ => {
                     tracing::warn!(account_nonce, "another process uses the settlement key");
@@ -495,23 +403,20 @@ impl Submitter {
                 }
             },
             // The nonce may be used by this very transaction: a retry below us may have sent it twice.
-            SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed | SendResult::NonceContested => {
+            SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed => {
                 let certainly = matches!(sent, SendResult::Pooled);
                 let pending = self.node.pending(signed.raw, signed.hash, certainly);
                 let flight = Flight { transaction, fees, most, lease, pending, started, watched };
                 return Ok(Sent::InFlight(Box::new(flight)));
             }
             refusal => {
-                let is_full = matches!(refusal, SendResult::AccountFull { .. });
                 if let SendResult::AccountFull { is_delegated } = refusal {
                     account.narrow(is_delegated);
+                    load.must_wait();
                 }
                 let has_removed = self.give_back(lease).await;
                 load.refused(signed.hash, has_removed);
-                if is_full {
-                    load.must_wait();
-                }
-                match self.refused(&account, refusal).await {
+                match self.refused(&account, refusal, fees, load).await {
                     Ok(()) => AttemptResult::Retry,
                     Err(error) => AttemptResult::Failed(error),
                 }
@@ -530,6 +435,21 @@ impl Submitter {
         Sender { network: self.node.network(), address: account.address() }
     }
 
+    /// Returns the account's journalled transactions that are in no known block. Those of other processes count as in flight from now on.
+    pub(super) async fn submissions(&self, account: &Account) -> Result<Vec<JournaledTransaction>, LedgerError> {
+        let journalled = self.journal.ledger().submissions(&self.sender(account), account.consumed()).await?;
+        account.gas(|gas| gas.note_journalled(&journalled));
+        Ok(journalled)
+    }
+
+    /// Returns what may be offered for a unit of gas with this nonce, in wei, since a claim at risk waits for it that must not wait for a
+    /// ceiling: with a higher nonce, or for a place in a window. `more` is the gas of transactions that are not counted yet.
+    pub(super) fn hurried(&self, account: &Account, nonce: u64, more: u64) -> u128 {
+        let all = self.accounts.iter().map(|account| account.gas(|gas| gas.in_flight()));
+        let waiting = self.line.most(all.fold(more, u64::saturating_add));
+        account.gas(|gas| gas.hurried_above(nonce, more)).max(waiting)
+    }
+
     /// Signs and journals a transaction without payments that uses this nonce. Returns `None` if another process has the nonce.
     pub(super) async fn prepare(
         &self,
@@ -538,7 +458,7 @@ impl Submitter {
         (call, fees): (Call, Fees),
     ) -> Result<Option<Signed>, FacilitatorError> {
         let signed = account.sign(call.into_transaction(&self.node, nonce, fees)).await?;
-        match self.journal(account, nonce, &signed, &[]).await {
+        match self.journal.ledger().submit(self.submission(account, nonce, &signed, &[])).await {
             Ok(()) => Ok(Some(signed)),
             Err(LedgerError::NonceTaken { .. }) => Ok(None),
             Err(error) => Err(error.into()),
@@ -551,10 +471,7 @@ impl Submitter {
         let account = lease.account().clone();
         // The ledger comes first, while nobody here can take the nonce: it must not free one that is in use again already.
         let (sender, nonce) = (self.sender(&account), lease.nonce());
-        let freed = match &self.journal {
-            Some(journal) => journal.ledger().free_nonce(&sender, nonce, journal.process_id()).await,
-            None => Ok(()),
-        };
+        let freed = self.journal.ledger().free_nonce(&sender, nonce, self.journal.process_id()).await;
         if let Err(error) = &freed {
             tracing::warn!(%error, account_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
         }
@@ -564,21 +481,20 @@ impl Submitter {
     }
 
     /// Deals with a node's refusal. Returns `Ok` if another attempt may succeed.
-    async fn refused(&self, account: &Account, refusal: SendResult) -> Result<(), FacilitatorError> {
+    async fn refused<L: Load>(
+        &self,
+        account: &Account,
+        refusal: SendResult,
+        fees: Fees,
+        load: &mut L,
+    ) -> Result<(), FacilitatorError> {
         match refusal {
             SendResult::InsufficientGas => {
-                let balance = account.balance().await.unwrap_or_default();
+                let before = account.gas(|gas| gas.in_flight());
+                let affords = account.affords(TYPICAL_GAS, before, 0, fees.max_fee).await;
                 // Nodes set aside the highest possible cost of transactions in flight. With the next block there is more.
-                if account.in_flight() > 0 && self.pays_for_one(balance).await {
-                    self.wait_for_block().await;
-                    return Ok(());
-                }
-                tracing::error!(account = %account.address(), %balance, "the settlement key cannot pay for gas");
-                account.rest(balance);
-                if self.accounts.len() > 1 {
-                    return Ok(());
-                }
-                Err(FacilitatorError::InsufficientGas { balance })
+                let affords = if before == 0 { Affords::No } else { affords };
+                self.cannot_pay(account, affords, Lane::AtRisk, load).await
             }
             SendResult::Refused(reason) => {
                 tracing::error!(reason, "the node refuses the transaction");
@@ -600,12 +516,6 @@ impl Submitter {
         sleep(self.node.block_time().min(Duration::from_secs(1))).await;
     }
 
-    /// Returns `true` if the balance pays for one payment that is settled alone.
-    async fn pays_for_one(&self, balance: U256) -> bool {
-        let fees = self.node.fees().await;
-        fees.is_ok_and(|fees| balance >= U256::from(fees.max_fee.saturating_mul(TYPICAL_GAS.into())))
-    }
-
     /// Signs the transaction and journals it with all its payments, before anybody else can know it. Payments that were settled meanwhile,
     /// that are another process's, or that failed since they were asked for are left out and answered. Returns `None` if none is left, or if
     /// another process has the nonce to fill.
@@ -619,7 +529,8 @@ impl Submitter {
         for _ in 0..MAX_COLLISIONS {
             let transaction = call.clone().into_transaction(&self.node, lease.nonce(), fees);
             let signed = lease.account().sign(transaction.clone()).await?;
-            match self.journal(lease.account(), lease.nonce(), &signed, load.payments()).await {
+            let submission = self.submission(lease.account(), lease.nonce(), &signed, load.payments());
+            match self.journal.ledger().submit(submission).await {
                 Ok(()) => {
                     load.signed(signed.hash);
                     return Ok(Some((transaction, signed)));
@@ -628,9 +539,7 @@ impl Submitter {
                 Err(LedgerError::NonceTaken { next }) => lease.skip_to(next),
                 Err(LedgerError::NotDue(keys)) => {
                     for queued in load.leave_out(&keys) {
-                        if let Some(journal) = &self.journal {
-                            queued.finish_as_recorded(journal).await;
-                        }
+                        queued.finish_as_recorded(&self.journal).await;
                     }
                     if load.payments().is_empty() {
                         return Ok(None);
@@ -643,44 +552,25 @@ impl Submitter {
         Err(FacilitatorError::Busy { what: "the nonces of the settlement key", retry_after: Duration::from_secs(2) })
     }
 
-    /// Journals a transaction, if transactions are journalled.
-    fn journal(
-        &self,
-        account: &Account,
-        nonce: u64,
-        signed: &Signed,
-        payments: &[QueuedPayment],
-    ) -> impl Future<Output = Result<(), LedgerError>> + use<> {
-        let submission = self.submission(account, nonce, signed, payments);
-        async move {
-            match submission {
-                Some((journal, submission)) => journal.ledger().submit(submission).await,
-                None => Ok(()),
-            }
-        }
-    }
-
     fn submission(
         &self,
         account: &Account,
         nonce: u64,
         signed: &Signed,
         payments: &[QueuedPayment],
-    ) -> Option<(Journal, JournaledTransaction)> {
-        let journal = self.journal.clone()?;
-        let at = journal.now();
-        let submission = JournaledTransaction {
+    ) -> JournaledTransaction {
+        let at = self.journal.now();
+        JournaledTransaction {
             sender: self.sender(account),
             nonce,
             hash: signed.hash,
             raw: signed.raw.clone(),
             payments: payments.iter().map(|queued| *queued.key()).collect(),
-            by: journal.process_id(),
+            by: self.journal.process_id(),
             at,
             until: at.saturating_add(self.confirm_timeout.as_secs()).saturating_add(SETTLING_SLACK),
             known_failures: known_failures(payments),
-        };
-        Some((journal, submission))
+        }
     }
 
     /// Follows a transaction until it is included or its nonce is taken, and replaces it if it hangs. Those who wait are told when the time
@@ -726,7 +616,7 @@ impl Submitter {
             }
             (check_at, checks) = (stop_at.min(Instant::now() + self.node.check_interval()), checks + 1);
             let is_next = self.is_next(&flight.lease, checks).await;
-            let is_hurried = flight.lease.hurried() > 0;
+            let is_hurried = self.hurried(flight.lease.account(), flight.lease.nonce(), 0) > 0;
             let is_due = !is_patient || is_hurried || STUCK_CHECKS.contains(&checks) || checks % PATIENT_CHECKS == 0;
             let most = if is_hurried { MAX_REPLACEMENTS } else { L::MAX_REPLACEMENTS };
             if replacements >= most || !is_due {
@@ -741,24 +631,13 @@ impl Submitter {
         }
     }
 
-    /// Returns `true` if the nonce is known to be the account's next, so that all later ones wait for its transaction: at the checks at which
-    /// a transaction may be stuck.
-    ///
-    /// Without a journal, whose transactions are sent again after a reorganization, it has a gap below filled, at each check: until then none
-    /// of those that wait can be included, and together they may fill the window.
-    async fn is_next(self: &Arc<Self>, lease: &NonceLease, checks: usize) -> bool {
-        let account = lease.account();
-        let is_asked = self.journal.is_none() || STUCK_CHECKS.contains(&checks);
-        if !is_asked || !account.is_lowest(lease.nonce()) {
-            return false;
-        }
+    /// Returns `true` if the nonce is known to be the account's next, at the checks at which a transaction may be stuck.
+    async fn is_next(&self, lease: &NonceLease, checks: usize) -> bool {
+        let (account, nonce) = (lease.account(), lease.nonce());
         // Without an answer of the node, the next check looks again.
-        let Ok(next) = account.chain_nonce("latest").await else { return false };
-        if self.journal.is_none() {
-            let _ = account.find_gaps(next, FOREIGN_CHECKS * self.node.check_interval()).await;
-            self.fill_gaps_of(account);
-        }
-        next == lease.nonce()
+        STUCK_CHECKS.contains(&checks)
+            && account.is_lowest(nonce)
+            && account.chain_nonce("latest").await.is_ok_and(|next| next == nonce)
     }
 
     /// Signs, journals and sends the same call with the same nonce and higher fees, if there is a reason. Returns `true` if there was.
@@ -769,7 +648,7 @@ impl Submitter {
         (is_next, checks): (bool, usize),
     ) -> Result<bool, FacilitatorError> {
         let (account, account_nonce) = (flight.lease.account(), flight.lease.nonce());
-        let most = flight.most.max(flight.lease.hurried());
+        let most = flight.most.max(self.hurried(account, account_nonce, 0));
         let Some((fees, reason)) = self.raised(is_next, flight.fees, checks, most).await? else { return Ok(false) };
         let better = TxEip1559 {
             max_fee_per_gas: fees.max_fee,
@@ -777,9 +656,7 @@ impl Submitter {
             ..flight.transaction.clone()
         };
         let signed = account.sign(better.clone()).await?;
-        if let Some((journal, submission)) = self.submission(account, account_nonce, &signed, load.payments()) {
-            journal_replacement(&journal, submission).await?;
-        }
+        self.journal_replacement(self.submission(account, account_nonce, &signed, load.payments())).await?;
         (flight.transaction, flight.fees) = (better, fees);
         load.signed(signed.hash);
         flight.watched.push(self.watch(signed.hash));
@@ -812,8 +689,39 @@ impl Submitter {
     fn included<L: Load>(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
         self.node.observe_block(receipt.block());
         self.costs.count_included(&receipt, L::IS_CALL, started.elapsed());
+        lease.account().gas(|gas| gas.spend(receipt.cost()));
         lease.consumed();
         AttemptResult::Included(receipt)
+    }
+
+    /// Journals a replacement before anybody else can know it. Payments that have ended meanwhile are left out, even if all have: the
+    /// transactions behind the nonce still need the replacement. A payment that another process settles stays in, and fails the
+    /// replacement: that process could not see that the replacement may pay it.
+    async fn journal_replacement(&self, mut submission: JournaledTransaction) -> Result<(), FacilitatorError> {
+        loop {
+            let refused = match self.journal.ledger().submit(submission.clone()).await {
+                Err(LedgerError::NotDue(keys)) => keys,
+                answer => return Ok(answer?),
+            };
+            let before = submission.payments.len();
+            if self.have_ended(&refused).await? {
+                submission.payments.retain(|key| !refused.contains(key));
+            }
+            if submission.payments.len() == before {
+                return Err(LedgerError::NotDue(refused).into());
+            }
+        }
+    }
+
+    /// Returns `true` if each of these payments is paid, or never will be.
+    async fn have_ended(&self, payments: &[PaymentKey]) -> Result<bool, LedgerError> {
+        for key in payments {
+            let settlement = self.journal.get(key).await?.map(|record| record.settlement);
+            if !settlement.is_some_and(|now| now == Settlement::Dead || now.paid_by().is_some()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Marks a transaction as followed by a task of this process.
@@ -829,43 +737,13 @@ impl Submitter {
 
 debug_fields!(Submitter { accounts });
 
-/// Journals a replacement before anybody else can know it. Payments that have ended meanwhile are left out, even if all have: the
-/// transactions behind the nonce still need the replacement. A payment that another process settles stays in, and fails the
-/// replacement: that process could not see that the replacement may pay it.
-async fn journal_replacement(journal: &Journal, mut submission: JournaledTransaction) -> Result<(), FacilitatorError> {
-    loop {
-        let refused = match journal.ledger().submit(submission.clone()).await {
-            Err(LedgerError::NotDue(keys)) => keys,
-            answer => return Ok(answer?),
-        };
-        let before = submission.payments.len();
-        if have_ended(journal, &refused).await? {
-            submission.payments.retain(|key| !refused.contains(key));
-        }
-        if submission.payments.len() == before {
-            return Err(LedgerError::NotDue(refused).into());
-        }
-    }
-}
-
-/// Returns `true` if each of these payments is paid, or never will be.
-async fn have_ended(journal: &Journal, payments: &[PaymentKey]) -> Result<bool, LedgerError> {
-    for key in payments {
-        let settlement = journal.get(key).await?.map(|record| record.settlement);
-        if !settlement.is_some_and(|now| now == Settlement::Dead || now.paid_by().is_some()) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
 impl FillGaps for Submitter {
     fn node(&self) -> &Node {
         &self.node
     }
 
     async fn send_filler(self: &Arc<Self>, lease: NonceLease) -> Result<bool, FacilitatorError> {
-        let most = lease.hurried();
+        let most = self.hurried(lease.account(), lease.nonce(), 0);
         let fees = self.node.fees_up_to(most).await?;
         let mut filler = Filler(Call::filler(lease.account()));
         match self.send(lease, filler.call(), (fees, most), &mut filler).await? {
@@ -898,7 +776,7 @@ mod tests {
     use x402_devnet::Devnet;
 
     use super::*;
-    use crate::{Network, chain::rpc::Rpc};
+    use crate::{Network, chain::rpc::Rpc, clock::SystemClock};
 
     #[allow(clippy::unwrap_used)]
     fn submitter_on(devnet: &Devnet, window: usize) -> Arc<Submitter> {
@@ -911,7 +789,10 @@ mod tests {
         let node = Node::new(Network::BASE_SEPOLIA, rpc, 100_000, None, Some(Duration::from_millis(200))).unwrap();
         let costs = Arc::new(Costs::new(Network::BASE_SEPOLIA, None, false));
         let keys = (0..keys).map(|_| Arc::new(PrivateKeySigner::random()) as SharedSigner).collect();
-        Submitter::new(Arc::new(node), None, keys, window, costs, Duration::from_secs(10))
+        let journal = Journal::new(None, Arc::new(SystemClock)).unwrap();
+        let submitter = Submitter::new(Arc::new(node), journal, keys, Some(window), costs, Duration::from_secs(10));
+        submitter.keep_for_claims();
+        submitter
     }
 
     async fn entered(

@@ -3,8 +3,8 @@
 use alloy_primitives::{Address, B256};
 
 use super::{
+    load::{Call, Load},
     queue::QueuedPayment,
-    submitter::{Call, Load},
 };
 use crate::{
     chain::{
@@ -51,7 +51,6 @@ impl Load for Transfers {
     const MAX_REPLACEMENTS: usize = 5;
     // Its caller waits: the first replacement must be in time.
     const COUNTS_BROADCAST: bool = true;
-    const LEAVES_GAS: bool = true;
 
     /// Returns the call that makes the payments: of the token for one payment, of the batch settler for several.
     fn call(&self) -> Call {

@@ -53,6 +53,11 @@ impl Default for OnchainFacilitatorBuilder {
 impl OnchainFacilitatorBuilder {
     chain_setters!();
 
+    /// A facilitator that sends only for payment channels.
+    pub(in crate::facilitator) fn for_channels(chain: ChainSettings) -> Self {
+        Self { chain: ChainSettings { has_own_ledger: true, ..chain }, batch_size: 1, ..Self::default() }
+    }
+
     /// Adds a settlement key, which pays for gas: any alloy transaction signer that signs within five seconds. Required.
     ///
     /// Each key has its own nonces, and so its own [window](Self::in_flight) of transactions. Processes on one ledger may share keys.

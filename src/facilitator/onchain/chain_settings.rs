@@ -1,6 +1,9 @@
 //! The settings that everything shares that sends transactions to a chain with keys of its own.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use alloy_primitives::Address;
 use alloy_rpc_client::RpcClient;
@@ -26,12 +29,17 @@ pub(in crate::facilitator) struct ChainSettings {
     pub(in crate::facilitator) signers: Vec<SharedSigner>,
     pub(in crate::facilitator) clock: Arc<dyn Clock>,
     pub(in crate::facilitator) max_gas_price: Option<u128>,
-    pub(in crate::facilitator) in_flight: usize,
+    pub(in crate::facilitator) in_flight: Option<usize>,
     pub(in crate::facilitator) confirm_timeout: Duration,
     pub(in crate::facilitator) block_time: Option<Duration>,
     pub(in crate::facilitator) rpc_timeout: Duration,
     pub(in crate::facilitator) depths: Depths,
+    /// What the keys send is in a ledger that nobody else has.
+    pub(in crate::facilitator) has_own_ledger: bool,
 }
+
+/// The keys in use in this process: the nodes that they send through, and whether they have a ledger of their own.
+static KEYS: Mutex<Vec<(Weak<Node>, Vec<Address>, bool)>> = Mutex::new(Vec::new());
 
 impl Default for ChainSettings {
     fn default() -> Self {
@@ -42,7 +50,8 @@ impl Default for ChainSettings {
             signers: Vec::new(),
             clock: Arc::new(SystemClock),
             max_gas_price: None,
-            in_flight: 16,
+            in_flight: None,
+            has_own_ledger: false,
             confirm_timeout: Duration::from_secs(15),
             block_time: None,
             rpc_timeout: Duration::from_secs(5),
@@ -71,7 +80,24 @@ impl ChainSettings {
         let node = Node::new(network, rpc, MAX_TRANSFER_GAS, self.max_gas_price, self.block_time);
         let node = Arc::new(node.ok_or(OnchainBuildError::Probe)?);
         preflight(&node, &*self.clock, &accounts).await?;
+        self.enter_keys(&node, accounts)?;
         Ok(node)
+    }
+
+    /// Fails if a key is in use beside another ledger: neither would know which nonces the other one takes. Only what is in this process is
+    /// seen, and processes that share a ledger may share keys.
+    fn enter_keys(&self, node: &Arc<Node>, accounts: Vec<Address>) -> Result<(), OnchainBuildError> {
+        let mut keys = KEYS.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.retain(|(node, ..)| node.strong_count() > 0);
+        for (other, others, has_own_ledger) in &*keys {
+            let is_there = other.upgrade().is_some_and(|other| other.network() == node.network());
+            let shared = others.iter().find(|account| accounts.contains(account));
+            if let Some(shared) = shared.filter(|_| is_there && *has_own_ledger != self.has_own_ledger) {
+                return Err(OnchainBuildError::TwoLedgers(*shared));
+            }
+        }
+        keys.push((Arc::downgrade(node), accounts, self.has_own_ledger));
+        Ok(())
     }
 }
 
@@ -109,10 +135,10 @@ macro_rules! chain_setters {
             self
         }
 
-        /// Sets how many transactions of one key may wait for a block at once. Nodes keep about 16 per account. Default: 16, or 8 for payment
-        /// channels: when a reorganization removes others below them, those are replaced in the other places.
+        /// Sets how many transactions of one key may wait for a block at once. Nodes keep about 16 per account. Default: 16, or 8 if the key
+        /// sends for payment channels: when a reorganization removes others below them, those are sent again in the other places.
         pub fn in_flight(mut self, transactions: usize) -> Self {
-            self.chain.in_flight = transactions;
+            self.chain.in_flight = Some(transactions);
             self
         }
 

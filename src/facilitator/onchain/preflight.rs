@@ -118,6 +118,9 @@ pub enum OnchainBuildError {
     /// Payment channels have a facilitator, which sends for them, and a signer, too.
     #[error("payment channels send with the keys of the facilitator, or with others: set no signer, or no facilitator")]
     TwoSenders,
+    /// The key sends for payment channels by itself, and in this process for a facilitator, whose ledger would not know its nonces.
+    #[error("the key of {0} sends for a facilitator, too: give payment channels the facilitator, or another key")]
+    TwoLedgers(Address),
     /// The chain lacks a contract that payment channels need.
     #[error("{network} has no contract {name} at {address}: payment channels cannot be used on this chain")]
     NoContract {

@@ -24,7 +24,7 @@ use crate::{
     },
     network::Asset,
     protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
-    settlement::{costs::PayerBackoff, line::Urgency, submitter::Call},
+    settlement::{costs::PayerBackoff, line::Urgency, load::Call},
     vouchers::{ChannelPayload, SCHEME, reason},
 };
 

@@ -167,6 +167,8 @@ async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_th
     let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
     assert_eq!(first.status, StatusCode::OK, "{first:?}");
     stage.chain.devnet.reorg(1, Orphans::Lost);
+    // It is sent again, and in no block yet.
+    stage.chain.devnet.stall(true);
     assert_eq!(channel.state(&stage.chain).await, (0, 0));
     let unnoticed = send(&app, pay(&app, &channel, 2 * COST, None, "b").await).await;
     assert_eq!(unnoticed.status, StatusCode::OK, "{unnoticed:?}");
@@ -174,6 +176,7 @@ async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_th
     let answer = send(&app, pay(&app, &channel, 3 * COST, None, "c").await).await;
     refused(&answer, "cumulative_exceeds_balance");
     assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
+    stage.chain.devnet.stall(false);
     // The same deposit again pays for what was charged, too.
     let again = in_time("the deposit is made again", async {
         loop {

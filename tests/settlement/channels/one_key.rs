@@ -149,6 +149,33 @@ impl OneKey {
         self.stage.ledger.submissions(&sender, 0).await.unwrap()
     }
 
+    /// What another process of the ledger has journalled and not sent: a call of the token that offers little.
+    fn of_another_process(&self, nonce: u64, gas_limit: u64) -> JournaledTransaction {
+        let (key, now) = (settlement_key(), tower_x402::Clock::now(&*self.stage.clock));
+        let mut call = TxEip1559 {
+            chain_id: self.stage.devnet.network().chain_id(),
+            nonce,
+            gas_limit,
+            max_fee_per_gas: 1_000,
+            max_priority_fee_per_gas: 1_000,
+            to: TxKind::Call(self.stage.devnet.asset().address),
+            ..TxEip1559::default()
+        };
+        let signature = key.sign_transaction_sync(&mut call).unwrap();
+        let call = TxEnvelope::from(call.into_signed(signature));
+        JournaledTransaction {
+            sender: Sender { network: self.stage.devnet.network(), address: key.address() },
+            nonce,
+            hash: *call.tx_hash(),
+            raw: call.encoded_2718().into(),
+            payments: Vec::new(),
+            by: 99,
+            at: now,
+            until: now + 45,
+            known_failures: Default::default(),
+        }
+    }
+
     /// Moves the clock of the ledger past the time for which a nonce is its process's.
     fn a_minute_later(&self) {
         self.stage.clock.advance(61);
@@ -346,32 +373,134 @@ async fn gas_for_claims_is_kept_from_deposits() {
 async fn a_batch_of_a_dead_process_that_hangs_is_not_made_again() {
     let one = OneKey::start(|builder| builder).await;
     one.stage.devnet.set_base_fee(1_000_000_000);
-    let key = settlement_key();
-    let mut batch = TxEip1559 {
-        chain_id: one.stage.devnet.network().chain_id(),
-        gas_limit: 1_000_000,
-        max_fee_per_gas: 1_000,
-        max_priority_fee_per_gas: 1_000,
-        to: TxKind::Call(one.stage.devnet.asset().address),
-        ..TxEip1559::default()
-    };
-    let signature = key.sign_transaction_sync(&mut batch).unwrap();
-    let batch = TxEnvelope::from(batch.into_signed(signature));
-    let journalled = JournaledTransaction {
-        sender: Sender { network: one.stage.devnet.network(), address: key.address() },
-        nonce: 0,
-        hash: *batch.tx_hash(),
-        raw: batch.encoded_2718().into(),
-        payments: Vec::new(),
-        by: 99,
-        at: tower_x402::Clock::now(&*one.stage.clock),
-        until: tower_x402::Clock::now(&*one.stage.clock) + 45,
-        known_failures: Default::default(),
-    };
+    let journalled = one.of_another_process(0, 1_000_000);
     one.stage.ledger.submit(journalled).await.unwrap();
     one.a_minute_later();
     eventually("its nonce is used up", async || one.stage.next_nonce().await == 1).await;
-    assert_eq!(one.called().await, [key.address()]);
+    assert_eq!(one.called().await, [settlement_key().address()]);
+}
+
+/// What another process of the ledger has in flight has to be paid for, too.
+#[tokio::test]
+async fn gas_for_claims_is_kept_from_deposits_beside_those_of_another_process() {
+    let one = OneKey::start(|builder| builder).await;
+    // The key's ether pays for four million gas.
+    one.stage.devnet.set_base_fee(125_000_000_000);
+    let channel = one.channel().await;
+    one.stage.ledger.submit(one.of_another_process(1, 1_000_000)).await.unwrap();
+    let refused = one.deposit(&channel, 7_000).await;
+    assert!(matches!(refused, Err(ChannelError::Unavailable(FacilitatorError::Busy { .. }))), "{refused:?}");
+    assert_eq!(one.journalled().await.len(), 1);
+    // The other one is over.
+    let sender = one.of_another_process(1, 0).sender;
+    one.stage.ledger.forget_nonces(&sender, 2).await.unwrap();
+    assert_eq!(one.deposit(&channel, 7_000).await.unwrap(), 7_000);
+}
+
+/// A batch of ten may use more than a million gas beside what is kept, and a payment alone some hundred thousand.
+#[tokio::test]
+async fn payments_that_the_key_cannot_pay_for_in_a_batch_are_settled_alone() {
+    let one = OneKey::start(|builder| builder).await;
+    // The key's ether pays for 3.7 million gas then.
+    one.stage.devnet.set_base_fee(133_000_000_000);
+    one.stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let before = one.stage.next_nonce().await;
+    let mut payments = Vec::new();
+    for _ in 0..10 {
+        payments.push(one.admitted().await);
+    }
+    let settled = join_all(payments.iter().map(|(payment, verified)| one.stage.settle(payment, verified))).await;
+    let paid = settled.iter().filter(|outcome| outcome.is_ok()).inspect(|outcome| is_paid(outcome)).count();
+    assert!(paid > 1, "{settled:?}");
+    let token = one.stage.devnet.asset().address;
+    let called = one.called().await.split_off(before as usize);
+    assert_eq!(called.iter().filter(|to| **to == token).count(), paid, "{called:?}");
+}
+
+#[tokio::test]
+async fn payments_are_settled_while_the_node_does_not_tell_balances() {
+    let one = OneKey::start(|builder| builder).await;
+    let [first, second] = [one.admitted().await, one.admitted().await];
+    is_paid(&one.stage.settle(&first.0, &first.1).await);
+    let faults = one.stage.devnet.faults();
+    faults.set(|call| if call.method == "eth_getBalance" { Fault::DropBefore } else { Fault::None });
+    is_paid(&one.stage.settle(&second.0, &second.1).await);
+}
+
+/// A node keeps sixteen transactions of an account, and fewer are in flight where a reorganization may leave as many below them.
+#[tokio::test]
+async fn keys_that_send_for_channels_keep_eight_transactions_in_flight() {
+    let one = OneKey::start(|builder| builder.batch_size(1)).await;
+    let mut payments = Vec::new();
+    for _ in 0..12 {
+        payments.push(one.admitted().await);
+    }
+    let withdrawn = one.withdrawn(50_000).await;
+    one.stage.devnet.stall(true);
+    let settled = join_all(payments.iter().map(|(payment, verified)| one.stage.settle(payment, verified)));
+    let claimed = async {
+        eventually("the payments have their places", async || one.pending().await >= 7).await;
+        tokio::time::sleep(8 * BLOCKS).await;
+        assert_eq!(one.pending().await, 7, "one place is kept");
+        let claiming = one.claim(&withdrawn, 50_000);
+        let waiting = eventually("the claim is in the pool", async || one.pending().await == 8);
+        let resumed = async {
+            waiting.await;
+            one.stage.devnet.stall(false);
+        };
+        tokio::join!(claiming, resumed).0
+    };
+    assert_eq!(tokio::join!(settled, claimed).1.unwrap(), 50_000);
+}
+
+/// The node keeps nothing more of the account, for longer than four attempts take.
+#[tokio::test]
+async fn a_claim_at_risk_is_sent_when_the_node_has_room_for_it() {
+    let one = OneKey::start(|builder| builder).await;
+    let withdrawn = one.withdrawn(50_000).await;
+    let refusals = std::sync::atomic::AtomicU32::new(0);
+    one.stage.devnet.faults().set(move |call| {
+        let is_full =
+            call.method.starts_with("eth_sendRaw") && refusals.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 12;
+        match is_full {
+            true => Fault::Error { code: -32_000, message: "account limit exceeded".into() },
+            false => Fault::None,
+        }
+    });
+    assert_eq!(one.claim(&withdrawn, 50_000).await.unwrap(), 50_000);
+}
+
+/// A payment has the only place. It offers too little for the block, and may not offer more for itself.
+#[tokio::test]
+async fn a_claim_at_risk_that_waits_for_a_place_does_not_wait_for_the_ceiling_of_a_payment() {
+    let one = OneKey::start(|builder| builder.max_gas_price(10_000_000).in_flight(1)).await;
+    let withdrawn = one.withdrawn(90_000).await;
+    one.stage.devnet.set_base_fee(1_000_000);
+    let (payment, verified) = one.admitted().await;
+    one.stage.devnet.stall(true);
+    let settled = one.stage.settle(&payment, &verified);
+    let claimed = async {
+        eventually("the payment is sent", async || one.pending().await == 1).await;
+        one.stage.devnet.set_base_fee(15_000_000);
+        one.stage.devnet.stall(false);
+        let _ = one.claim(&withdrawn, 90_000).await;
+    };
+    let _ = tokio::join!(settled, claimed);
+    eventually("both are made", async || one.stage.next_nonce().await == 2).await;
+    assert_eq!((withdrawn.state(&one.chain).await, one.stage.received()), ((90_000, 90_000), 1));
+}
+
+/// A service bounds what strangers make it pay for, and the seller beside it claims for itself.
+#[tokio::test]
+async fn each_of_several_channels_counts_the_gas_of_its_own_calls() {
+    let one = OneKey::start(|builder| builder).await;
+    one.stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let others = OnchainChannels::builder().facilitator(&one.stage.facilitator).build().await.unwrap();
+    assert_eq!((one.channels.gas_used(), others.gas_used()), (0, 0));
+    let filled = one.filled(10_000).await;
+    one.claim(&filled, 3_000).await.unwrap();
+    assert!(one.channels.gas_used() > 40_000, "{}", one.channels.gas_used());
+    assert_eq!(others.gas_used(), 0);
 }
 
 /// The node has lost what a process sent that died, and nobody asks again.
@@ -501,6 +630,10 @@ async fn channels_send_with_a_facilitators_keys_or_with_others_and_on_its_chain(
     let one = OneKey::start(|builder| builder).await;
     let builder = || OnchainChannels::builder().facilitator(&one.stage.facilitator);
     assert_eq!(builder().signer(new_key()).build().await.unwrap_err(), OnchainBuildError::TwoSenders);
+    // What another sender does with the key, the facilitator's ledger would not know.
+    let unknown = OnchainChannels::builder().network(one.stage.devnet.network()).client(one.stage.devnet.rpc_client());
+    let unknown = unknown.clock(one.stage.clock.clone()).signer(settlement_key()).build().await;
+    assert_eq!(unknown.unwrap_err(), OnchainBuildError::TwoLedgers(settlement_key().address()));
     let elsewhere = builder().network(Network::BASE).build().await;
     assert!(matches!(elsewhere.unwrap_err(), OnchainBuildError::WrongChain { .. }));
     assert_eq!(one.channels.senders(), [settlement_key().address()]);

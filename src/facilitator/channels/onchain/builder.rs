@@ -7,18 +7,13 @@ use alloy_primitives::{Signature, U256};
 
 use super::{BlockRules, MAX_BLOCK_AGE, OnchainChannels, sender::OwnKeys};
 use crate::{
-    chain::{escrow, node::Node},
+    chain::escrow,
     facilitator::{
-        OnchainBuildError, OnchainFacilitator,
+        OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder,
         onchain::{ChainSettings, LONGEST, chain_setters},
     },
     network::Asset,
-    settlement::{costs::Costs, engine::Engine, submitter::Submitter},
 };
-
-/// How many transactions of one key wait for a block at once, unless set: half of what nodes keep. They refuse more but for the one with the
-/// account's next nonce, and below a full window the gaps that a reorganization leaves would be filled one per block.
-const IN_FLIGHT: usize = 8;
 
 /// A builder of [`OnchainChannels`]. A [`facilitator`](Self::facilitator), or network, node and signer, are required; all else has defaults.
 #[must_use]
@@ -31,8 +26,7 @@ pub struct OnchainChannelsBuilder {
 
 impl Default for OnchainChannelsBuilder {
     fn default() -> Self {
-        let chain = ChainSettings { in_flight: IN_FLIGHT, ..ChainSettings::default() };
-        Self { chain, facilitator: None, assets: Vec::new(), max_block_age: MAX_BLOCK_AGE }
+        Self { chain: ChainSettings::default(), facilitator: None, assets: Vec::new(), max_block_age: MAX_BLOCK_AGE }
     }
 }
 
@@ -44,7 +38,11 @@ impl OnchainChannelsBuilder {
     ///
     /// Claims at risk go before payments, other claims take turns with them, and refunds and deposits come last. One place in the window of
     /// each key is kept for claims at risk, and payments leave it gas for claims: while there is less, they are refused with
-    /// [`FacilitatorError::InsufficientGas`](crate::facilitator::FacilitatorError::InsufficientGas).
+    /// [`FacilitatorError::InsufficientGas`](crate::facilitator::FacilitatorError::InsufficientGas). At most 8 transactions of a key wait for a
+    /// block at once then, unless [`in_flight`](crate::facilitator::OnchainFacilitatorBuilder::in_flight) was set.
+    ///
+    /// Several may be built of one facilitator. Each counts the gas of its own calls: a seller whose process also serves the channels of others
+    /// builds one for itself and one for them, so that its own claims are not charged to their gas of an hour.
     ///
     /// ```no_run
     /// # async fn example(key: impl alloy_network::TxSigner<alloy_primitives::Signature> + Send + Sync + 'static)
@@ -70,7 +68,7 @@ impl OnchainChannelsBuilder {
     }
 
     /// Adds a key that pays for gas: any alloy transaction signer that signs within five seconds. Required without a
-    /// [`facilitator`](Self::facilitator). Nobody else may send with it, and what it sends is not journalled.
+    /// [`facilitator`](Self::facilitator). Nobody else may send with it, and what it sends is journalled only in memory.
     ///
     /// If the only key is a channel's receiver authorizer, its claims need no signature in the transaction, which saves some gas.
     pub fn signer(mut self, signer: impl TxSigner<Signature> + Send + Sync + 'static) -> Self {
@@ -127,43 +125,28 @@ impl OnchainChannelsBuilder {
     /// # Errors
     /// [`OnchainBuildError`] names the setting to change, or the contract that the chain lacks.
     pub async fn build(mut self) -> Result<OnchainChannels, OnchainBuildError> {
-        let engine = self.facilitator.as_ref().map(OnchainFacilitator::engine);
-        let node = match engine {
-            Some(engine) => self.node_of(engine)?,
-            None => self.chain.connect().await?,
+        let (depths, network) = (self.chain.depths.clone(), self.chain.network);
+        let facilitator = match self.facilitator {
+            Some(_) if !self.chain.signers.is_empty() => return Err(OnchainBuildError::TwoSenders),
+            Some(facilitator) => facilitator,
+            None => OnchainFacilitatorBuilder::for_channels(self.chain).build().await?,
         };
-        let network = node.network();
+        let engine = facilitator.engine();
+        let (node, found) = (engine.node(), engine.network());
+        if let Some(expected) = network.filter(|expected| *expected != found) {
+            return Err(OnchainBuildError::WrongChain { expected, found });
+        }
         if self.assets.is_empty() {
-            self.assets.push(network.usdc().ok_or(OnchainBuildError::Missing("asset"))?);
+            self.assets.push(found.usdc().ok_or(OnchainBuildError::Missing("asset"))?);
         }
         let missing = escrow::missing_contract(node.rpc()).await.map_err(|_| OnchainBuildError::Node)?;
         if let Some((name, address)) = missing {
-            return Err(OnchainBuildError::NoContract { name, address, network });
+            return Err(OnchainBuildError::NoContract { name, address, network: found });
         }
-        let ChainSettings { signers, clock, in_flight, confirm_timeout, depths, .. } = self.chain;
-        let (sender, clock) = match engine {
-            Some(engine) => (OwnKeys::of(engine.clone()), engine.journal().clock().clone()),
-            None => {
-                let costs = Arc::new(Costs::new(network, None, false));
-                let submitter = Submitter::new(node.clone(), None, signers, in_flight, costs, confirm_timeout);
-                (submitter.into(), clock)
-            }
-        };
-        let rules = BlockRules { max_age: self.max_block_age.as_secs(), depths, timeout: sender.confirm_timeout() };
-        Ok(OnchainChannels::new(node, self.assets, clock, Arc::new(sender), rules))
-    }
-
-    /// Returns the node of a facilitator whose keys send.
-    fn node_of(&self, engine: &Engine) -> Result<Arc<Node>, OnchainBuildError> {
-        if !self.chain.signers.is_empty() {
-            return Err(OnchainBuildError::TwoSenders);
-        }
-        match self.chain.network {
-            Some(expected) if expected != engine.network() => {
-                Err(OnchainBuildError::WrongChain { expected, found: engine.network() })
-            }
-            _ => Ok(engine.node().clone()),
-        }
+        let timeout = engine.submitter().confirm_timeout();
+        let rules = BlockRules { max_age: self.max_block_age.as_secs(), depths, timeout };
+        let (clock, sender) = (engine.journal().clock().clone(), Arc::new(OwnKeys::of(engine.clone())));
+        Ok(OnchainChannels::new(node.clone(), self.assets, clock, sender, rules))
     }
 }
 

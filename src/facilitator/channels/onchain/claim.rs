@@ -92,7 +92,7 @@ impl Inner {
             match batch {
                 Some(batch) => {
                     // It is the seller's own gas.
-                    let urgency = Urgency::claim_at_risk(at_risk(&kept, &before)).at_any_price();
+                    let urgency = Urgency::claim_at_risk(at_risk(&kept, &before)).at_any_price(batch.gas);
                     if !self.enter(&mut turn, urgency).await? {
                         continue;
                     }

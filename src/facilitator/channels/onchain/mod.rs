@@ -27,7 +27,7 @@ use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, NotReady, Readiness, single_flight::SingleFlight},
     network::{Asset, Network},
-    settlement::{confirmation::Depths, costs::PayerBackoff, line::Urgency, submitter::Call},
+    settlement::{confirmation::Depths, costs::PayerBackoff, line::Urgency, load::Call},
     telemetry,
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
@@ -54,7 +54,7 @@ const READS_AFTER: usize = 8;
 ///
 /// The keys hold no customer's money. They are those of an [`OnchainFacilitator`](crate::facilitator::OnchainFacilitator), which journals what
 /// is sent ([`facilitator`](OnchainChannelsBuilder::facilitator)), or keys that nobody else may use
-/// ([`signer`](OnchainChannelsBuilder::signer)): their nonces are counted in this process, and transactions of a process that crashed are not
+/// ([`signer`](OnchainChannelsBuilder::signer)): what they send is journalled in memory, and transactions of a process that crashed are not
 /// followed further. What was done is found on the chain.
 ///
 /// - **Reading** takes one `eth_call` for 400 channels, through [Multicall3]. The chain's opcode `NUMBER` must return its own block number,

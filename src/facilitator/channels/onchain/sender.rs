@@ -1,6 +1,13 @@
 //! Who gets calls of the contract into blocks.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{
+    fmt,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
@@ -12,7 +19,8 @@ use crate::{
         calls::CallOutcome,
         engine::Engine,
         line::Urgency,
-        submitter::{Call, Place, Submitter},
+        load::Call,
+        submitter::{Place, Submitter},
     },
     vouchers::ChannelPayload,
 };
@@ -70,23 +78,17 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
 
 /// Sends with keys of this process: those that settle payments, or others.
 pub(super) struct OwnKeys {
-    submitter: Arc<Submitter>,
     /// Sends again what it journalled, for as long as it is used.
-    _engine: Option<Arc<Engine>>,
+    engine: Arc<Engine>,
+    /// The gas that its calls have used. Others may send with the same keys.
+    gas_used: Arc<AtomicU64>,
 }
 
 impl OwnKeys {
-    /// Uses the keys with which payments are settled.
+    /// Uses the keys of this engine.
     pub(super) fn of(engine: Arc<Engine>) -> Self {
-        let submitter = engine.submitter().clone();
-        submitter.keep_for_claims();
-        Self { submitter, _engine: Some(engine) }
-    }
-}
-
-impl From<Arc<Submitter>> for OwnKeys {
-    fn from(submitter: Arc<Submitter>) -> Self {
-        Self { submitter, _engine: None }
+        engine.submitter().keep_for_claims();
+        Self { engine, gas_used: Arc::default() }
     }
 }
 
@@ -94,16 +96,16 @@ impl Deref for OwnKeys {
     type Target = Arc<Submitter>;
 
     fn deref(&self) -> &Arc<Submitter> {
-        &self.submitter
+        self.engine.submitter()
     }
 }
 
-debug_fields!(OwnKeys { submitter });
+debug_fields!(OwnKeys { engine });
 
 #[async_trait]
 impl Sender for OwnKeys {
     fn addresses(&self) -> Vec<Address> {
-        Submitter::addresses(self).collect()
+        self.engine.addresses().collect()
     }
 
     fn claims(&self) -> usize {
@@ -111,7 +113,7 @@ impl Sender for OwnKeys {
     }
 
     fn gas_used(&self) -> u64 {
-        self.gas_of_calls()
+        self.gas_used.load(Ordering::Relaxed)
     }
 
     async fn cannot_send(&self) -> Option<NotReady> {
@@ -140,7 +142,7 @@ impl Sender for OwnKeys {
             Some(place) => place,
             None => Submitter::enter(self, Urgency::claim()).await?,
         };
-        included(self.call(place, what, call).await)
+        included(self.call(place, what, call, &self.gas_used).await)
     }
 }
 

@@ -16,11 +16,13 @@ use tower_x402::{
 };
 use url::Url;
 use x402_devnet::{Devnet, DevnetPort};
-use x402_judges::{ArithmeticJudge, ProseJudge};
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     AgentCard, Confidence, EvaluatorService, Score, Submission, Verdict,
     judge::{Judge, JudgeError},
 };
+
+use crate::policy::plainness;
 
 /// What each key that pays for gas gets: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
@@ -106,12 +108,17 @@ impl Judge for Fallible {
         let skill = &*submission.task.skill;
         let accuracy = self.skills.iter().find(|(name, ..)| *name == skill).map_or(0.5, |(.., accuracy)| *accuracy);
         let verdicts = match skill {
-            "prose" => ProseJudge.judge(submission).await?,
+            "prose" => submission.outputs().iter().map(|output| plain(output)).collect(),
             _ => ArithmeticJudge.judge(submission).await?,
         };
         let outputs = submission.outputs().iter();
         Ok(outputs.zip(verdicts).map(|(output, verdict)| self.maybe_wrong(output, verdict, accuracy)).collect())
     }
+}
+
+/// Judges how easy a text is to read.
+fn plain(text: &str) -> Verdict {
+    Verdict::new(plainness(text), 0.7, "By the length of its longest sentence.")
 }
 
 impl Fallible {

@@ -1,4 +1,4 @@
-//! An evaluator that charges for its verdicts over x402: on arithmetic, prose, or anything a language model judges.
+//! An evaluator that charges for its verdicts over x402: on arithmetic, programs, or anything a language model judges.
 
 mod admin;
 mod chain;

@@ -6,6 +6,7 @@
 //! strategy.rs  strategies to solve them, one of which is right
 //! style.rs     styles to write a solution in
 //! softmax.rs   chooses strategy and style: a log-linear policy, trained with REINFORCE
+//! plain.rs     how easy a text is to read
 //! tokens.rs    the policy as a language model over bytes
 //! rng.rs       a random generator whose state can be saved
 //! ```
@@ -15,6 +16,7 @@
 // Each example uses a part of it.
 #![allow(dead_code, unused_imports)]
 
+mod plain;
 mod problem;
 mod rng;
 mod softmax;
@@ -22,6 +24,7 @@ mod strategy;
 mod style;
 mod tokens;
 
+pub(crate) use plain::plainness;
 pub(crate) use problem::{KINDS, Kind, Problem};
 pub(crate) use rng::Rng;
 pub(crate) use softmax::{ACTIONS, Action, Policy, advantages};
@@ -43,7 +46,7 @@ pub(crate) fn actions() -> impl Iterator<Item = Action> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use x402_judges::{ArithmeticJudge, ProseJudge};
+    use x402_judges::ArithmeticJudge;
     use x402_market::{Submission, Task, judge::Judge};
 
     use super::*;
@@ -72,14 +75,14 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_judge_of_prose_tells_plain_styles_from_the_others() {
+    #[test]
+    fn plainness_tells_plain_styles_from_the_others() {
         let mut rng = Rng::seeded(2);
         for kind in KINDS {
             let problem = Problem::of(kind, &mut rng);
             for action in actions() {
                 let text = answer(&problem, action);
-                let score = score(&ProseJudge, &problem, &text).await;
+                let score = plainness(&text);
                 assert_eq!(score > 0.8, action.style.is_plain(), "{score}: {text}");
                 assert_eq!(score < 0.5, !action.style.is_plain(), "{score}: {text}");
             }

@@ -14,6 +14,8 @@ use x402_market::shared::{BodyError, below, read_body};
 
 /// The pause before the first retry, doubled each time, unless the endpoint names one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The largest response of the endpoint, in bytes.
+const MAX_ANSWER: usize = 256 * 1024;
 /// A longer pause is not waited for, but returned as [`ChatError::Busy`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
@@ -38,7 +40,6 @@ pub struct ChatClient {
     model: String,
     authorization: Option<HeaderValue>,
     temperature: f32,
-    max_answer: usize,
     retries: u32,
     json_mode: bool,
 }
@@ -137,16 +138,7 @@ impl ChatClient {
         let url = below(&base, "chat/completions").ok_or(ChatError::Url)?;
         let http = Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let http = http.build().map_err(ChatError::Client)?;
-        Ok(Self {
-            http,
-            url,
-            model: model.into(),
-            authorization: None,
-            temperature: 0.0,
-            max_answer: 256 * 1024,
-            retries: 3,
-            json_mode: false,
-        })
+        Ok(Self { http, url, model: model.into(), authorization: None, temperature: 0.0, retries: 3, json_mode: false })
     }
 
     /// Sets the API key, which is sent as `Authorization: Bearer …` and never shown.
@@ -163,12 +155,6 @@ impl ChatClient {
     /// Sets the sampling temperature. Default: 0, for the least random answers.
     pub const fn temperature(mut self, temperature: f32) -> Self {
         self.temperature = temperature;
-        self
-    }
-
-    /// Sets the largest response of the endpoint, in bytes. Default: 256 KiB.
-    pub const fn max_answer(mut self, bytes: usize) -> Self {
-        self.max_answer = bytes;
         self
     }
 
@@ -226,10 +212,10 @@ impl ChatClient {
         if !status.is_success() {
             return Err(Failed::finally(format!("the model's endpoint answered {status}")));
         }
-        let json = read_body(response, self.max_answer).await.map_err(|error| match error {
+        let json = read_body(response, MAX_ANSWER).await.map_err(|error| match error {
             BodyError::Broken(error) => Failed::temporarily(error.to_string(), None),
             BodyError::TooLarge => {
-                Failed::finally(format!("the model's endpoint answered more than {} bytes", self.max_answer))
+                Failed::finally(format!("the model's endpoint answered more than {MAX_ANSWER} bytes"))
             }
         })?;
         let answer: ChatResponse = serde_json::from_slice(&json)
@@ -259,4 +245,4 @@ fn retry_after(response: &Response) -> Option<Duration> {
     Some(date.duration_since(std::time::SystemTime::now()).unwrap_or_default())
 }
 
-x402_market::debug_fields!(ChatClient |this| { at: this.url.origin().ascii_serialization(), model: this.model });
+tower_x402::debug_fields!(ChatClient |this| { at: this.url.origin().ascii_serialization(), model: this.model });

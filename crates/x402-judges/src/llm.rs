@@ -1,6 +1,6 @@
 //! A judge that asks a language model.
 
-use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, hex};
 use async_trait::async_trait;
@@ -15,11 +15,18 @@ use x402_market::{
     judge::{Judge, JudgeError},
 };
 
+/// How many requests are made at once, over all submissions.
+const MAX_REQUESTS: usize = 8;
+
 /// A judge that asks a language model, through a [`ChatClient`].
 ///
 /// Task and candidates are sent between random markers, with the instruction not to follow instructions between them. So a candidate
-/// cannot forge a marker, and gains nothing by asking for a good score. The outputs of a pair are shown together, all others one by one.
-/// The answer must be JSON of a given form. If it is not, the model is told what is wrong and asked once more.
+/// cannot forge a marker, and gains nothing by asking for a good score. The answer must be JSON of a given form. If it is not, the model is
+/// told what is wrong and asked once more.
+///
+/// The outputs of a pair are shown together, in both orders, because many models favour the first output: that is two requests. The score
+/// is the mean of both. If the model prefers another output in the other order, the confidence is halved and the critique says so. All
+/// other outputs are shown one by one.
 ///
 /// ```no_run
 /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,7 +60,7 @@ impl LlmJudge {
             specialty: "the quality of answers".to_owned(),
             time_limit: Duration::from_secs(45),
             max_submission: 128 * 1024,
-            requests: Semaphore::new(8),
+            requests: Semaphore::new(MAX_REQUESTS),
             nonces: Arc::new(OsNonces),
         })
     }
@@ -80,12 +87,6 @@ impl LlmJudgeBuilder {
     /// Sets the largest task and outputs together, in bytes. Default: 128 KiB. Choose it by the model's context.
     pub fn max_submission(mut self, bytes: usize) -> Self {
         self.0.max_submission = bytes;
-        self
-    }
-
-    /// Sets how many requests are made at once, over all submissions. Default: 8.
-    pub fn concurrency(mut self, requests: NonZeroUsize) -> Self {
-        self.0.requests = Semaphore::new(requests.get().min(Semaphore::MAX_PERMITS));
         self
     }
 
@@ -127,10 +128,10 @@ impl Judge for LlmJudge {
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         self.accepts(submission)?;
         let judging = async {
-            if is_pair(submission) {
-                return self.0.ask(&submission.task, submission.outputs()).await;
+            match &submission.outputs {
+                Outputs::Pair(pair) => self.0.in_both_orders(&submission.task, pair).await,
+                _ => self.one_by_one(submission).await,
             }
-            self.one_by_one(submission).await
         };
         let judged = tokio::time::timeout(self.0.time_limit, judging).await;
         judged.unwrap_or_else(|_| Err(JudgeError::failed("the model did not answer in time")))
@@ -157,6 +158,24 @@ impl LlmJudge {
 }
 
 impl Inner {
+    /// Has two outputs compared in both orders.
+    async fn in_both_orders(&self, task: &Task, pair: &[LongText; 2]) -> Result<Vec<Verdict>, JudgeError> {
+        let [first, second] = pair.clone();
+        let turned = [second, first];
+        let (forth, mut back) = tokio::try_join!(self.ask(task, pair), self.ask(task, &turned))?;
+        back.reverse();
+        let better = |verdicts: &[Verdict]| verdicts[0].score.get().total_cmp(&verdicts[1].score.get());
+        let agree = better(&forth) == better(&back);
+        let merge = |(forth, back): (Verdict, Verdict)| {
+            let score = f64::midpoint(forth.score.get(), back.score.get());
+            let confidence = f64::midpoint(forth.confidence.get(), back.confidence.get());
+            let critique =
+                if agree { forth.critique } else { forth.critique.issue(Issue::new(Severity::Minor, ORDER)) };
+            Verdict::new(score, if agree { confidence } else { confidence / 2.0 }, critique)
+        };
+        Ok(forth.into_iter().zip(back).map(merge).collect())
+    }
+
     /// Asks the model for its verdicts on outputs that it sees together.
     async fn ask(&self, task: &Task, outputs: &[LongText]) -> Result<Vec<Verdict>, JudgeError> {
         let _permit = self.requests.acquire().await.map_err(JudgeError::failed)?;
@@ -179,7 +198,9 @@ const fn is_pair(submission: &Submission) -> bool {
     matches!(submission.outputs, Outputs::Pair(_))
 }
 
-x402_market::debug_fields!(Inner { model, specialty });
+tower_x402::debug_fields!(Inner { model, specialty });
+
+const ORDER: &str = "which output is better depends on the order in which they are compared";
 
 /// Random marks around untrusted text. Its authors cannot know them.
 struct Markers(String);

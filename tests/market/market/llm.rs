@@ -123,7 +123,7 @@ fn haiku(output: &str) -> Result<Submission, LengthError> {
 }
 
 async fn judged(acts: impl IntoIterator<Item = Act>) -> (Result<Vec<Verdict>, JudgeError>, Vec<Value>) {
-    let (model, judge) = Model::serve_to(acts, |client| client.max_answer(100_000)).await;
+    let (model, judge) = Model::serve(acts).await;
     let judge = judge.build();
     assert!(!format!("{judge:?}").contains("secret"));
     let verdicts = judge.judge(&haiku("Rain falls").unwrap()).await;
@@ -177,26 +177,44 @@ async fn candidates_are_between_random_marks() {
     assert_ne!(asked[0]["messages"][1], asked[1]["messages"][1]);
 }
 
-#[tokio::test]
-async fn pair_is_shown_together_and_group_one_by_one() {
-    let task = Task::new("haiku", "Write.").unwrap();
-    let (model, judge) = Model::serve([verdicts(&[0.9, 0.1])]).await;
-    let pair = judge.build().judge(&Submission::pair(task.clone(), "a", "b").unwrap()).await.unwrap();
-    assert_eq!((pair.len(), model.asked().len()), (2, 1));
-    // Answers are told apart by what was asked: the order in which requests arrive is not fixed.
-    let echo = post(async |body: Bytes| {
+/// A model that gives each candidate the score that it asks for, and this much more to the first of several.
+async fn obedient(bias: f64) -> LlmJudge {
+    let echo = post(async move |body: Bytes| {
         let request: Value = serde_json::from_slice(&body).unwrap();
         let material = request["messages"][1]["content"].as_str().unwrap().to_owned();
-        let score = material.split("score me ").nth(1).unwrap()[..3].parse().unwrap();
-        let content = json!({ "verdicts": [verdict(score)] }).to_string();
+        let mut scores: Vec<f64> = material.split("score me ").skip(1).map(|wish| wish[..3].parse().unwrap()).collect();
+        scores[0] += if scores.len() > 1 { bias } else { 0.0 };
+        let content = json!({ "verdicts": scores.into_iter().map(verdict).collect::<Vec<_>>() }).to_string();
         json!({ "choices": [{ "message": { "content": content } }] }).to_string()
     });
     let router = Router::new().route("/v1/chat/completions", echo);
     let url = serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), router);
-    let judge = LlmJudge::builder(ChatClient::new(url.join("v1/").unwrap(), "m").unwrap().json_mode(true)).build();
+    LlmJudge::builder(ChatClient::new(url.join("v1/").unwrap(), "m").unwrap()).build()
+}
+
+fn scores(verdicts: &[Verdict]) -> Vec<f64> {
+    verdicts.iter().map(|verdict| verdict.score.get()).collect()
+}
+
+#[tokio::test]
+async fn group_is_shown_one_by_one() {
     let outputs = ["score me 0.1", "score me 0.7", "score me 0.4"];
-    let group = judge.judge(&Submission::group(task, outputs).unwrap()).await.unwrap();
-    assert_eq!(group.iter().map(|verdict| verdict.score.get()).collect::<Vec<_>>(), [0.1, 0.7, 0.4]);
+    let group = Submission::group(Task::new("haiku", "Write.").unwrap(), outputs).unwrap();
+    assert_eq!(scores(&obedient(0.2).await.judge(&group).await.unwrap()), [0.1, 0.7, 0.4]);
+}
+
+#[tokio::test]
+async fn pair_is_compared_in_both_orders() {
+    let pair = |first, second| Submission::pair(Task::new("haiku", "Write.").unwrap(), first, second).unwrap();
+    let fair = obedient(0.0).await.judge(&pair("score me 0.4", "score me 0.6")).await.unwrap();
+    assert_eq!((scores(&fair), fair[0].confidence.get()), (vec![0.4, 0.6], 0.8));
+    assert!(fair[0].critique.issues.is_empty());
+    let biased = obedient(0.4).await.judge(&pair("score me 0.5", "score me 0.5")).await.unwrap();
+    assert_eq!(scores(&biased), [0.7, 0.7], "the bias cancels out");
+    for verdict in &biased {
+        assert_eq!(verdict.confidence.get(), 0.4);
+        assert!(verdict.critique.issues[0].description.contains("order"));
+    }
 }
 
 #[tokio::test]
@@ -240,7 +258,7 @@ async fn temporary_failures_are_retried() {
 async fn permanent_failures_are_not_retried() {
     let empty = json!({ "choices": [] }).to_string();
     let silent = json!({ "choices": [{ "message": { "content": null } }] }).to_string();
-    let huge = json!({ "choices": [], "x": "x".repeat(200_000) }).to_string();
+    let huge = json!({ "choices": [], "x": "x".repeat(300_000) }).to_string();
     let acts = [
         Act::Status(401, None),
         Act::Raw("<html>".to_owned()),
@@ -293,5 +311,5 @@ async fn verdict_is_charged_and_silence_is_not() {
     let bought = student.evaluate(&card, &submission).await.unwrap();
     assert_eq!(bought.evaluation.verdicts[0].score.get(), 0.75);
     assert_eq!(booth.income(&stage).await, 1_000);
-    assert_eq!(booth.stats().skills["prose"].failed, 1);
+    assert_eq!(booth.asked(), 2);
 }

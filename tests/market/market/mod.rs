@@ -4,7 +4,6 @@ mod buying;
 mod cards;
 mod llm;
 mod messages;
-mod pairwise;
 mod pricing;
 mod selling;
 mod stage;

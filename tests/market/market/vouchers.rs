@@ -16,9 +16,8 @@ use tower_x402::{
     ledger::MemoryLedger,
     vouchers::AuthorizerKey,
 };
-use x402_judges::ProseJudge;
 use x402_market::{
-    CARD_PATH, CardFetcher, EvaluateError, EvaluationClient, Student, Submission, Task, evidence::EvidenceQuery,
+    CARD_PATH, CardFetcher, EvaluateError, EvaluationClient, Student, Submission, Task, Verdict, judge::output_judge,
 };
 
 use super::stage::{Booth, PRICE, Stage, card, serve};
@@ -34,7 +33,8 @@ async fn open(stage: &Stage) -> (Booth, Channels) {
     let channels = channels.build().unwrap();
     let offered = channels.clone();
     let settings = |evaluator: x402_market::EvaluatorBuilder| evaluator.paywall(|paywall| paywall.vouchers(offered));
-    (stage.open_with(ProseJudge, |card| card, settings).await, channels)
+    let judge = output_judge(async |_, _| Ok(Verdict::new(0.5, 0.5, "It is short.")));
+    (stage.open_with(judge, |card| card, settings).await, channels)
 }
 
 /// A payer that pays with vouchers from the start, and has this much in all.
@@ -66,7 +66,7 @@ async fn student_whose_money_is_all_in_escrow_spends_it_there() {
     }
     let books = student.spending();
     assert_eq!((books.paid, books.held, books.elsewhere), (Usdc::from_atomic(5 * PRICE), Usdc::ZERO, Usdc::ZERO));
-    let records = student.evidence().find(&EvidenceQuery::default());
+    let records = student.evidence().records();
     let charged: Vec<_> = records.iter().map(|record| record.charge.unwrap().charged).collect();
     assert_eq!(charged, [1, 2, 3, 4, 5].map(|number| Usdc::from_atomic(number * PRICE)));
     for record in &records {

@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 use url::Url;
-use x402_judges::{ArithmeticJudge, ProseJudge};
+use x402_judges::ArithmeticJudge;
 use x402_market::{
     Submission, Verdict,
     judge::{Judge, JudgeError},
@@ -259,10 +259,16 @@ pub struct Both;
 impl Judge for Both {
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         match &*submission.task.skill {
-            "prose" => ProseJudge.judge(submission).await,
+            "prose" => Ok(submission.outputs().iter().map(|output| plain(output)).collect()),
             _ => ArithmeticJudge.judge(submission).await,
         }
     }
+}
+
+/// Judges a text by the number of words in its longest line.
+fn plain(text: &str) -> Verdict {
+    let longest = text.lines().map(|line| line.split_whitespace().count()).max().unwrap_or(0);
+    Verdict::new(1.0 - longest as f64 / 100.0, 0.7, "By the length of its longest line.")
 }
 
 /// Starts the example's evaluator on this stage. Returns its process, URL and payee.

@@ -13,13 +13,12 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 
-pub(crate) use self::units::Number;
 use self::{
     expression::Quantity,
     lexer::{Run, Spanned, Token},
     question::Question,
     statements::Verdict as Checked,
-    units::{Dimension, Unit},
+    units::{Dimension, Number, Unit},
 };
 use x402_market::{
     Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict,

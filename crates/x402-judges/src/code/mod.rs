@@ -248,4 +248,4 @@ fn slower(own: &[Cost], reference: &[Cost]) -> Vec<Fault> {
     slower.collect()
 }
 
-x402_market::debug_fields!(CodeJudge { workers });
+tower_x402::debug_fields!(CodeJudge { workers });

@@ -132,4 +132,4 @@ fn reason(status: ExitStatus) -> &'static str {
     }
 }
 
-x402_market::debug_fields!(CodeWorkers |this| { program: this.program() });
+tower_x402::debug_fields!(CodeWorkers |this| { program: this.program() });

@@ -46,10 +46,10 @@ const BESIDE: f32 = 4.0;
 ///
 /// ```no_run
 /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use x402_judges::{LearningJudge, ProseJudge};
+/// use x402_judges::{ArithmeticJudge, LearningJudge};
 ///
 /// let judge = LearningJudge::builder()
-///     .beside(ProseJudge)
+///     .beside(ArithmeticJudge)
 ///     .signal("questions", |_task, output| output.matches('?').count() as f64 / 10.0)
 ///     .open("learned.jsonl")?;
 /// # Ok(()) }
@@ -254,8 +254,8 @@ fn line(content: &Line) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-x402_market::debug_fields!(LearningJudge |this| { stats: this.stats() });
-x402_market::debug_fields!(LearningJudgeBuilder |this| { signals: this.signals.len() });
+tower_x402::debug_fields!(LearningJudge |this| { stats: this.stats() });
+tower_x402::debug_fields!(LearningJudgeBuilder |this| { signals: this.signals.len() });
 
 #[cfg(test)]
 mod tests {

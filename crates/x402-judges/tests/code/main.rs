@@ -4,6 +4,7 @@
 
 mod attacks;
 mod labelled;
+mod looks;
 mod processes;
 mod verdicts;
 

@@ -215,6 +215,9 @@ pub(crate) use retry::Pauses;
 pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
+#[cfg(feature = "sqlite")]
+#[doc(hidden)]
+pub use sqlite::schema as sqlite_file;
 pub use step::{BodyDigest, FulfilmentStep, PaymentStep, SettlementStep, Settling};
 pub use stored::InvalidRecord;
 pub use transactions::{JournaledTransaction, NONCE_HELD_SECONDS, Nonce, Nonces, Sender};

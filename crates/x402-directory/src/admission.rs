@@ -293,7 +293,6 @@ fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer
         price,
         json,
         skills,
-        networks: card.pricing().accepts.iter().map(|token| token.network).collect(),
     })
 }
 

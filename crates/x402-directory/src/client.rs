@@ -15,7 +15,7 @@ use reqwest::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{sleep, timeout};
-use tower_x402::{Asset, Network, Usdc, client::Receipt};
+use tower_x402::{Asset, Usdc};
 use url::Url;
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
 };
 use x402_market::{
     CardSource, SourceError, VerifiedCard,
-    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
+    evidence::{CallOutcome, EvidenceLog, EvidencePayment},
     shared::{BodyError, below, read_body},
 };
 
@@ -69,8 +69,6 @@ pub struct DirectoryClient {
 #[must_use]
 pub struct CardQuery {
     skill: Option<String>,
-    network: Option<Network>,
-    max_price: Option<Usdc>,
 }
 
 /// The cards that a directory lists.
@@ -241,9 +239,7 @@ impl DirectoryClient {
             url.query_pairs_mut()
                 .append_pair("limit", &CARDS_PER_PAGE.to_string())
                 .append_pair("after", &u64::to_string(&after))
-                .extend_pairs(query.skill.iter().map(|skill| ("skill", skill)))
-                .extend_pairs(query.network.iter().map(|network| ("network", network.to_string())))
-                .extend_pairs(query.max_price.iter().map(|price| ("maxPrice", price.atomic().to_string())));
+                .extend_pairs(query.skill.iter().map(|skill| ("skill", skill)));
             let page: CardsBody = self.get(url).await?;
             let is_empty = page.cards.is_empty();
             for entry in page.cards {
@@ -268,23 +264,6 @@ impl DirectoryClient {
             }
             after = page.after;
         }
-    }
-
-    /// Signs evidence with the key that paid, and sends it to the directory once. `receipt` is that of the payment. The directory searches
-    /// for the claim of a payment by voucher.
-    ///
-    /// # Errors
-    /// [`DirectoryError`] if the evidence cannot be signed, or the directory cannot be asked.
-    pub async fn publish(
-        &self,
-        evidence: Evidence,
-        receipt: &Receipt,
-        signer: &(impl Signer + Sync),
-    ) -> Result<Publication, DirectoryError> {
-        let Receipt { network, asset, transaction, .. } = *receipt;
-        // That of a payment by voucher is a deposit.
-        let transaction = transaction.filter(|_| !receipt.is_by_voucher());
-        self.publish_signed(&SignedEvidence::sign(evidence, network, asset, transaction, signer).await?).await
     }
 
     /// Sends a report to the directory once.
@@ -327,10 +306,11 @@ impl DirectoryClient {
         transaction: impl Fn(&EvidencePayment) -> Option<B256>,
     ) -> Result<Published, DirectoryError> {
         let mut published = Published::default();
-        let mine = log.find(&x402_market::evidence::EvidenceQuery::default().payer(signer.address()));
-        for evidence in mine {
-            let is_news = !matches!(evidence.outcome, CallOutcome::Answered { pairs: None, .. });
-            let Some(payment) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO && is_news) else { continue };
+        for evidence in log.records() {
+            let is_news =
+                evidence.paid > Usdc::ZERO && !matches!(evidence.outcome, CallOutcome::Answered { pairs: None, .. });
+            let mine = evidence.payment.filter(|payment| is_news && payment.payer == signer.address());
+            let Some(payment) = mine else { continue };
             let transaction = transaction(&payment);
             let signed = SignedEvidence::sign(evidence, asset.network, asset.address, transaction, signer).await;
             let signed = match signed {
@@ -439,7 +419,7 @@ impl CardSource for DirectoryClient {
     }
 }
 
-x402_market::debug_fields!(DirectoryClient |this| { cards: this.cards.as_str() });
+tower_x402::debug_fields!(DirectoryClient |this| { cards: this.cards.as_str() });
 
 impl CardQuery {
     /// Selects evaluators with this skill.
@@ -448,23 +428,8 @@ impl CardQuery {
         self
     }
 
-    /// Selects evaluators that accept payments on this network.
-    pub fn network(mut self, network: Network) -> Self {
-        self.network = Some(network);
-        self
-    }
-
-    /// Selects evaluators that charge at most this price per output.
-    pub fn max_price(mut self, price: Usdc) -> Self {
-        self.max_price = Some(price);
-        self
-    }
-
     fn matches(&self, card: &VerifiedCard) -> bool {
-        let accepts = |network: &Network| card.pricing().accepts.iter().any(|token| token.network == *network);
         self.skill.as_ref().is_none_or(|skill| card.card().has_skill(skill))
-            && self.network.as_ref().is_none_or(accepts)
-            && self.max_price.is_none_or(|price| card.pricing().price_per_output() <= price)
     }
 }
 

@@ -324,7 +324,7 @@ fn sought(key: &PaymentKey, report: &SignedEvidence) -> Sought {
     }
 }
 
-x402_market::debug_fields!(PaymentChecker |this| { network: this.network, nodes: this.nodes.len(), depth: this.depth });
+tower_x402::debug_fields!(PaymentChecker |this| { network: this.network, nodes: this.nodes.len(), depth: this.depth });
 
 impl From<LookupError> for PaymentCheckError {
     fn from(error: LookupError) -> Self {

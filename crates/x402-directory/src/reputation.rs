@@ -1,6 +1,6 @@
 //! How far a reader can trust reports: by how well each reporter agrees with the reader's own audits.
 //!
-//! [`Reputation`] reads directories, checks their reports, and passes each of them once to a [`Selector`].
+//! [`Reputation`] reads directories, checks their reports, and returns each of them once.
 //!
 //! Counting reports would not do. An evaluator can pay itself a thousand times from accounts of its own, and each of these payments
 //! supports a report. So a payer is trusted as far as its reports agree with the reader's **own audits** of the same evaluators in the
@@ -12,25 +12,18 @@
 //! - What a payer reports about itself is ignored.
 //!
 //! ```no_run
-//! # async fn example(me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn example(student: x402_market::Student, me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
 //! use x402_directory::{DirectoryClient, reputation::Reputation};
-//! use x402_market::evidence::EvidenceLog;
-//! use x402_market::selection::{Selector as _, Skills, Thompson};
-//!
-//! let skills: Skills = ["prose"].into_iter().collect();
-//! let audits = EvidenceLog::open("audits.jsonl", 100_000)?;
-//! let mut selector = Thompson::seeded(7);
-//! selector.restore(&audits, &[me], &skills);
 //!
 //! let mut reputation = Reputation::new(100_000, [me]);
 //! let directory = DirectoryClient::new("https://directory.example")?;
-//! let pulled = reputation.pull(&directory, &skills, &mut selector).await?;
+//! let pulled = reputation.fetch(&directory).await?;
 //! println!("{} new reports, {} refused", pulled.new.len(), pulled.refused);
+//! for report in pulled.new {
+//!     student.add_report(report)?;
+//! }
 //! # Ok(()) }
 //! ```
-//!
-//! A [`Student`](x402_market::Student) learns the reports that [`Reputation::fetch`] returns by
-//! [`add_report`](x402_market::Student::add_report).
 //!
 //! # Limits
 //!
@@ -52,10 +45,7 @@ use tower_x402::{Clock, SystemClock};
 use crate::{DirectoryClient, DirectoryError, ReportQuery, SignedEvidence};
 #[cfg(feature = "onchain")]
 use crate::{PaymentCheckError, PaymentChecker};
-use x402_market::{
-    evidence::{Evidence, EvidenceError, EvidenceLog},
-    selection::{Selector, Skills},
-};
+use x402_market::evidence::{Evidence, EvidenceError, EvidenceLog};
 
 /// How many pages of a directory are read at a time, with up to a thousand reports each: as many as a directory stores by default.
 const MAX_PAGES: usize = 1_000;
@@ -65,13 +55,13 @@ const MAX_DIRECTORIES: usize = 64;
 const MAX_PENDING: usize = 1_000;
 const PENDING_FOR: u64 = 3_600;
 
-/// A reader of directories, which passes each valid report once to a [`Selector`].
+/// A reader of directories, which returns each valid report once.
 #[must_use]
 pub struct Reputation {
     /// The reports of others.
     log: EvidenceLog,
     own: Vec<Address>,
-    /// Reports that are in the log, and were not returned or passed on yet.
+    /// Reports that are in the log, and were not returned yet.
     undelivered: Vec<Evidence>,
     read: HashMap<String, Progress>,
     clock: Arc<dyn Clock>,
@@ -124,13 +114,8 @@ impl Reputation {
     /// Creates a reader that keeps the last `capacity` reports in memory. Reports of the `own` addresses are skipped: the reader pays from
     /// them, so it has that evidence already.
     pub fn new(capacity: usize, own: impl IntoIterator<Item = Address>) -> Self {
-        Self::with_log(EvidenceLog::in_memory(capacity), own)
-    }
-
-    /// Creates a reader that keeps reports in this log, which may be a file. Use another log than that of your own evidence.
-    pub fn with_log(log: EvidenceLog, own: impl IntoIterator<Item = Address>) -> Self {
         Self {
-            log,
+            log: EvidenceLog::in_memory(capacity),
             own: own.into_iter().collect(),
             undelivered: Vec::new(),
             read: HashMap::new(),
@@ -159,36 +144,14 @@ impl Reputation {
         &self.log
     }
 
-    /// Reads the new reports of a directory, to the end or as many as the log keeps, and passes them to the selector.
-    ///
-    /// # Errors
-    /// [`PullError`]. Reports that were read before the error count, and are not passed again.
-    pub async fn pull(
-        &mut self,
-        directory: &DirectoryClient,
-        skills: &Skills,
-        selector: &mut (impl Selector + ?Sized),
-    ) -> Result<Pulled, PullError> {
-        let mut pulled = Pulled::default();
-        let done = self.fetch_into(directory, &mut pulled).await;
-        pulled.new = mem::take(&mut self.undelivered);
-        pulled.new.iter().for_each(|evidence| apply_report(selector, skills, evidence));
-        done.map(|()| pulled)
-    }
-
-    /// Reads the new reports of a directory, to the end or as many as the log keeps, and only returns them. Use it if the selector is
-    /// not available meanwhile, and [`apply_report`] afterwards.
+    /// Returns the new reports of a directory, to the end or as many as the log keeps. A student learns them by
+    /// [`add_report`](x402_market::Student::add_report), a selector by
+    /// [`learn_report`](x402_market::selection::Selector::learn_report).
     ///
     /// # Errors
     /// [`PullError`]. What was read before it is in the [log](Self::log), is not read again, and comes with the next fetch.
     pub async fn fetch(&mut self, directory: &DirectoryClient) -> Result<Pulled, PullError> {
         let mut pulled = Pulled::default();
-        self.fetch_into(directory, &mut pulled).await?;
-        pulled.new = mem::take(&mut self.undelivered);
-        Ok(pulled)
-    }
-
-    async fn fetch_into(&mut self, directory: &DirectoryClient, pulled: &mut Pulled) -> Result<(), PullError> {
         // Undelivered reports are bounded as the log is.
         let forgotten = self.undelivered.len().saturating_sub(self.log.capacity());
         self.undelivered.drain(..forgotten);
@@ -196,13 +159,13 @@ impl Reputation {
         if self.read.len() < MAX_DIRECTORIES {
             self.read.entry(name.clone()).or_default();
         }
-        self.check_pending(&name, pulled).await?;
+        self.check_pending(&name, &mut pulled).await?;
         let mut after = self.read.get(&name).map_or(0, |reading| reading.after);
         for _ in 0..MAX_PAGES {
             let page = directory.reports(&ReportQuery::default().after(after)).await?;
             pulled.refused += page.skipped;
             for accepted in page.reports {
-                let is_done = self.take(&accepted.report, pulled).await?;
+                let is_done = self.take(&accepted.report, &mut pulled).await?;
                 match self.read.get_mut(&name) {
                     Some(reading) => {
                         if !is_done {
@@ -228,7 +191,8 @@ impl Reputation {
             }
         }
         pulled.pending += self.read.get(&name).map_or(0, |reading| reading.pending.len());
-        Ok(())
+        pulled.new = mem::take(&mut self.undelivered);
+        Ok(pulled)
     }
 
     /// Checks again the payments that were not deep enough.
@@ -288,13 +252,4 @@ impl Reputation {
     }
 }
 
-x402_market::debug_fields!(Reputation { log, own });
-
-/// Passes a report to a selector. Reports of payers about themselves, and about skills that are not among `skills`, are ignored.
-pub fn apply_report(selector: &mut (impl Selector + ?Sized), skills: &Skills, evidence: &Evidence) {
-    let (Some(payment), Some(skill)) = (evidence.payment, skills.get(&evidence.skill)) else { return };
-    if payment.payer == evidence.evaluator {
-        return;
-    }
-    selector.learn_report(payment.payer, &evidence.observation(skill));
-}
+tower_x402::debug_fields!(Reputation { log, own });

@@ -47,7 +47,7 @@ const PAGE_BYTES: usize = 1 << 20;
 /// | request | answer |
 /// |---|---|
 /// | `POST /cards {"url"}` | fetches the card at this URL, verifies and lists it: 201 if it is new, 200 if its evaluator was listed, under the `url` in the answer |
-/// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page, with an ETag. `maxPrice` is in atomic units per output |
+/// | `GET /cards?skill=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page, with an ETag |
 /// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is accepted, 200 if it was accepted before |
 /// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [accepted reports](super::AcceptedReport), up to 1,000 a page |
 /// | `GET /?skill=&after=` | a page for people, without scripts: who sells what, for how much, and what payers report. It is up to half a minute old |
@@ -109,7 +109,7 @@ impl DirectoryService {
     }
 }
 
-x402_market::debug_fields!(DirectoryService |this| { checkers: this.shared.checkers });
+tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.checkers });
 
 impl<B> Service<Request<B>> for DirectoryService
 where
@@ -245,8 +245,6 @@ fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
     for (name, value) in parameters(query) {
         match &*name {
             "skill" => filter.skill = Some(value.into_owned()),
-            "network" => filter.network = Some(parse(&value, "network is CAIP-2: eip155:8453")?),
-            "maxPrice" => filter.max_price = Some(parse(&value, "maxPrice is in atomic units")?),
             "after" => filter.after = parse(&value, "after is a number")?,
             "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 100),
             _ => {}

@@ -3,7 +3,8 @@
 mod channels;
 mod file;
 mod group_commit;
-mod schema;
+#[doc(hidden)]
+pub mod schema;
 
 use std::{path::Path, sync::Arc};
 

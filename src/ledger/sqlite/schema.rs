@@ -1,4 +1,4 @@
-//! Opens the ledger's SQLite file for one process, and creates its tables.
+//! Opens an SQLite file for one process, and creates its tables. The package `x402-directory` keeps its file in the same way.
 
 use std::{path::Path, time::Duration};
 
@@ -7,13 +7,16 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use crate::ledger::LedgerError;
 
 /// Why a file cannot be used.
-type Error = Box<dyn std::error::Error + Send + Sync>;
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// The version of the tables, which the file has as its `user_version`. Lower ones were never released.
 const VERSION: i64 = 9;
 
 /// Opens or creates the file for this process only. A commit is on disk when it returns.
-pub(super) fn open(path: &Path) -> Result<Connection, Error> {
+///
+/// # Errors
+/// If it cannot be opened or created, or another process has it open.
+pub fn open(path: &Path) -> Result<Connection, Error> {
     create_private(path)?;
     // One thread at a time uses the connection.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -26,19 +29,46 @@ pub(super) fn open(path: &Path) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-/// Creates the tables in an empty file, all or nothing. A later version of the tables has to migrate files of this one.
-pub(super) fn prepare(connection: &mut Connection) -> Result<(), LedgerError> {
-    let work = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(backend)?;
-    let version: i64 = work.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(backend)?;
-    if version == 0 && is_empty(&work).map_err(backend)? {
-        work.execute_batch(include_str!("schema.sql")).map_err(backend)?;
-        work.pragma_update(None, "user_version", VERSION).map_err(backend)?;
-        return work.commit().map_err(backend);
+/// The tables that a file has.
+#[derive(Clone, Copy, Debug)]
+pub enum Tables {
+    /// Those of this version.
+    Ready,
+    /// Those of another version.
+    OtherVersion,
+    /// Others.
+    Foreign,
+}
+
+/// Creates the tables in an empty file, all or nothing: `sql` makes those of this version, `table` among them. The file has the version as
+/// its `user_version`. A later version has to migrate files of this one.
+///
+/// # Errors
+/// If the file cannot be read or written.
+pub fn create_tables(
+    connection: &mut Connection,
+    (version, sql, table): (i64, &str, &str),
+) -> Result<Tables, rusqlite::Error> {
+    let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let found: i64 = work.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found == 0 && is_empty(&work)? {
+        work.execute_batch(sql)?;
+        work.pragma_update(None, "user_version", version)?;
+        return work.commit().map(|()| Tables::Ready);
     }
-    match has_table(&work, "payments").map_err(backend)? {
-        true if version == VERSION => Ok(()),
-        true => Err(LedgerError::OtherVersion),
-        false => Err(LedgerError::Backend("the file is not a ledger".into())),
+    Ok(match has_table(&work, table)? {
+        true if found == version => Tables::Ready,
+        true => Tables::OtherVersion,
+        false => Tables::Foreign,
+    })
+}
+
+/// Creates the ledger's tables in an empty file.
+pub(super) fn prepare(connection: &mut Connection) -> Result<(), LedgerError> {
+    match create_tables(connection, (VERSION, include_str!("schema.sql"), "payments")).map_err(backend)? {
+        Tables::Ready => Ok(()),
+        Tables::OtherVersion => Err(LedgerError::OtherVersion),
+        Tables::Foreign => Err(LedgerError::Backend("the file is not a ledger".into())),
     }
 }
 
@@ -78,10 +108,16 @@ mod tests {
     #[test]
     fn commits_are_synced_and_the_file_is_locked() {
         let directory = tempfile::tempdir().unwrap();
-        let connection = open(&directory.path().join("some.sqlite")).unwrap();
+        let path = directory.path().join("some.sqlite");
+        let connection = open(&path).unwrap();
         let text = |name| connection.pragma_query_value(None, name, |row| row.get::<_, String>(0)).unwrap();
         let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
         assert_eq!((text("journal_mode"), text("locking_mode"), synchronous), ("wal".into(), "exclusive".into(), 2));
+        #[cfg(unix)]
+        {
+            let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+            assert_eq!(mode & 0o777, 0o600);
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
-use tower_x402::{ManualClock, Network, Usdc, server::PeerAddress};
+use tower_x402::{ManualClock, Network, server::PeerAddress};
 use url::Url;
 use x402_directory::{
     CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,
@@ -63,12 +63,6 @@ async fn cards_are_listed_as_signed_and_found_by_their_offers() {
     assert_eq!(found(&directory, CardQuery::default()).await, [line(&one), line(&other)]);
     let poetry = CardQuery::default().skill("poetry");
     assert_eq!(found(&directory, poetry).await, [line(&other)]);
-    let cheap = CardQuery::default().max_price(Usdc::from_atomic(PRICE));
-    assert_eq!(found(&directory, cheap).await, [line(&one)]);
-    let here = CardQuery::default().network(Network::BASE_SEPOLIA);
-    assert_eq!(found(&directory, here).await.len(), 2);
-    let there = CardQuery::default().network(Network::BASE);
-    assert_eq!(found(&directory, there).await, []);
 
     // What a reader gets is what the evaluator signed, so it needs to believe nobody.
     let page = reqwest::get(directory.join("cards").unwrap()).await.unwrap();
@@ -107,9 +101,7 @@ async fn pages_continue_where_the_last_one_ended_and_have_an_etag() {
     let other = directory.join("cards?limit=2").unwrap();
     let other = client.get(other).header("if-none-match", &tag).send().await.unwrap();
     assert_eq!(other.status(), 200);
-    for bad in
-        ["cards?after=x", "cards?network=solana", "cards?maxPrice=$1", "evidence?evaluator=me", "evidence?limit=-1"]
-    {
+    for bad in ["cards?after=x", "cards?limit=many", "evidence?evaluator=me", "evidence?limit=-1"] {
         let answer = reqwest::get(directory.join(bad).unwrap()).await.unwrap();
         assert_eq!(answer.status(), 400, "{bad}");
     }
@@ -494,8 +486,7 @@ async fn reader_verifies_each_card_itself() {
     let cards = DirectoryClient::new(&directory).unwrap().cards(&CardQuery::default()).await.unwrap();
     assert_eq!((cards.found.len(), cards.skipped), (1, 5));
     assert_eq!(cards.found[0].card.pricing().price_per_output().atomic(), PRICE);
-    let dear = CardQuery::default().max_price(Usdc::from_atomic(PRICE - 1));
-    let cards = DirectoryClient::new(&directory).unwrap().cards(&dear).await.unwrap();
+    let cards = DirectoryClient::new(&directory).unwrap().cards(&CardQuery::default().skill("none")).await.unwrap();
     assert!(cards.found.is_empty(), "what was asked for is looked at here, too");
 }
 

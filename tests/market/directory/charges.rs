@@ -423,7 +423,7 @@ async fn student_that_pays_with_vouchers_publishes_once_the_evaluator_has_claime
         let feedback = student.evaluate(&sum).await.unwrap();
         assert_eq!(student.audit(&feedback, &Truth::good([true, false])).await.unwrap().evaluations.len(), 1);
     }
-    let records = student.evidence().find(&Default::default());
+    let records = student.evidence().records();
     assert_eq!(records.iter().filter(|record| record.charge.is_some()).count(), 3, "{records:?}");
 
     let publish = async || {

@@ -70,7 +70,9 @@ async fn a_purchase_becomes_a_report_that_others_read(chain: &dyn Chain) {
     let record =
         Evidence::new(payee, "arithmetic", receipt.amount, unix_now(), CallOutcome::answered(Pairs::new(1, 0, 1)))
             .with_payment(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
-    let published = stage.client().publish(record.clone(), &receipt, &key).await.unwrap();
+    let (network, asset) = (receipt.network, receipt.asset);
+    let report = SignedEvidence::sign(record.clone(), network, asset, receipt.transaction, &key).await.unwrap();
+    let published = stage.client().publish_signed(&report).await.unwrap();
     assert_eq!(published, Publication::Accepted);
 
     // Another reader checks all of it itself.
@@ -102,14 +104,14 @@ async fn student_finds_evaluators_in_a_directory_and_publishes_reports() {
     student.evaluate(&sums).await.unwrap();
     assert_eq!(log.len(), 4);
     // Evidence without a payment is not published.
-    let lie = support::changed(log.find(&Default::default())[0].clone(), |record| {
+    let lie = support::changed(log.records()[0].clone(), |record| {
         record.payment = None;
         record.outcome = CallOutcome::PriceMismatch;
     });
     log.record(lie, unix_now()).unwrap();
     // Evidence that cannot be reported does not stop the others.
     let unsaid = EvidencePayment { payer: key.address(), nonce: random_nonce() };
-    let itself = support::changed(log.find(&Default::default())[0].clone(), |record| {
+    let itself = support::changed(log.records()[0].clone(), |record| {
         record.payment = Some(unsaid);
         record.evaluator = key.address();
     });

@@ -15,7 +15,7 @@ use tower_x402::{ManualClock, Usdc};
 use url::Url;
 use x402_directory::{
     DirectoryClient,
-    reputation::{PullError, Reputation, apply_report},
+    reputation::{PullError, Reputation},
 };
 use x402_market::{
     evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment, Pairs},
@@ -64,11 +64,16 @@ fn worth(selector: &Thompson, evaluator: Address) -> f64 {
     selector.estimate(evaluator, skills().get("prose").unwrap()).unwrap().worth
 }
 
+fn apply_report(selector: &mut Thompson, report: &Evidence) {
+    let skill = skills().get(&report.skill).unwrap();
+    selector.learn_report(report.payment.unwrap().payer, &report.observation(skill));
+}
+
 /// A reader with audits of its own, which has read what others report.
 fn reader(own: &EvidenceLog, said: &EvidenceLog) -> Thompson {
     let mut selector = Thompson::seeded(1);
     selector.restore(own, &[address(1)], &skills());
-    said.for_each(|evidence| apply_report(&mut selector, &skills(), evidence));
+    said.for_each(|evidence| apply_report(&mut selector, evidence));
     selector
 }
 
@@ -100,7 +105,8 @@ async fn thousand_self_payments_do_not_move_a_reader_with_audits() {
     selector.restore(&own, &[address(1)], &skills());
     let before = worth(&selector, evaluator);
     let mut reputation = Reputation::new(10_000, [me.address()]);
-    let pulled = reputation.pull(&stage.client(), &skills(), &mut selector).await.unwrap();
+    let pulled = reputation.fetch(&stage.client()).await.unwrap();
+    pulled.new.iter().for_each(|evidence| apply_report(&mut selector, evidence));
     assert_eq!((pulled.new.len(), pulled.refused), (1_000, 0));
     let after = worth(&selector, evaluator);
     assert!((after - before).abs() < 0.02 && after < 0.0, "{before} {after}");
@@ -121,7 +127,7 @@ fn no_number_of_accomplices_outweighs_own_audits() {
         let before = worth(&selector, liar);
         for friend in 2..202 {
             for number in 0..20 {
-                apply_report(&mut selector, &skills(), &record(friend, number, liar, true));
+                apply_report(&mut selector, &record(friend, number, liar, true));
             }
             let (after, trust) = (worth(&selector, liar), selector.trust(address(friend)));
             assert!(
@@ -260,7 +266,7 @@ fn crowd_of_unknown_reporters_erases_no_own_evidence() {
     selector.restore(&own, &[address(1)], &skills());
     let before = [good, liar].map(|evaluator| worth(&selector, evaluator));
     for payer in 2..3_002 {
-        apply_report(&mut selector, &skills(), &record(payer, 1, elsewhere, payer % 2 == 0));
+        apply_report(&mut selector, &record(payer, 1, elsewhere, payer % 2 == 0));
     }
     let after = [good, liar].map(|evaluator| worth(&selector, evaluator));
     let moved = before.iter().zip(after).map(|(before, after)| (before - after).abs()).fold(0.0, f64::max);

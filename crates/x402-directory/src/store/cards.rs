@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use alloy_primitives::Address;
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
-use tower_x402::Network;
 use url::Url;
 
 use super::{Conditions, DirectoryStore, Json, Limits, StoreError, address, ask, number, signed};
@@ -15,8 +14,6 @@ use x402_market::{CARD_PATH, shared::below};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CardFilter {
     pub(crate) skill: Option<String>,
-    pub(crate) network: Option<Network>,
-    pub(crate) max_price: Option<u64>,
     pub(crate) after: u64,
     pub(crate) limit: u64,
 }
@@ -120,13 +117,6 @@ fn page(filter: &CardFilter) -> Conditions {
     if let Some(skill) = &filter.skill {
         query.push(" AND id IN (SELECT card FROM card_skills WHERE skill = ?)", skill.clone());
     }
-    if let Some(network) = filter.network {
-        let chain_id = network.chain_id().cast_signed();
-        query.push(" AND id IN (SELECT card FROM card_networks WHERE chain_id = ?)", chain_id);
-    }
-    if let Some(price) = filter.max_price {
-        query.push(" AND price <= ?", signed(price));
-    }
     query.push(" ORDER BY id LIMIT ?", signed(filter.limit.saturating_add(1)));
     query
 }
@@ -169,7 +159,6 @@ pub(crate) struct Card {
     pub(crate) price: u64,
     pub(crate) json: String,
     pub(crate) skills: Vec<String>,
-    pub(crate) networks: Vec<Network>,
 }
 
 /// What became of a card.
@@ -246,10 +235,6 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
         work.rollback()?;
         return Ok(Listed::TooManySkills);
     }
-    for network in &card.networks {
-        work.prepare_cached("INSERT OR IGNORE INTO card_networks (chain_id, card) VALUES (?, ?)")?
-            .execute((network.chain_id().cast_signed(), id))?;
-    }
     work.commit()?;
     Ok(listed)
 }
@@ -291,22 +276,18 @@ fn rank<'a>(url: &'a str, endpoint: &str) -> (bool, usize, &'a str) {
 }
 
 fn insert(work: &Connection, card: &Card, now: i64) -> Result<i64, rusqlite::Error> {
-    let insert = "INSERT INTO cards (url, host, endpoint, pay_to, price, card, first_seen, last_seen, checked_at, listed) \
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?7, 1)";
-    let values = (&card.url, &card.host, &card.endpoint, card.pay_to.as_slice(), signed(card.price), &card.json, now);
+    let insert = "INSERT INTO cards (url, host, endpoint, pay_to, card, first_seen, last_seen, checked_at, listed) \
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?6, 1)";
+    let values = (&card.url, &card.host, &card.endpoint, card.pay_to.as_slice(), &card.json, now);
     work.prepare_cached(insert)?.insert(values)
 }
 
-/// Updates a stored card, its URL included, and clears its skills and networks.
+/// Updates a stored card, its URL included, and clears its skills.
 fn renew(work: &Connection, id: i64, card: &Card, now: i64) -> Result<(), rusqlite::Error> {
-    let update = "UPDATE cards SET url = ?6, host = ?5, endpoint = ?7, price = ?2, card = ?3, last_seen = ?4, \
-        checked_at = ?4, listed = 1 WHERE id = ?1";
-    let values = (id, signed(card.price), &card.json, now, &card.host, &card.url, &card.endpoint);
-    work.prepare_cached(update)?.execute(values)?;
-    for old in ["DELETE FROM card_skills WHERE card = ?", "DELETE FROM card_networks WHERE card = ?"] {
-        work.prepare_cached(old)?.execute([id])?;
-    }
-    Ok(())
+    let update = "UPDATE cards SET url = ?2, host = ?3, endpoint = ?4, card = ?5, last_seen = ?6, checked_at = ?6, listed = 1 \
+        WHERE id = ?1";
+    work.prepare_cached(update)?.execute((id, &card.url, &card.host, &card.endpoint, &card.json, now))?;
+    work.prepare_cached("DELETE FROM card_skills WHERE card = ?")?.execute([id]).map(drop)
 }
 
 /// Records that the card has this skill and that its evaluator has offered it.

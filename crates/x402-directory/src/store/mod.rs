@@ -1,7 +1,6 @@
 //! The cards and reports of a directory, in one SQLite file.
 
 mod cards;
-mod file;
 mod reports;
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -15,7 +14,10 @@ use rusqlite::{
 };
 use serde::de::DeserializeOwned;
 use tokio::{runtime::Handle, sync::Mutex};
+use tower_x402::ledger::sqlite_file::{self, Error, Tables};
 
+/// The version of the tables.
+const VERSION: i64 = 1;
 /// How many prepared statements are cached: more than there are.
 const STATEMENTS: usize = 64;
 
@@ -45,7 +47,7 @@ pub struct DirectoryStore {
 /// The directory's file could not be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("the directory's file cannot be used")]
-pub struct StoreError(#[source] file::Error);
+pub struct StoreError(#[source] Error);
 
 impl DirectoryStore {
     /// Opens the file at `path`, or creates it.
@@ -55,7 +57,7 @@ impl DirectoryStore {
     /// this crate.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref().to_owned();
-        Self::with_connection(move || file::open(&path)).await
+        Self::with_connection(move || sqlite_file::open(&path)).await
     }
 
     /// Creates a store in memory, for tests. Its contents are lost when the process ends.
@@ -67,15 +69,20 @@ impl DirectoryStore {
     }
 
     async fn with_connection(
-        open: impl FnOnce() -> Result<Connection, file::Error> + Send + 'static,
+        open: impl FnOnce() -> Result<Connection, Error> + Send + 'static,
     ) -> Result<Self, StoreError> {
         let connection = blocking(move || {
             let mut connection = open()?;
             connection.set_prepared_statement_cache_capacity(STATEMENTS);
             // A card's skills and networks are deleted with it.
             connection.pragma_update(None, "foreign_keys", "ON")?;
-            file::prepare(&mut connection)?;
-            Ok(connection)
+            match sqlite_file::create_tables(&mut connection, (VERSION, include_str!("schema.sql"), "cards"))? {
+                Tables::Ready => Ok(connection),
+                Tables::OtherVersion => {
+                    Err("the file has the tables of another version of x402-directory: start with a new file, or use that version".into())
+                }
+                Tables::Foreign => Err("the file holds something else; open it as what it is".into()),
+            }
         })
         .await?;
         Ok(Self { connection: Arc::new(Mutex::new(Some(connection))) })
@@ -105,7 +112,7 @@ impl DirectoryStore {
     }
 }
 
-x402_market::debug_fields!(DirectoryStore {});
+tower_x402::debug_fields!(DirectoryStore {});
 
 impl StoreError {
     fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
@@ -115,7 +122,7 @@ impl StoreError {
 
 /// Runs work that may wait for the disk on a blocking thread.
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, file::Error> + Send + 'static,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, StoreError> {
     let runtime = Handle::try_current().map_err(StoreError::of)?;
     runtime.spawn_blocking(work).await.map_err(StoreError::of)?.map_err(StoreError)

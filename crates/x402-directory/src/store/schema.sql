@@ -5,7 +5,6 @@ CREATE TABLE cards (
     url TEXT NOT NULL UNIQUE,
     host TEXT NOT NULL,
     pay_to BLOB NOT NULL,
-    price INTEGER NOT NULL,
     card TEXT NOT NULL,
     first_seen INTEGER NOT NULL,
     last_seen INTEGER NOT NULL,
@@ -23,13 +22,6 @@ CREATE TABLE card_skills (
     PRIMARY KEY (skill, card)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX card_skills_by_card ON card_skills (card);
-
-CREATE TABLE card_networks (
-    chain_id INTEGER NOT NULL,
-    card INTEGER NOT NULL REFERENCES cards (id) ON DELETE CASCADE,
-    PRIMARY KEY (chain_id, card)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX card_networks_by_card ON card_networks (card);
 
 -- The skills that evaluators were ever seen to offer, kept for as long as one of their cards is: an evaluator that takes a skill off its
 -- card silences nobody. `price` is the lowest price per output, in atomic units, that was seen with the skill: a payment below it bought

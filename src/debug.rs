@@ -1,9 +1,11 @@
 //! `Debug` for types with fields that are secret, or that say nothing in a log.
 
 /// Implements `Debug` with these fields: those of this name, or `|this| { name: expression }`.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! debug_fields {
     ($type:ident { $($field:ident),* }) => {
-        debug_fields!($type |_this| { $($field: _this.$field),* });
+        $crate::debug_fields!($type |_this| { $($field: _this.$field),* });
     };
     ($type:ident |$this:ident| { $($name:ident: $value:expr),* $(,)? }) => {
         impl std::fmt::Debug for $type {

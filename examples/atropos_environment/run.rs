@@ -195,5 +195,5 @@ fn truth(skill: &str, problem: &Problem, answers: &[Rollout]) -> Truth {
         Some(action) => Some(is_good(skill, action)),
         None => (skill != "prose").then(|| answer.text.trim_end().ends_with(&ending)),
     };
-    Truth::Good(answers.iter().map(of).collect())
+    Truth::known(answers.iter().map(of))
 }

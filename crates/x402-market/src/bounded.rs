@@ -99,20 +99,6 @@ impl<const MIN: usize, const MAX: usize> TryFrom<&str> for Text<MIN, MAX> {
     }
 }
 
-impl<const MIN: usize, const MAX: usize> TryFrom<String> for Text<MIN, MAX> {
-    type Error = LengthError;
-
-    fn try_from(text: String) -> Result<Self, LengthError> {
-        Self::new(text)
-    }
-}
-
-impl<const MIN: usize, const MAX: usize> PartialEq<str> for Text<MIN, MAX> {
-    fn eq(&self, other: &str) -> bool {
-        self.0 == other
-    }
-}
-
 impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Text<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::new(String::deserialize(deserializer)?).map_err(D::Error::custom)

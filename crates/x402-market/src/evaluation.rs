@@ -1,6 +1,6 @@
 //! What an evaluator answers: a verdict and a critique for each output.
 
-use std::{cmp::Ordering, ops::Range};
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -66,19 +66,6 @@ pub struct Verdict {
     rest: Unknown,
 }
 
-/// The better one of two outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Preference {
-    /// The first output.
-    First,
-    /// The second output.
-    Second,
-    /// Neither: both have the same score.
-    Neither,
-}
-
 impl Evaluation {
     /// Creates the evaluation of a submission.
     ///
@@ -127,26 +114,6 @@ impl Evaluation {
             }
         }
         Ok(())
-    }
-
-    /// Returns which of two outputs has the higher score. `None` unless there are two outputs.
-    pub fn preference(&self) -> Option<Preference> {
-        Self::preferred(&self.verdicts)
-    }
-
-    pub(super) fn preferred(verdicts: &[Verdict]) -> Option<Preference> {
-        let [first, second] = verdicts else { return None };
-        Some(Preference::between(first.score, second.score))
-    }
-}
-
-impl Preference {
-    pub(super) fn between(first: Score, second: Score) -> Self {
-        match first.partial_cmp(&second) {
-            Some(Ordering::Greater) => Self::First,
-            Some(Ordering::Less) => Self::Second,
-            _ => Self::Neither,
-        }
     }
 }
 

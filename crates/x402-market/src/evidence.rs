@@ -6,7 +6,7 @@
 //! ```
 //! use alloy_primitives::Address;
 //! use tower_x402::Usdc;
-//! use x402_market::evidence::{CallOutcome, Evidence, EvidenceLog, EvidenceQuery, Pairs};
+//! use x402_market::evidence::{CallOutcome, Evidence, EvidenceLog, Pairs};
 //!
 //! let log = EvidenceLog::in_memory(1_000);
 //! let evaluator = Address::repeat_byte(7);
@@ -14,18 +14,14 @@
 //! let paid = Usdc::from_atomic(300);
 //! let now = 1_800_000_000;
 //! log.record(Evidence::new(evaluator, "prose", paid, now, outcome), now)?;
-//! let about_it = log.find(&EvidenceQuery::default().evaluator(evaluator));
-//! assert_eq!(about_it.len(), 1);
+//! assert!(log.records().iter().any(|record| record.evaluator == evaluator));
 //! # Ok::<(), x402_market::evidence::EvidenceError>(())
 //! ```
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
     io,
-    ops::{
-        Bound::{Excluded, Unbounded},
-        Range,
-    },
+    ops::Bound::{Excluded, Unbounded},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -309,49 +305,6 @@ impl Observation {
     }
 }
 
-/// A filter for records: those that match everything that is set. The default matches all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use]
-pub struct EvidenceQuery {
-    evaluator: Option<Address>,
-    skill: Option<String>,
-    payer: Option<Address>,
-    at: Option<Range<u64>>,
-}
-
-impl EvidenceQuery {
-    /// Selects records of the evaluator that is paid at this address.
-    pub fn evaluator(mut self, evaluator: Address) -> Self {
-        self.evaluator = Some(evaluator);
-        self
-    }
-
-    /// Selects records of this skill.
-    pub fn skill(mut self, skill: impl Into<String>) -> Self {
-        self.skill = Some(skill.into());
-        self
-    }
-
-    /// Selects records of payments by this address.
-    pub fn payer(mut self, payer: Address) -> Self {
-        self.payer = Some(payer);
-        self
-    }
-
-    /// Selects records of this time, in seconds since the Unix epoch; the end is excluded.
-    pub fn at(mut self, time: Range<u64>) -> Self {
-        self.at = Some(time);
-        self
-    }
-
-    fn matches(&self, evidence: &Evidence) -> bool {
-        self.evaluator.is_none_or(|evaluator| evaluator == evidence.evaluator)
-            && self.skill.as_ref().is_none_or(|skill| *skill == evidence.skill)
-            && self.payer.is_none_or(|payer| evidence.payment.is_some_and(|payment| payment.payer == payer))
-            && self.at.as_ref().is_none_or(|at| at.contains(&evidence.at))
-    }
-}
-
 /// A log of evidence, in memory or in a file with one JSON object per line.
 ///
 /// A record is written to the file before it counts, so that the end of the process loses none. It is not flushed to disk: a crash of the
@@ -535,9 +488,9 @@ impl EvidenceLog {
         }
     }
 
-    /// Returns the records that match, in the order in which they were added.
-    pub fn find(&self, query: &EvidenceQuery) -> Vec<Evidence> {
-        self.lock().records.iter().filter(|evidence| query.matches(evidence)).cloned().collect()
+    /// Returns all records, in the order in which they were added.
+    pub fn records(&self) -> Vec<Evidence> {
+        self.lock().records.iter().cloned().collect()
     }
 
     /// Calls `with` for every record, in the order in which they were added. `with` must not use the log, which is locked.
@@ -566,7 +519,7 @@ impl EvidenceLog {
     }
 }
 
-debug_fields!(EvidenceLog |this| { records: this.len() });
+tower_x402::debug_fields!(EvidenceLog |this| { records: this.len() });
 
 impl Inner {
     /// Writes a line, if there is a file.
@@ -729,7 +682,7 @@ mod tests {
     }
 
     fn all(log: &EvidenceLog) -> Vec<Evidence> {
-        log.find(&EvidenceQuery::default())
+        log.records()
     }
 
     struct Path(tempfile::TempDir);
@@ -834,23 +787,6 @@ mod tests {
 
         std::fs::write(path.file(), format!("{whole}{{\"event\":\"other\"}}\n")).unwrap();
         assert!(matches!(EvidenceLog::open(path.file(), 100), Err(EvidenceError::Line { line: 2, .. })));
-    }
-
-    #[test]
-    fn records_are_found_by_evaluator_skill_payer_and_time() {
-        let log = EvidenceLog::in_memory(100);
-        (0..30).for_each(|number| log.record(evidence(number, u64::from(number)), 30).unwrap());
-        let count = |query: EvidenceQuery| log.find(&query).len();
-        assert_eq!(count(EvidenceQuery::default().evaluator(Address::repeat_byte(2))), 6);
-        assert_eq!(count(EvidenceQuery::default().skill("prose")), 15);
-        assert_eq!(count(EvidenceQuery::default().payer(Address::repeat_byte(1))), 10);
-        assert_eq!(count(EvidenceQuery::default().at(10..20)), 10);
-        let all = EvidenceQuery::default()
-            .evaluator(Address::repeat_byte(2))
-            .skill("prose")
-            .payer(Address::repeat_byte(0))
-            .at(0..20);
-        assert_eq!(log.find(&all), [evidence(12, 12)]);
     }
 
     #[test]

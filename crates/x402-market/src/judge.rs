@@ -1,10 +1,10 @@
 //! Judges: the part of an evaluator that gives verdicts.
 //!
 //! A [`Judge`] has one async method. [`output_judge`] turns a function of a task and one output into a judge, [`judge_fn`] a function of a
-//! whole submission. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, prose, anything that a language
-//! model can judge, and one that learns.
+//! whole submission. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, programs, anything that a
+//! language model can judge, and one that learns.
 
-use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use auto_impl::auto_impl;
@@ -119,7 +119,7 @@ impl From<LengthError> for JudgeError {
 ///     Ok(submission.outputs().iter().map(|output| verdict(output.len())).collect())
 /// });
 /// ```
-pub fn judge_fn<J, F>(judge: J) -> FunctionJudge<J>
+pub fn judge_fn<J, F>(judge: J) -> impl Judge
 where
     J: Fn(Submission) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Vec<Verdict>, JudgeError>> + Send + 'static,
@@ -139,21 +139,25 @@ where
 ///     Ok(Verdict::new(score, Confidence::new(0.7)?, "whether it gives reasons"))
 /// });
 /// ```
-pub fn output_judge<J, F>(judge: J) -> OutputJudge<J>
+pub fn output_judge<J, F>(judge: J) -> impl Judge
 where
     J: Fn(Arc<Task>, String) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Verdict, JudgeError>> + Send + 'static,
 {
-    OutputJudge(judge)
+    let judge = Arc::new(judge);
+    judge_fn(move |submission: Submission| {
+        let (judge, task) = (judge.clone(), Arc::new(submission.task.clone()));
+        async move {
+            let mut verdicts = Vec::with_capacity(submission.outputs().len());
+            for output in submission.outputs() {
+                verdicts.push(judge(task.clone(), output.to_string()).await?);
+            }
+            Ok(verdicts)
+        }
+    })
 }
 
-/// The judge that [`judge_fn`] returns.
-#[derive(Clone, Copy)]
-pub struct FunctionJudge<J>(J);
-
-/// The judge that [`output_judge`] returns.
-#[derive(Clone, Copy)]
-pub struct OutputJudge<J>(J);
+struct FunctionJudge<J>(J);
 
 #[async_trait]
 impl<J, F> Judge for FunctionJudge<J>
@@ -163,33 +167,5 @@ where
 {
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         (self.0)(submission.clone()).await
-    }
-}
-
-#[async_trait]
-impl<J, F> Judge for OutputJudge<J>
-where
-    J: Fn(Arc<Task>, String) -> F + Send + Sync + 'static,
-    F: Future<Output = Result<Verdict, JudgeError>> + Send + 'static,
-{
-    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        let task = Arc::new(submission.task.clone());
-        let mut verdicts = Vec::with_capacity(submission.outputs().len());
-        for output in submission.outputs() {
-            verdicts.push((self.0)(task.clone(), output.to_string()).await?);
-        }
-        Ok(verdicts)
-    }
-}
-
-impl<J> fmt::Debug for FunctionJudge<J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FunctionJudge")
-    }
-}
-
-impl<J> fmt::Debug for OutputJudge<J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OutputJudge")
     }
 }

@@ -6,8 +6,8 @@ use jsonschema::Validator;
 use proptest::{collection::vec, option, prelude::*};
 use serde_json::{Value, json};
 use x402_market::{
-    Confidence, Critique, Evaluation, EvaluatorId, Issue, List, Message, MessageError, Outputs, Place, Preference,
-    Reward, Score, Severity, Submission, Task, Text, Verdict,
+    Confidence, Critique, Evaluation, EvaluatorId, Issue, List, Message, MessageError, Outputs, Place, Reward, Score,
+    Severity, Submission, Task, Text, Verdict,
     schema::{EVALUATION_SCHEMA, SUBMISSION_SCHEMA},
 };
 
@@ -289,18 +289,6 @@ fn evaluation_must_fit_its_submission() {
     let other = Submission::single(Task::new("prose", "").unwrap().with_id("other").unwrap(), "").unwrap();
     let evaluation = Evaluation::new(evaluator(), &submission, [verdict(None)]).unwrap();
     assert!(evaluation.check(&other).is_err());
-}
-
-#[test]
-fn higher_score_of_a_pair_is_preferred() {
-    let pair = Submission::pair(Task::new("prose", "Write.").unwrap(), "a", "b").unwrap();
-    let preference = |scores: [f64; 2]| {
-        let verdicts = scores.map(|score| Verdict::new(Score::new(score).unwrap(), Confidence::MAX, "s"));
-        Evaluation::new(evaluator(), &pair, verdicts).unwrap().preference()
-    };
-    assert_eq!(preference([0.6, 0.5]), Some(Preference::First));
-    assert_eq!(preference([0.1, 0.5]), Some(Preference::Second));
-    assert_eq!(preference([0.5, 0.5]), Some(Preference::Neither));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{
 use alloy_primitives::{Address, B256};
 use tower_x402::Usdc;
 use x402_market::{
-    Feedback, Preference, StudentBuilder, StudentError, Submission, Task, Truth,
+    Feedback, StudentBuilder, StudentError, Submission, Task, Truth,
     evidence::{CallOutcome, Evidence, EvidenceError, EvidencePayment, Pairs},
     judge::{Judge, output_judge},
     selection::Thompson,
@@ -102,7 +102,7 @@ async fn feedback_kept_as_json_can_be_audited_later() {
     let feedback = student.evaluate(&Submission::pair(task(), "a poor one", "a good one").unwrap()).await.unwrap();
     let kept = serde_json::to_string(&feedback).unwrap();
     let feedback: Feedback = serde_json::from_str(&kept).unwrap();
-    let report = student.audit(&feedback, &Truth::Better(Preference::Second)).await.unwrap();
+    let report = student.audit(&feedback, &Truth::good([false, true])).await.unwrap();
     assert_eq!(report.evaluations[0].pairs, Pairs::new(1, 0, 1).unwrap());
 }
 

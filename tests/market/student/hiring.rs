@@ -3,7 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use tower_x402::Usdc;
-use x402_market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::EvidenceQuery};
+use x402_market::{MAX_OUTPUTS, StudentBuilder, StudentError, Submission};
 
 use support::crowd::{Endpoint, praise};
 use support::student_stage::{Cheapest, PRICE, Stage, group, honest, single, task};
@@ -72,34 +72,31 @@ async fn large_group_is_sent_in_parts() {
     assert_eq!((student.spending().paid.atomic(), stage.income(&narrow).await), (64 * PRICE, 64 * PRICE));
     // Of one size, so that none is too small to be compared.
     student.evaluate(&group(&["one", "two", "three", "four"])).await.unwrap();
-    let sizes: Vec<_> =
-        student.evidence().find(&EvidenceQuery::default()).iter().rev().take(2).map(|seen| seen.paid).collect();
+    let sizes: Vec<_> = student.evidence().records().iter().rev().take(2).map(|seen| seen.paid).collect();
     assert_eq!(sizes, [Usdc::from_atomic(2 * PRICE); 2]);
     // A pair would be no pair in parts.
     let single_minded = stage.open_with(honest(), |card| card.max_outputs(1)).await;
     let student = stage.student(1_000 * PRICE, &[&single_minded], |student| student).await;
     let pair = Submission::pair(task(), "a good one", "a poor one").unwrap();
     let feedback = student.evaluate(&pair).await.unwrap();
-    assert_eq!((feedback.hires.len(), feedback.preference()), (0, None));
+    assert_eq!((feedback.hires.len(), feedback.rewards()), (0, None));
     assert_eq!(student.spending().kept, 1);
 }
 
 #[tokio::test]
-async fn better_output_of_a_pair_is_preferred() {
+async fn better_output_of_a_pair_gets_the_higher_reward() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
     let pair = Submission::pair(task(), "a poor one", "a good one").unwrap();
-    assert_eq!(student.evaluate(&pair).await.unwrap().preference(), Some(Preference::Second));
+    assert_eq!(student.evaluate(&pair).await.unwrap().rewards().unwrap(), [-1.0, 1.0]);
 }
 
 #[tokio::test]
 async fn longest_durations_are_accepted() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
-    let patient = |student: StudentBuilder| {
-        student.selector(Cheapest).deadline(Duration::MAX).card_recheck_interval(Duration::MAX)
-    };
+    let patient = |student: StudentBuilder| student.selector(Cheapest).deadline(Duration::MAX);
     let student = stage.student(100 * PRICE, &[&booth], patient).await;
     assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged_outputs(), 1);
 }

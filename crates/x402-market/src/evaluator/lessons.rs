@@ -89,15 +89,12 @@ impl Lessons {
             return refused.later(Duration::from_secs(2)).into_response();
         };
         let read = timeout(BODY_DEADLINE, read(&mut body, self.max_length)).await;
-        let learned = match read {
-            Ok(Ok(json)) => self.learn(&json).await,
-            Ok(Err(refused)) => {
+        let slow = || Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the lesson took too long");
+        let learned = match read.unwrap_or_else(|_| Err(slow())) {
+            Ok(json) => self.learn(&json).await,
+            Err(refused) => {
                 drain(Request::new(body));
                 Err(refused)
-            }
-            Err(_) => {
-                drain(Request::new(body));
-                Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the lesson took too long"))
             }
         };
         let answer = |()| json_response(StatusCode::OK, &json!({ "learned": true }));

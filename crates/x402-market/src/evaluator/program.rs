@@ -113,7 +113,7 @@ fn public_node(network: Network) -> Option<&'static str> {
     }
 }
 
-debug_fields!(Evaluator { card, network });
+tower_x402::debug_fields!(Evaluator { card, network });
 
 /// The reason why an evaluator is not served.
 #[derive(Debug, thiserror::Error)]

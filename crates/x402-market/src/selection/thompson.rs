@@ -211,7 +211,7 @@ impl Selector for Thompson {
     }
 }
 
-debug_fields!(Thompson { config, spent });
+tower_x402::debug_fields!(Thompson { config, spent });
 
 #[cfg(test)]
 mod tests {

@@ -48,7 +48,6 @@ pub struct StudentBuilder {
     max_replacements: usize,
     deadline: Duration,
     max_evaluators: usize,
-    card_recheck_interval: Duration,
     clock: Arc<dyn Clock>,
     seed: Option<u64>,
     teacher: Option<Arc<dyn Signer + Send + Sync>>,
@@ -70,7 +69,6 @@ impl StudentBuilder {
             max_replacements: 2,
             deadline: Duration::from_secs(30),
             max_evaluators: 1_000,
-            card_recheck_interval: Duration::from_secs(60),
             clock: Arc::new(SystemClock),
             seed: None,
             teacher: None,
@@ -160,13 +158,6 @@ impl StudentBuilder {
         self
     }
 
-    /// Sets the shortest time between two fetches of a card because of a failure. Default: 60 seconds. The new card shows whether the
-    /// evaluator misquoted its terms or changed them.
-    pub fn card_recheck_interval(mut self, interval: Duration) -> Self {
-        self.card_recheck_interval = interval;
-        self
-    }
-
     /// Sets the clock. Default: the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -243,7 +234,6 @@ impl StudentBuilder {
             panel_size: self.panel_size,
             max_replacements: self.max_replacements,
             deadline: self.deadline,
-            card_recheck_interval: self.card_recheck_interval.as_secs(),
             max_named: self.max_evaluators.saturating_mul(2),
             permits: Semaphore::new(MAX_CONCURRENT_CALLS),
             calls: Arc::new(watch::Sender::new(0)),
@@ -254,4 +244,4 @@ impl StudentBuilder {
     }
 }
 
-debug_fields!(StudentBuilder { payer, panel_size });
+tower_x402::debug_fields!(StudentBuilder { payer, panel_size });

@@ -12,7 +12,7 @@ use url::Url;
 
 use super::{sent::Sent, spending::sum};
 use crate::{
-    Confidence, EvaluateError, EvaluatorId, Preference, Reward, Score, TaskId, Verdict,
+    Confidence, EvaluateError, EvaluatorId, Reward, Score, TaskId, Verdict,
     evidence::{CallOutcome, EvidencePayment},
 };
 
@@ -56,12 +56,6 @@ impl Feedback {
             self.outputs.iter().map(|output| Some(output.verdict?.reward.get())).collect::<Option<_>>()?;
         let is_uniform = rewards.len() > 1 && rewards.iter().all(|reward| *reward == rewards[0]);
         (!is_uniform).then_some(rewards)
-    }
-
-    /// Returns which output of a pair the panel prefers.
-    pub fn preference(&self) -> Option<Preference> {
-        let [first, second] = &*self.outputs else { return None };
-        Some(Preference::between(first.verdict.as_ref()?.score, second.verdict.as_ref()?.score))
     }
 
     /// Returns how many outputs have a verdict.

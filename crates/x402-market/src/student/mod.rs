@@ -136,8 +136,6 @@ struct Inner {
     panel_size: usize,
     max_replacements: usize,
     deadline: Duration,
-    /// Seconds.
-    card_recheck_interval: u64,
     max_named: usize,
     permits: Semaphore,
     /// The number of calls under way.
@@ -260,7 +258,7 @@ impl Inner {
     }
 }
 
-debug_fields!(Student |this| { payer: this.0.payer, panel_size: this.0.panel_size });
+tower_x402::debug_fields!(Student |this| { payer: this.0.payer, panel_size: this.0.panel_size });
 
 /// The reason why no evaluator was asked, or why a student could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

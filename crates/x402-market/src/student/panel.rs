@@ -36,6 +36,10 @@ use crate::{
     selection::Skill,
 };
 
+/// The shortest time between two fetches of a card because of a failure, in seconds. The new card shows whether the evaluator misquoted its
+/// terms or changed them.
+const CARD_RECHECK_INTERVAL: u64 = 60;
+
 /// Has a submission judged.
 pub(super) async fn evaluate(inner: &Arc<Inner>, submission: &Submission) -> Result<Feedback, StudentError> {
     let (skill, audits, sent, hired) = {
@@ -351,7 +355,7 @@ async fn current_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>>
     // It may have moved since it was hired.
     let is_there = |known: &&mut KnownEvaluator| known.url == hired.url;
     let is_due = inner.state().evaluators.find(evaluator).filter(is_there).is_some_and(|known| {
-        let is_due = known.rechecked_at.is_none_or(|at| at.saturating_add(inner.card_recheck_interval) <= now);
+        let is_due = known.rechecked_at.is_none_or(|at| at.saturating_add(CARD_RECHECK_INTERVAL) <= now);
         if is_due {
             known.rechecked_at = Some(now);
         }

@@ -4,7 +4,7 @@ use rand::{Rng, seq::SliceRandom};
 use serde::{Deserialize, Serialize};
 
 use super::Truth;
-use crate::{LongText, Outputs, Preference, Submission, bounded::List};
+use crate::{LongText, Outputs, Submission, bounded::List};
 
 /// A submission as it is sent, and where its own outputs are in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,17 +67,11 @@ impl Sent {
 
     /// Returns of each output sent whether it is good, as far as that is known. `None` if the truth is about other outputs.
     pub(super) fn with(&self, truth: &Truth) -> Option<Vec<Option<bool>>> {
-        let good = match truth {
-            Truth::Good(good) => good.clone(),
-            Truth::Better(Preference::First) => vec![Some(true), Some(false)],
-            Truth::Better(Preference::Second) => vec![Some(false), Some(true)],
-            Truth::Better(Preference::Neither) => vec![None, None],
-        };
-        if good.len() != self.positions.len() {
+        if truth.good.len() != self.positions.len() {
             return None;
         }
         let mut known = self.known.clone();
-        for (position, good) in self.positions.iter().zip(good) {
+        for (position, good) in self.positions.iter().zip(&truth.good) {
             let slot = known.get_mut(*position)?;
             *slot = good.or(*slot);
         }
@@ -146,7 +140,7 @@ mod tests {
         assert_eq!(alone.submission.outputs().len(), 2);
         let pair = Submission::pair(task(), "a", "b").unwrap().with_anchor("x", false).unwrap();
         let good = sent(&pair).unwrap();
-        assert_eq!(good.own(&good.with(&Truth::Better(Preference::Second)).unwrap()), [Some(false), Some(true)]);
+        assert_eq!(good.own(&good.with(&Truth::good([false, true])).unwrap()), [Some(false), Some(true)]);
         let json = serde_json::to_string(&pair).unwrap();
         assert!(!json.contains('x'), "anchors are not sent as such: {json}");
     }

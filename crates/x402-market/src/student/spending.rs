@@ -85,11 +85,6 @@ impl SpendingReport {
     pub fn account(&self, evaluator: Address, skill: &str) -> Option<&EvaluatorAccount> {
         self.accounts.iter().find(|account| account.evaluator == evaluator && account.skill == skill)
     }
-
-    /// Returns the amount paid to an evaluator for all skills.
-    pub fn paid_to(&self, evaluator: Address) -> Usdc {
-        sum(self.accounts.iter().filter(|account| account.evaluator == evaluator).map(|account| account.paid))
-    }
 }
 
 impl EvaluatorAccount {

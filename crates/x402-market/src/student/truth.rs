@@ -5,37 +5,35 @@ use std::ops::Range;
 use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
 
-use crate::{Preference, Score, evidence::Pairs};
+use crate::{Score, evidence::Pairs};
 
 /// The truth about the outputs of a submission.
 ///
 /// ```
-/// use x402_market::{Preference, Truth};
+/// use x402_market::Truth;
 ///
-/// let group = Truth::good([true, false, true]);   // of three outputs, the second is bad
-/// let pair = Truth::Better(Preference::First);    // of a pair, the first is better
+/// let group = Truth::good([true, false, true]);              // of three outputs, the second is bad
+/// let partly = Truth::known([Some(true), None, Some(false)]); // of the second, nothing is known
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub enum Truth {
+pub struct Truth {
     /// For each output, in order, whether it is good, as far as that is known.
-    Good(Vec<Option<bool>>),
-    /// The better output of a pair.
-    Better(Preference),
+    pub good: Vec<Option<bool>>,
 }
 
 impl Truth {
     /// Says of each output, in order, whether it is good.
     #[must_use]
     pub fn good(outputs: impl IntoIterator<Item = bool>) -> Self {
-        Self::Good(outputs.into_iter().map(Some).collect())
+        Self::known(outputs.into_iter().map(Some))
     }
 
-    /// Says that nothing is known of this many outputs, so that only anchors are compared.
+    /// Says of each output, in order, whether it is good, as far as that is known. Of outputs of which nothing is known, only anchors are
+    /// compared.
     #[must_use]
-    pub fn unknown(outputs: usize) -> Self {
-        Self::Good(vec![None; outputs])
+    pub fn known(outputs: impl IntoIterator<Item = Option<bool>>) -> Self {
+        Self { good: outputs.into_iter().collect() }
     }
 }
 

@@ -320,7 +320,7 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
-    /// have their own. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
+    /// have their own; with one, transfers in v2 that were taken before are still answered. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
     /// a voucher is charged in the books, and claimed later anyway.
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;

@@ -22,7 +22,7 @@ use crate::{
         extensions,
     },
     ledger::{BodyDigest, Fingerprint, StoredResponse},
-    protocol::{PaymentPayload, PaymentRequirements, Verbatim},
+    protocol::{PaymentPayload, PaymentRequirements, Reason, Verbatim},
     telemetry::RequestOutcome,
     upload::Arrived,
     usdc::Usdc,
@@ -116,14 +116,19 @@ async fn begin_exact<B: Content>(
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<ExactHeld>, Refusal> {
     let config = &context.config;
-    if !config.settings.takes_exact {
-        let detail = "only vouchers of payment channels (batch-settlement) are taken here";
-        return Err(Refusal::rejected(crate::protocol::Reason::UnsupportedScheme, detail));
-    }
     let PaymentHeader { message, others, written, may_defer } = payment;
     let header = PresentedPayment::new(message).or_accepting(others);
     let id = header.id(config.settings.rules.payment_identifier)?;
-    let mut matched = header.find_payment(&config.seller, &context.offers, config.catalogue.declared()).await?;
+    // Where only vouchers are taken now, transfers that are on record are answered all the same.
+    let offers = if config.settings.takes_exact { &*context.offers } else { &[] };
+    let found = header.find_payment(&config.seller, offers, config.catalogue.declared()).await;
+    let mut matched = found.map_err(|refusal| match refusal.why() {
+        Why::Rejected(_) if !config.settings.takes_exact => {
+            let detail = "only vouchers of payment channels (batch-settlement) are taken here";
+            Refusal::rejected(Reason::UnsupportedScheme, detail)
+        }
+        _ => refusal,
+    })?;
     if matched.facilitator.uses_extensions() {
         let url = config.catalogue.public_url(&context.target);
         let echo = url.and_then(|url| header.echo(&url, config.catalogue.declared()));

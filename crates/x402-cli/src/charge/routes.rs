@@ -18,10 +18,13 @@ use tower_service::Service;
 use tower_x402::{
     Usdc,
     protocol::PaymentFlow,
-    server::{BuildError, RequirePayment, RequirePaymentLayer, drain},
+    server::{BuildError, PriceError, RequirePayment, RequirePaymentLayer, RequirePaymentLayerBuilder, drain},
 };
 
-use super::{bounded::Bounded, forward::Forwarder};
+use super::{
+    bounded::Bounded,
+    forward::{Forwarder, NO_ROUTE, no_route},
+};
 use crate::{chain::Settlement, error::Error, headers, paths, problem::Problem, values::HttpUrl};
 
 /// The time for a settlement, which an authorization must be valid for besides the work.
@@ -30,6 +33,8 @@ const TIME_TO_SETTLE: Duration = Duration::from_secs(60);
 const SHORTEST_VALIDITY: Duration = Duration::from_secs(120);
 /// The size that bodies are priced by, in bytes.
 const KILOBYTE: u64 = 1_000;
+/// The label by which income from routes that are gone is counted.
+const REMOVED: &str = "(removed routes)";
 
 /// Some requests, and what they cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,6 +182,8 @@ pub(crate) struct Common {
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     table: Arc<RwLock<Arc<[Entry]>>>,
+    /// For payments whose route is gone: what they bought is still theirs.
+    removed: Gate,
     max_body: usize,
 }
 
@@ -200,7 +207,7 @@ impl Routes {
         to: &Forwarder,
     ) -> Result<Self, Error> {
         let table = Arc::new(RwLock::new(entries(routes, common, settlement, to)?));
-        Ok(Self { table, max_body: common.max_body })
+        Ok(Self { table, removed: removed(common, settlement, to)?, max_body: common.max_body })
     }
 
     /// Returns the label and the price of each route, in order.
@@ -234,10 +241,10 @@ impl Routes {
             let found = table.iter().find(|entry| entry.route.path.matches(&path) && is_for(&entry.route.methods));
             found.map(|entry| entry.gate.clone())
         };
+        let gate = gate.or_else(|| headers::has_payment(request.headers()).then(|| self.removed.clone()));
         let Some(gate) = gate else {
             drain(request);
-            let detail = "there is nothing at this path, or not with this method";
-            return Err(Problem::new(StatusCode::NOT_FOUND, "no_route", detail));
+            return Err(no_route());
         };
         if headers::wants_upgrade(&request) {
             drain(request);
@@ -290,19 +297,38 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
     routes.iter().map(entry).collect()
 }
 
-/// Makes the layer that charges for a route.
-fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<RequirePaymentLayer, Error> {
+/// Makes the gate that sells nothing: a payment on record, whatever its scheme, gets the answer or the work that it bought.
+fn removed(common: &Common, settlement: &Settlement, to: &Forwarder) -> Result<Gate, Error> {
+    let nothing = || std::future::ready(Err(PriceError::new(StatusCode::NOT_FOUND, NO_ROUTE)));
+    let builder = builder(common, settlement).price_with(move |_| nothing()).route_label(REMOVED);
+    let layer = builder.facilitator(settlement.facilitator.clone()).build();
+    let layer = layer.map_err(|source| Error::Paywall { route: REMOVED.to_owned(), source })?;
+    Ok(Gate::Paid(Box::new(layer.layer(to.only_paid()))))
+}
+
+/// Returns the settings that the layers of all routes share.
+fn builder(common: &Common, settlement: &Settlement) -> RequirePaymentLayerBuilder {
     let mut builder = RequirePaymentLayer::builder()
         .pay_to_in(settlement.asset.clone(), common.pay_to)
         .flow(common.flow)
         .handler_deadline(common.timeout)
         .max_timeout(SHORTEST_VALIDITY.max(common.timeout + TIME_TO_SETTLE))
         .max_request_body(common.max_body)
-        .route_label(route.label())
         .trust_forwarded_proto(common.behind_proxy);
     if let Some(url) = &common.public_url {
         builder = builder.public_origin(url.as_str());
     }
+    if let Some(channels) = &settlement.channels {
+        builder = builder.vouchers(channels.clone());
+    }
+    builder
+}
+
+/// Makes the layer that charges for a route.
+fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<RequirePaymentLayer, Error> {
+    // Also where no transfers are taken: those that were made before are answered.
+    let mut builder =
+        builder(common, settlement).route_label(route.label()).facilitator(settlement.facilitator.clone());
     if let Some(description) = &route.description {
         builder = builder.description(description.clone());
     }
@@ -314,9 +340,6 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
             async move { Ok(price.into()) }
         }),
     };
-    if let Some(channels) = &settlement.channels {
-        builder = builder.vouchers(channels.clone());
-    }
     // What a service says in the end is charged by voucher and by permit only: a transfer is signed for one amount.
     let is_metered = matches!(route.price, Price::UpTo(_));
     builder = match (is_metered, common.upto, &settlement.channels) {
@@ -326,9 +349,9 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
             let problem = "needs permits or vouchers: say upto = true (--upto), or set CHANNELS_PRIVATE_KEY and give --rpc-url, or give a fixed price";
             return Err(Error::Config { place, problem: problem.to_owned() });
         }
-        (true, true, _) => builder.facilitator(settlement.facilitator.clone()).upto_only(),
-        (false, true, _) => builder.facilitator(settlement.facilitator.clone()).upto(),
-        (false, false, _) => builder.facilitator(settlement.facilitator.clone()),
+        (true, true, _) => builder.upto_only(),
+        (false, true, _) => builder.upto(),
+        (false, false, _) => builder,
     };
     builder.build().map_err(|source| match source {
         BuildError::NoPermits { network, .. } => Error::setting(

@@ -35,6 +35,7 @@ const SHORTEST_VALIDITY: Duration = Duration::from_secs(120);
 const KILOBYTE: u64 = 1_000;
 /// The label by which income from routes that are gone is counted.
 const REMOVED: &str = "(removed routes)";
+const AWAITED: &str = "this is paid by permit, and the facilitator has not said yet that it settles permits; nothing was charged, ask again later";
 
 /// Some requests, and what they cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,9 +174,17 @@ pub(crate) struct Common {
     pub(crate) behind_proxy: bool,
     pub(crate) timeout: Duration,
     pub(crate) flow: PaymentFlow,
-    /// Whether permits (scheme `upto`) are taken.
-    pub(crate) upto: bool,
+    pub(crate) permits: Permits,
     pub(crate) max_body: usize,
+}
+
+/// Whether permits (scheme `upto`) are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permits {
+    Unwanted,
+    Taken,
+    /// They are wanted, and the facilitator has not said yet that it settles them.
+    Awaited,
 }
 
 /// All routes. Clones are the same routes, also after they were [replaced](Self::replace).
@@ -207,7 +216,9 @@ impl Routes {
         to: &Forwarder,
     ) -> Result<Self, Error> {
         let table = Arc::new(RwLock::new(entries(routes, common, settlement, to)?));
-        Ok(Self { table, removed: removed(common, settlement, to)?, max_body: common.max_body })
+        let gone = PriceError::new(StatusCode::NOT_FOUND, NO_ROUTE);
+        let removed = closed(gone, REMOVED.to_owned(), common, settlement, to)?;
+        Ok(Self { table, removed, max_body: common.max_body })
     }
 
     /// Returns the label and the price of each route, in order.
@@ -227,6 +238,13 @@ impl Routes {
         let entries = entries(routes, common, settlement, to)?;
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = entries;
         Ok(())
+    }
+
+    /// Makes the same routes again, after the settings changed.
+    pub(crate) fn renew(&self, common: &Common, settlement: &Settlement, to: &Forwarder) -> Result<(), Error> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let routes: Vec<_> = table.iter().map(|entry| entry.route.clone()).collect();
+        self.replace(&routes, common, settlement, to)
     }
 
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, Problem> {
@@ -290,6 +308,10 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
     let entry = |route: &Route| {
         let gate = match &route.price {
             Price::Free => Gate::Free(to.clone()),
+            Price::UpTo(_) if common.permits == Permits::Awaited && settlement.channels.is_none() => {
+                let silent = PriceError::new(StatusCode::SERVICE_UNAVAILABLE, AWAITED);
+                closed(silent, route.label(), common, settlement, to)?
+            }
             _ => Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to.clone()))),
         };
         Ok(Entry { route: route.clone(), gate })
@@ -297,12 +319,17 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
     routes.iter().map(entry).collect()
 }
 
-/// Makes the gate that sells nothing: a payment on record, whatever its scheme, gets the answer or the work that it bought.
-fn removed(common: &Common, settlement: &Settlement, to: &Forwarder) -> Result<Gate, Error> {
-    let nothing = || std::future::ready(Err(PriceError::new(StatusCode::NOT_FOUND, NO_ROUTE)));
-    let builder = builder(common, settlement).price_with(move |_| nothing()).route_label(REMOVED);
-    let layer = builder.facilitator(settlement.facilitator.clone()).build();
-    let layer = layer.map_err(|source| Error::Paywall { route: REMOVED.to_owned(), source })?;
+/// Makes the gate that sells nothing, and says why. A payment on record, whatever its scheme, gets the answer or the work that it bought.
+fn closed(
+    why: PriceError,
+    label: String,
+    common: &Common,
+    settlement: &Settlement,
+    to: &Forwarder,
+) -> Result<Gate, Error> {
+    let builder = builder(common, settlement).facilitator(settlement.facilitator.clone()).route_label(label.as_str());
+    let layer = builder.price_with(move |_| std::future::ready(Err(why.clone()))).build();
+    let layer = layer.map_err(|source| Error::Paywall { route: label, source })?;
     Ok(Gate::Paid(Box::new(layer.layer(to.only_paid()))))
 }
 
@@ -342,7 +369,7 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
     };
     // What a service says in the end is charged by voucher and by permit only: a transfer is signed for one amount.
     let is_metered = matches!(route.price, Price::UpTo(_));
-    builder = match (is_metered, common.upto, &settlement.channels) {
+    builder = match (is_metered, common.permits == Permits::Taken, &settlement.channels) {
         (true, false, Some(channels)) => builder.vouchers_only(channels.clone()),
         (true, false, None) => {
             let place = format!("{}, field max_price", route.place);

@@ -2,15 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-use super::{DeferredPolicy, Limits, Rules, in_progress::PaymentsInProgress, queue::AdmissionQueue, rooms::PayerRoom};
+use super::{
+    DeferredPolicy, Limits, Rules, extensions::Declared, in_progress::PaymentsInProgress, queue::AdmissionQueue,
+    rooms::PayerRoom,
+};
 use crate::{
     clock::Clock,
     facilitator::Facilitator,
     network::Network,
     payment::Terms,
-    protocol::{ExactOffer, PaymentRequirements, Verbatim},
+    protocol::{ExactOffer, Extension, PaymentRequirements, Verbatim},
 };
 
 /// About how many payments the chain is asked at once whether they are genuine.
@@ -28,6 +32,7 @@ pub struct Seller {
     pub(super) name: Arc<str>,
     pub(crate) facilitators: Vec<Arc<dyn Facilitator>>,
     pub(crate) rules: Rules,
+    pub(crate) declared: Arc<Declared>,
     pub(crate) in_progress: PaymentsInProgress,
     /// Permits to work, for payers that are known to have the money.
     pub(crate) permits: Arc<Semaphore>,
@@ -51,7 +56,12 @@ pub struct Seller {
 }
 
 impl Seller {
-    pub(crate) fn new(name: Arc<str>, facilitators: Vec<Arc<dyn Facilitator>>, rules: Rules) -> Self {
+    pub(crate) fn new(
+        name: Arc<str>,
+        facilitators: Vec<Arc<dyn Facilitator>>,
+        rules: Rules,
+        declared: Arc<Declared>,
+    ) -> Self {
         let concurrent = rules.limits.concurrent.min(Semaphore::MAX_PERMITS);
         let longest = rules.limits.request_body;
         Self {
@@ -68,6 +78,7 @@ impl Seller {
             name,
             facilitators,
             rules,
+            declared,
         }
     }
 
@@ -82,7 +93,13 @@ impl Seller {
             name: name.into(),
             facilitators: vec![Arc::new(facilitator)],
             rules: Rules { payment_identifier: false, ..Rules::default() },
+            extensions: Vec::new(),
         }
+    }
+
+    /// Returns what is declared besides the offers, as a [`PaymentRequired`](crate::protocol::PaymentRequired) names it in `extensions`.
+    pub fn extensions(&self) -> Option<&Verbatim<Map<String, Value>>> {
+        self.declared.text()
     }
 
     /// Returns how long what is offered should take to be paid (`maxTimeoutSeconds`), in seconds: two minutes, or as long as the work may
@@ -120,6 +137,7 @@ pub struct SellerBuilder {
     name: Arc<str>,
     facilitators: Vec<Arc<dyn Facilitator>>,
     rules: Rules,
+    extensions: Vec<Extension>,
 }
 
 impl SellerBuilder {
@@ -151,6 +169,15 @@ impl SellerBuilder {
         self
     }
 
+    /// Declares an extension, in place of one of the same name. What a payer returns of it is in [`Work::echoed`](super::Work::echoed): as it was
+    /// declared, with what the payer added, to which the payment is bound as to the request. Facilitators that
+    /// [use extensions](Facilitator::uses_extensions) get it with the payment.
+    pub fn extension(mut self, extension: Extension) -> Self {
+        self.extensions.retain(|other| other.name() != extension.name());
+        self.extensions.push(extension);
+        self
+    }
+
     /// Sets the clock. Default: [`SystemClock`](crate::SystemClock).
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.rules.clock = clock;
@@ -159,7 +186,8 @@ impl SellerBuilder {
 
     /// Builds the seller.
     pub fn build(self) -> Arc<Seller> {
-        Arc::new(Seller::new(self.name, self.facilitators, self.rules))
+        let declared = Arc::new(Declared::new(self.extensions, Vec::new()));
+        Arc::new(Seller::new(self.name, self.facilitators, self.rules, declared))
     }
 }
 

@@ -9,10 +9,11 @@ use sha2::{Digest as _, Sha256};
 use super::{
     Beginning, Held as _, Offer, Presented, Refusal, Seller, Unfinished, VerifiedPayment, Why, detached,
     exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
-    extensions::Declared,
+    extensions::{Echoed, written},
 };
 use crate::{
     ledger::{BodyDigest, Fingerprint, StoredResponse},
+    payment::EchoedMetadata,
     protocol::{PaymentPayload, SettlementResponse},
     telemetry::{self, RequestOutcome},
 };
@@ -51,19 +52,25 @@ impl Seller {
         payment: PaymentPayload,
         request: &Request,
     ) -> Result<Begun, Refusal> {
+        let echoed = self.declared.read(payment.extensions.as_ref());
+        let as_written = written(payment.extensions.as_ref());
+        let told = self.declared.passed_on(payment.extensions.as_ref());
         let payment = PresentedPayment::new(payment);
         let presentation = Presentation {
             payer: payment.payer(),
-            fingerprint: request.fingerprint(&self.name),
-            written: None,
+            fingerprint: request.fingerprint(&self.name, echoed.added()),
+            written: as_written.map(|as_written| request.fingerprint(&self.name, Some(as_written))),
             sold_by: None,
             id: payment.id(self.rules.payment_identifier)?,
             may_defer: true,
         };
-        let matched = payment.find_payment(self, offers, &Declared::default()).await?;
+        let mut matched = payment.find_payment(self, offers).await?;
+        if matched.facilitator.uses_extensions() {
+            matched.payment = matched.payment.with_echoed(EchoedMetadata::new(None, told).map(Arc::new));
+        }
         let paid = ExactRequest::new(self.clone(), matched, presentation).await?;
         match ExactHeld::begin(paid, &mut request.clone()).await? {
-            Beginning::Work(held) => Ok(Begun::Work(Work::start(held).await?)),
+            Beginning::Work(held) => Ok(Begun::Work(Work::start(held, echoed).await?)),
             Beginning::Replay(kept, receipt) => Ok(Begun::Replay { response: kept.body.clone(), receipt }),
             Beginning::Refunded(..) => Err(Why::Used.into()),
         }
@@ -89,13 +96,16 @@ pub enum Begun {
 /// [`charge`](Self::charge) for what came of it, or [`release`](Self::release) the payment if nothing did. Dropped, as when the work panics,
 /// the payment is released.
 #[must_use = "the payment is released when this is dropped"]
-pub struct Work(ExactHeld);
+pub struct Work {
+    held: ExactHeld,
+    echoed: Echoed,
+}
 
 impl Work {
     /// Does what the payment's flow wants done before the work.
-    pub(super) async fn start(mut held: ExactHeld) -> Result<Self, Refusal> {
+    pub(super) async fn start(mut held: ExactHeld, echoed: Echoed) -> Result<Self, Refusal> {
         let if_panicked = held.if_panicked();
-        let starting = async move { held.start().await.map(|()| Self(held)) };
+        let starting = async move { held.start().await.map(|()| Self { held, echoed }) };
         match detached(Box::pin(starting)).await {
             Some(started) => started,
             None => Err(if_panicked.await),
@@ -104,13 +114,18 @@ impl Work {
 
     /// Returns the payment: who pays, how much, and the number of this attempt.
     pub fn payment(&self) -> VerifiedPayment {
-        self.0.payment()
+        self.held.payment()
+    }
+
+    /// Returns what the payer returned of the [extensions](super::SellerBuilder::extension) that are declared.
+    pub const fn echoed(&self) -> &Echoed {
+        &self.echoed
     }
 
     /// Returns the length of the longest response that can be charged for, in bytes: the ledger's
     /// [`response_limit`](crate::ledger::ResponseLedger::response_limit).
     pub fn response_limit(&self) -> usize {
-        self.0.response_limit()
+        self.held.response_limit()
     }
 
     /// Charges all that was signed for, and settles it. The response is kept in the same step, so that the payment gets it again and the
@@ -123,7 +138,7 @@ impl Work {
     /// payer presents the payment again. A response that is longer than [`response_limit`](Self::response_limit) could be lost then, so it
     /// is not charged: sell what fits, or set the ledger's [`ResponseLimits`](crate::ledger::ResponseLimits).
     pub async fn charge(self, response: impl Into<Bytes>) -> Result<SettlementResponse, Refusal> {
-        let amount = self.0.most();
+        let amount = self.held.most();
         self.charge_amount(amount, response.into()).await
     }
 
@@ -137,7 +152,7 @@ impl Work {
         response: impl Into<Bytes>,
     ) -> Result<SettlementResponse, Refusal> {
         let amount = u128::try_from(amount.into()).ok();
-        let amount = match (self.0.most(), amount) {
+        let amount = match (self.held.most(), amount) {
             (Some(most), Some(amount)) if amount <= most => Some(amount),
             (None, Some(amount)) if self.payment().amount == U256::from(amount) => None,
             _ => return Err(self.not_charged(Unfinished::Mispriced).await),
@@ -149,7 +164,7 @@ impl Work {
         if response.len() > self.response_limit() {
             return Err(self.not_charged(Unfinished::TooLong).await);
         }
-        let mut held = self.0;
+        let mut held = self.held;
         let if_panicked = held.if_panicked();
         let kept = StoredResponse { head: Bytes::new(), body: response, stored_at: held.now() };
         let charging = async move {
@@ -168,10 +183,10 @@ impl Work {
 
     /// Releases the payment of work that can not be charged for.
     async fn not_charged(mut self, why: Unfinished) -> Refusal {
-        let if_panicked = self.0.if_panicked();
+        let if_panicked = self.held.if_panicked();
         let releasing = async move {
-            let receipt = self.0.release(NOTHING).await;
-            self.0.unfinished(why).with_receipt(receipt)
+            let receipt = self.held.release(NOTHING).await;
+            self.held.unfinished(why).with_receipt(receipt)
         };
         let refusal = match detached(Box::pin(releasing)).await {
             Some(refusal) => refusal,
@@ -185,7 +200,7 @@ impl Work {
     /// is told if it had paid before the work (flow `upfront`).
     pub async fn release(mut self) -> Option<SettlementResponse> {
         telemetry::request(RequestOutcome::Unsuccessful);
-        let releasing = async move { self.0.release(NOTHING).await };
+        let releasing = async move { self.held.release(NOTHING).await };
         detached(Box::pin(releasing)).await.flatten()
     }
 }
@@ -220,12 +235,18 @@ impl Request {
         self
     }
 
-    fn fingerprint(&self, seller: &str) -> Fingerprint {
+    /// Identifies the request of a payer that added this to the seller's extensions.
+    fn fingerprint(&self, seller: &str, added: Option<B256>) -> Fingerprint {
         let mut hash = Sha256::new();
         hash.update(b"tower-x402 request\0");
         hash.update((seller.len() as u64).to_be_bytes());
         hash.update(seller);
         hash.update(&self.whole);
+        // Of one length, so that no bytes of a request are an addition.
+        let whole: [u8; 32] = hash.finalize().into();
+        let mut hash = Sha256::new();
+        hash.update(whole);
+        hash.update(added.unwrap_or_default());
         Fingerprint { digest: B256::from_slice(&hash.finalize()), names_caller: self.has_secret }
     }
 }

@@ -193,6 +193,7 @@ impl RequirePaymentLayerBuilder {
         // Payments by voucher cannot be looked up.
         let status_url = self.settings.rules.status_url.as_deref().filter(|_| takes_exact);
         let extensions = declared(self.extensions, &self.location, self.settings.rules.payment_identifier, status_url)?;
+        let extensions = Arc::new(extensions);
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
         let offered = Offered {
@@ -203,7 +204,7 @@ impl RequirePaymentLayerBuilder {
             max_timeout_seconds: timeout,
             resource: self.resource,
             location,
-            extensions,
+            extensions: extensions.clone(),
         };
         let catalogue = Catalogue::new(offered, self.speaks_v1);
         let (uri, headers) = (Uri::default(), HeaderMap::new());
@@ -216,7 +217,12 @@ impl RequirePaymentLayerBuilder {
         let unpriced = permits_for(self.settings.rules.limits.request_body as u64).saturating_mul(2).max(UNPRICED);
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
-            seller: Arc::new(Seller::new(self.settings.route.clone(), self.facilitators, self.settings.rules.clone())),
+            seller: Arc::new(Seller::new(
+                self.settings.route.clone(),
+                self.facilitators,
+                self.settings.rules.clone(),
+                extensions,
+            )),
             settings: self.settings,
             unpriced: EvictingSemaphore::new(unpriced),
         }))
@@ -320,7 +326,7 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
-    /// have their own. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
+    /// have their own; with one, transfers in v2 that were taken before are still answered. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
     /// a voucher is charged in the books, and claimed later anyway.
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;

@@ -179,7 +179,7 @@ pub(super) struct Offered {
     pub(super) max_timeout_seconds: u64,
     pub(super) resource: ResourceInfo,
     pub(super) location: Location,
-    pub(super) extensions: Declared,
+    pub(super) extensions: Arc<Declared>,
 }
 
 /// All that the layer offers.
@@ -316,11 +316,6 @@ impl Catalogue {
         let payees: Vec<_> = offers.iter().map(|offer| offer.terms.offer().pay_to.to_string()).collect();
         let templates = self.offered.voucher_offers.iter().filter(|offer| payees.contains(&offer.pay_to));
         templates.map(|offer| VoucherOffer::at(offer, &amount)).collect()
-    }
-
-    /// Returns the extensions that the 402 declares.
-    pub(super) fn declared(&self) -> &Declared {
-        &self.offered.extensions
     }
 
     /// Returns what tells this seller from others that share its ledger and may see equal paths: nested routers shorten them. It is

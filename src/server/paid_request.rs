@@ -22,7 +22,7 @@ use crate::{
         extensions,
     },
     ledger::{BodyDigest, Fingerprint, StoredResponse},
-    protocol::{PaymentPayload, PaymentRequirements, Verbatim},
+    protocol::{PaymentPayload, PaymentRequirements, Reason, Verbatim},
     telemetry::RequestOutcome,
     upload::Arrived,
     usdc::Usdc,
@@ -102,7 +102,7 @@ fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<Pay
         Some(in_v1) => in_v1.read(raw, &context.offers)?,
         None => (raw.read()?, Vec::new()),
     };
-    context.echoed = catalogue.declared().read(message.extensions.as_ref());
+    context.echoed = context.config.seller.declared.read(message.extensions.as_ref());
     let written = extensions::written(message.extensions.as_ref());
     let written = written.map(|written| context.fingerprint_with(parts, Some(written)));
     Ok(Some(PaymentHeader { message, others, written, may_defer: !raw.is_v1() }))
@@ -116,17 +116,22 @@ async fn begin_exact<B: Content>(
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<ExactHeld>, Refusal> {
     let config = &context.config;
-    if !config.settings.takes_exact {
-        let detail = "only vouchers of payment channels (batch-settlement) are taken here";
-        return Err(Refusal::rejected(crate::protocol::Reason::UnsupportedScheme, detail));
-    }
     let PaymentHeader { message, others, written, may_defer } = payment;
     let header = PresentedPayment::new(message).or_accepting(others);
     let id = header.id(config.settings.rules.payment_identifier)?;
-    let mut matched = header.find_payment(&config.seller, &context.offers, config.catalogue.declared()).await?;
+    // Where only vouchers are taken now, transfers that are on record are answered all the same.
+    let offers = if config.settings.takes_exact { &*context.offers } else { &[] };
+    let found = header.find_payment(&config.seller, offers).await;
+    let mut matched = found.map_err(|refusal| match refusal.why() {
+        Why::Rejected(_) if !config.settings.takes_exact => {
+            let detail = "only vouchers of payment channels (batch-settlement) are taken here";
+            Refusal::rejected(Reason::UnsupportedScheme, detail)
+        }
+        _ => refusal,
+    })?;
     if matched.facilitator.uses_extensions() {
         let url = config.catalogue.public_url(&context.target);
-        let echo = url.and_then(|url| header.echo(&url, config.catalogue.declared()));
+        let echo = url.and_then(|url| header.echo(&url, &config.seller.declared));
         matched.payment = matched.payment.with_echoed(echo);
     }
     let (payer, fingerprint) = (header.payer(), context.fingerprint(parts));
@@ -146,7 +151,7 @@ async fn begin_batch<B: Content>(
 ) -> Result<Beginning<BatchHeld>, Refusal> {
     let config = &context.config;
     let asks_for_ids = config.settings.rules.payment_identifier;
-    let (offers, declared) = (config.catalogue.voucher_offers(&context.offers), config.catalogue.declared());
+    let (offers, declared) = (config.catalogue.voucher_offers(&context.offers), &config.seller.declared);
     let prechecked = PrecheckedVoucher::read(&channels, asks_for_ids, &offers, declared, &payment.message)?;
     let head = (context.fingerprint(parts), payment.written);
     BatchHeld::begin(BatchRequest::new(config.seller.clone(), channels, prechecked, head), request).await

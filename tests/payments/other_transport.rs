@@ -10,6 +10,7 @@ use alloy_signer_local::PrivateKeySigner;
 use bytes::Bytes;
 use futures_util::{future::join_all, poll};
 use http::{HeaderMap, Method};
+use serde_json::{Map, Value, json};
 use support::eventually::eventually;
 use tower_x402::{
     Network, Usdc,
@@ -18,8 +19,8 @@ use tower_x402::{
     facilitator::{Facilitator as _, OnchainFacilitator},
     permit2,
     protocol::{
-        ExactOffer, MAX_PAYMENT_HEADER, PaymentFlow, PaymentPayload, PaymentRequired, ResourceInfo, SettlementResponse,
-        TransferMethod, decode_header, encode_header,
+        ExactOffer, Extension, MAX_PAYMENT_HEADER, PaymentFlow, PaymentPayload, PaymentRequired, ResourceInfo,
+        SettlementResponse, TransferMethod, Verbatim, decode_header, encode_header,
     },
 };
 use x402_devnet::Devnet;
@@ -149,6 +150,42 @@ async fn what_was_paid_before_the_work_is_charged_once_however_often_the_work_fa
     assert!(receipt.success, "{receipt:?}");
     let (_, paid) = oracle.ask("a", &payment).await.unwrap();
     assert_eq!((paid, oracle.earned()), (receipt, PRICE));
+}
+
+/// A payment is bound to what its payer added, as to the request.
+#[tokio::test]
+async fn what_a_payer_adds_to_an_extension_is_told_to_the_work() {
+    let oracle = Oracle::open(|_, _| {}).await;
+    let payment = oracle.pay().await;
+    let selling_in = |currency: &str| {
+        let tip = Extension::new("tip", json!({ "currency": currency }), json!({}));
+        Seller::builder("oracle", oracle.facilitator.clone()).extension(tip).build()
+    };
+    let seller = selling_in("USD");
+    assert_eq!(seller.extensions().unwrap().read().unwrap()["tip"]["info"], json!({ "currency": "USD" }));
+    let returned = |info: Value| {
+        let tip = Map::from_iter([("tip".to_owned(), json!({ "info": info, "schema": {} }))]);
+        let mut payment = payment.clone();
+        payment.extensions = Some(Verbatim::of(&tip).unwrap());
+        payment
+    };
+    let begin = async |seller: &Arc<Seller>, payment: PaymentPayload| {
+        seller.begin(&oracle.offers, payment, &Request::new("a").with_secret()).await
+    };
+    let refusal = begin(&seller, returned(json!({ "currency": "EUR" }))).await.unwrap_err();
+    assert_eq!(refusal.code(), "extension_echo_mismatch");
+    let to_ada = || returned(json!({ "currency": "USD", "for": "Ada" }));
+    let Begun::Work(work) = begin(&seller, to_ada()).await.unwrap() else { panic!("it is new") };
+    assert_eq!(work.echoed().info("tip").unwrap(), Some(json!({ "currency": "USD", "for": "Ada" })));
+    work.charge("done").await.unwrap();
+    for other in [returned(json!({ "currency": "USD", "for": "Eve" })), payment.clone()] {
+        assert_eq!(begin(&seller, other).await.unwrap_err().code(), "payment_already_used");
+    }
+    for seller in [seller, selling_in("EUR"), oracle.seller.clone()] {
+        let again = begin(&seller, to_ada()).await.unwrap();
+        assert!(matches!(again, Begun::Replay { response, .. } if response == "done"), "whatever is declared since");
+    }
+    assert_eq!(oracle.earned(), PRICE);
 }
 
 #[tokio::test]

@@ -120,15 +120,17 @@ async fn list_sold(ledger: &LedgerAt, which: ChannelFilter, json: bool) -> Resul
     let mut is_empty = true;
     while let Some(page) = pages.next().await.map_err(unreadable)? {
         is_empty = false;
-        for channel in page.iter().map(ChannelSummary::of) {
+        for record in &page {
+            let channel = ChannelSummary::of(record);
             if json {
                 output::bytes(channel.json().as_bytes());
                 continue;
             }
-            let ChannelSummary { channel, payer, charged, unclaimed_units, at_risk_units, balance_units, .. } =
-                &channel;
+            let [charged, unclaimed, at_risk, held] =
+                [record.charged(), record.unclaimed(), record.at_risk(), record.state().available()].map(dollars);
+            let ChannelSummary { channel, payer, .. } = &channel;
             output::line(format_args!(
-                "{channel}  charged {charged}, unclaimed {unclaimed_units}, at risk {at_risk_units}, in escrow {balance_units}  payer {payer}"
+                "{channel}  charged {charged}, unclaimed {unclaimed}, at risk {at_risk}, in escrow {held}  payer {payer}"
             ));
         }
     }

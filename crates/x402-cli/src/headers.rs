@@ -53,6 +53,11 @@ pub(crate) fn wants_upgrade<B>(request: &Request<B>) -> bool {
         || request.method() == Method::CONNECT
 }
 
+/// Returns `true` if there is a payment, in any version of x402.
+pub(crate) fn has_payment(headers: &HeaderMap) -> bool {
+    PAYMENTS.iter().any(|name| headers.contains_key(*name))
+}
+
 /// Removes payments, which are bearer data, and everything whose name only a proxy of this command may use.
 pub(crate) fn remove_what_is_ours(headers: &mut HeaderMap) {
     remove(headers, |name| name.starts_with(OURS) || PAYMENTS.contains(&name));

@@ -148,15 +148,9 @@ async fn what_is_paid_for_while_the_routes_change_is_answered_and_charged_as_it_
     let send = || client.post(&url).header("payment-signature", &payment).body("work").send();
     let paying = tokio::spawn(send());
     timeout(PATIENCE, stage.upstream.state.arrived.acquire()).await.unwrap().unwrap().forget();
-    let reloaded = async |content: &str, status: u16| {
-        std::fs::write(stage.path("x402.toml"), content).unwrap();
-        charge.signal("HUP").await;
-        let is_read = async || client.get(format!("{}/new", charge.url())).send().await.unwrap().status() == status;
-        timeout(PATIENCE, async { while !is_read().await {} }).await.unwrap();
-    };
     // Dearer, and to somebody else: who is paid stays as it was until a restart.
     let dearer = "pay_to = \"0x00000000000000000000000000000000000000aa\"\nprice = \"$0.002\"\n";
-    reloaded(dearer, 402).await;
+    stage.reload(&charge, dearer, ("/new", 402)).await;
     stage.upstream.state.gate.add_permits(1);
     let answer = paying.await.unwrap().unwrap();
     assert_eq!((answer.status(), answer.text().await.unwrap().as_str()), (StatusCode::OK, "done"));

@@ -245,25 +245,12 @@ async fn routes_are_read_again_and_a_bad_file_changes_nothing() {
     let charge = stage.charging_by_file(FILE).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let status = async || client.get(format!("{}/echo", charge.url())).send().await.unwrap().status().as_u16();
-    let becomes = async |wanted: u16| {
-        timeout(PATIENCE, async {
-            while status().await != wanted {
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-            }
-        })
-        .await
-        .unwrap();
-    };
     assert_eq!(status().await, 404);
-    std::fs::write(stage.path("x402.toml"), "[[route]]\npath = \"/*\"\nfree = true").unwrap();
-    charge.signal("HUP").await;
-    becomes(200).await;
+    stage.reload(&charge, "[[route]]\npath = \"/*\"\nfree = true", ("/echo", 200)).await;
     std::fs::write(stage.path("x402.toml"), "[[route]]\npath = \"/*\"\nfree = maybe").unwrap();
     charge.signal("HUP").await;
     assert_eq!(status().await, 200);
-    std::fs::write(stage.path("x402.toml"), "price = \"$0.002\"").unwrap();
-    charge.signal("HUP").await;
-    becomes(402).await;
+    stage.reload(&charge, "price = \"$0.002\"", ("/echo", 402)).await;
     charge.stop().await;
 }
 

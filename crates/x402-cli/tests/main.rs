@@ -9,6 +9,7 @@ mod messages;
 mod operating;
 mod operator;
 mod paying;
+mod removed;
 mod restart;
 mod rules;
 mod stage;

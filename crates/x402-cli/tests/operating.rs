@@ -49,6 +49,9 @@ async fn what_was_charged_by_voucher_is_claimed_after_a_crash_and_the_rest_refun
     assert!(claimed.status.success(), "{}", String::from_utf8_lossy(&claimed.stderr));
     assert_eq!(stage.income().await, 400);
     assert!(lines(&run(&mut sold("unclaimed")).await).is_empty());
+    let output = run(x402().args(["channels", "list", "all", "--ledger", &stage.ledger()])).await;
+    let listed = String::from_utf8_lossy(&output.stdout);
+    assert!(listed.contains("charged $0.0004, unclaimed $0.00, at risk $0.00, in escrow $0.00  payer 0x"), "{listed}");
 }
 
 #[tokio::test]

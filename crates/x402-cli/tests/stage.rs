@@ -58,6 +58,11 @@ pub(crate) fn facts(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {line}\n{}", String::from_utf8_lossy(&output.stderr)))
 }
 
+/// A client that asks the command itself, whatever proxy this machine has.
+pub(crate) fn client() -> reqwest::Client {
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
 /// A process that serves.
 pub(crate) struct Running {
     child: Child,
@@ -155,6 +160,15 @@ impl Stage {
         Running::start(self.charge("127.0.0.1:0").arg("--config").arg(&path)).await
     }
 
+    /// Has the file that it charges by read again, and waits until a GET of `path` is answered with this status.
+    pub(crate) async fn reload(&self, charge: &Running, content: &str, (path, status): (&str, u16)) {
+        std::fs::write(self.path("x402.toml"), content).unwrap();
+        charge.signal("HUP").await;
+        let (client, url) = (client(), format!("{}{path}", charge.url()));
+        let is_read = async || client.get(&url).send().await.unwrap().status() == status;
+        timeout(PATIENCE, async { while !is_read().await {} }).await.unwrap();
+    }
+
     /// Returns the command that pays for a URL.
     pub(crate) fn pay(&self, url: &str) -> Command {
         let mut command = x402();
@@ -165,8 +179,7 @@ impl Stage {
     /// Asks the devnet.
     pub(crate) async fn ask(&self, method: &str, params: Value) -> Value {
         let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let post = client.post(self.devnet.text("rpc_url")).header("content-type", "application/json");
+        let post = client().post(self.devnet.text("rpc_url")).header("content-type", "application/json");
         let answer = post.body(request.to_string()).send().await.unwrap().bytes().await.unwrap();
         let answer: Value = serde_json::from_slice(&answer).unwrap();
         answer["result"].clone()

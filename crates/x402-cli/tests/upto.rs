@@ -14,7 +14,7 @@ use tower_x402::{
 
 use crate::{
     rules::{ask, offer, send, signed},
-    stage::{PATIENCE, Running, Stage, facts, run, x402},
+    stage::{PATIENCE, Running, Stage, client, facts, run, x402},
 };
 
 const METERED: &str = "upto = true\n[[route]]\npath = \"/priced\"\nmax_price = \"$0.05\"\n";
@@ -191,14 +191,7 @@ async fn a_proxy_counts_what_the_chain_shows_was_charged() {
 #[tokio::test]
 async fn a_facilitator_settles_permits_for_callers_with_a_key_only() {
     let stage = Stage::new().await;
-    let facilitator = async |keys: &str| {
-        let mut facilitator = x402();
-        facilitator.args(["facilitator", "--listen", "127.0.0.1:0", "--rpc-url", stage.devnet.text("rpc_url")]);
-        facilitator
-            .env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"))
-            .env("FACILITATOR_KEYS", keys);
-        Running::start(&mut facilitator).await
-    };
+    let facilitator = async |keys: &str| facilitator_at(&stage, "127.0.0.1:0", keys).await;
     let seller = |facilitator: &Running| {
         let mut charge = x402();
         charge.args([
@@ -256,6 +249,90 @@ async fn a_facilitator_settles_permits_for_callers_with_a_key_only() {
     charge.stop().await;
     keyed.stop().await;
     assert_eq!(stage.income().await, 12_300);
+}
+
+/// Starts to charge, by permits too, through a facilitator that does not run yet, and returns it with the address that it is asked at.
+async fn waiting(stage: &Stage, more: &[&str]) -> (Running, String) {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    std::fs::write(stage.path("x402.toml"), format!("{METERED}[[route]]\npath = \"/echo\"\nprice = \"$0.001\"\n"))
+        .unwrap();
+    let mut charge = x402();
+    charge.args(["charge", "--upstream", &stage.upstream.url, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    charge.args(["--network", stage.devnet.text("network"), "--pay-to", stage.devnet.text("payee")]);
+    charge
+        .args(["--facilitator-url", &format!("http://{address}")])
+        .arg("--config")
+        .arg(stage.path("x402.toml"))
+        .args(more);
+    charge.env("FACILITATOR_TOKEN", "a-key-of-the-seller");
+    charge.stderr(std::fs::File::create(stage.path("errors")).unwrap());
+    (Running::start(&mut charge).await, address)
+}
+
+/// Starts a facilitator for callers with this key.
+async fn facilitator_at(stage: &Stage, address: &str, keys: &str) -> Running {
+    let mut facilitator = x402();
+    facilitator.args(["facilitator", "--listen", address, "--rpc-url", stage.devnet.text("rpc_url")]);
+    facilitator
+        .env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"))
+        .env("FACILITATOR_KEYS", keys);
+    Running::start(&mut facilitator).await
+}
+
+#[tokio::test]
+async fn a_seller_starts_before_the_facilitator_that_settles_its_permits() {
+    for confirms in [false, true] {
+        let stage = Stage::new().await;
+        let node = ["--rpc-url", stage.devnet.text("rpc_url")];
+        let (charge, address) = waiting(&stage, if confirms { &node } else { &[] }).await;
+        assert_eq!(charge.ready["upto"], false, "nobody settles them yet");
+        let (metered, fixed) = (format!("{}/priced", charge.url()), format!("{}/echo", charge.url()));
+        assert_eq!(client().get(&metered).send().await.unwrap().status(), 503);
+        assert_eq!(schemes(&fixed).await, ["exact"]);
+        let ready = format!("http://{}/readyz", charge.text("admin"));
+        assert_eq!(client().get(&ready).send().await.unwrap().status(), 503);
+
+        let facilitator = facilitator_at(&stage, &address, "a-key-of-the-seller").await;
+        let is_sold = async || client().get(&metered).send().await.unwrap().status() == 402;
+        timeout(PATIENCE, async { while !is_sold().await {} }).await.unwrap();
+        assert_eq!(
+            (schemes(&metered).await, schemes(&fixed).await),
+            (vec!["upto".into()], vec!["exact".into(), "upto".into()])
+        );
+        stage.approve("$1").await;
+        let mut pay = stage.pay_by_permit(&metered);
+        let paid = facts(&run(pay.args(["--budget", "$0.05", "-H", "x-price: $0.0004"])).await);
+        assert_eq!((&paid["outcome"], &paid["amount"]), (&json!("settled"), &json!("400")), "{paid}");
+        charge.stop().await;
+        facilitator.stop().await;
+        let said = crate::stage::read(&stage.path("errors"));
+        assert_eq!(said.matches("permits (--upto) are taken as soon as").count(), 1, "{said}");
+        assert_eq!(stage.income().await, 400);
+    }
+}
+
+#[tokio::test]
+async fn a_seller_whose_facilitator_settles_no_permits_after_all_goes_on_without() {
+    let stage = Stage::new().await;
+    let (charge, address) = waiting(&stage, &[]).await;
+    let facilitator = facilitator_at(&stage, &address, "").await;
+    let is_said = || crate::stage::read(&stage.path("errors")).contains("--upto: nobody settles permits");
+    timeout(PATIENCE, async {
+        while !is_said() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap();
+    let (metered, fixed) = (format!("{}/priced", charge.url()), format!("{}/echo", charge.url()));
+    assert_eq!(
+        (client().get(&metered).send().await.unwrap().status(), schemes(&fixed).await),
+        (503.try_into().unwrap(), vec!["exact".into()])
+    );
+    assert_eq!(facts(&run(&mut stage.pay(&fixed)).await)["outcome"], "settled");
+    charge.stop().await;
+    facilitator.stop().await;
+    assert_eq!(stage.income().await, 1_000);
 }
 
 /// A node that lets nobody hear of a transaction that was sent, or does not even pass it on.

@@ -68,8 +68,8 @@ impl PresentedPayment {
         payment_id(self.message.extensions.as_ref(), asks_for_ids)
     }
 
-    /// Returns what it echoes of the 402 besides the offer, for a facilitator that uses it. It is passed on only if it is about
-    /// the resource at the URL that the seller configured: a facilitator may show it to others.
+    /// Returns what it echoes besides the offer, for a facilitator that uses it. It is passed on only if it is about the resource at the URL
+    /// that the seller configured: a facilitator may show it to others.
     pub(crate) fn echo(&self, resource_url: &str, declared: &Declared) -> Option<Arc<EchoedMetadata>> {
         let resource = self.message.resource.as_ref()?;
         if resource.read().ok()?.url != resource_url {
@@ -105,13 +105,8 @@ impl PresentedPayment {
     }
 
     /// Finds what the payment pays for: an offer that is on now, or one on record that it was accepted under before.
-    pub(crate) async fn find_payment(
-        &self,
-        seller: &Seller,
-        offers: &[Offer],
-        declared: &Declared,
-    ) -> Result<Matched, Refusal> {
-        match self.match_offer(seller, offers, declared)? {
+    pub(crate) async fn find_payment(&self, seller: &Seller, offers: &[Offer]) -> Result<Matched, Refusal> {
+        match self.match_offer(seller, offers)? {
             Ok(matched) => Ok(matched),
             Err(refusal) => Box::pin(self.find_recorded(seller, refusal)).await,
         }
@@ -119,12 +114,7 @@ impl PresentedPayment {
 
     /// Finds the offer that the payment is for and checks it. The inner error is why it is not good for what is on offer now; it may be
     /// on record from before.
-    fn match_offer(
-        &self,
-        seller: &Seller,
-        offers: &[Offer],
-        declared: &Declared,
-    ) -> Result<Result<Matched, Refusal>, Refusal> {
+    fn match_offer(&self, seller: &Seller, offers: &[Offer]) -> Result<Result<Matched, Refusal>, Refusal> {
         let mut candidates = offers.iter().filter(|offer| offer.terms.is_accepted_by(&self.message.accepted));
         let Some(first) = candidates.next() else {
             // An amount that changed since is no reason to forget what was bought at the old one.
@@ -132,7 +122,7 @@ impl PresentedPayment {
             return if self.payload.is_ok() { Ok(Err(rejection.into())) } else { Err(rejection.into()) };
         };
         let exact = self.payload()?;
-        let is_echoed = declared.check(self.message.extensions.as_ref());
+        let is_echoed = seller.declared.check(self.message.extensions.as_ref());
         Ok(is_echoed.and_then(|()| best_match(seller, first, candidates, exact).map_err(Refusal::from)))
     }
 

@@ -302,11 +302,10 @@ impl VoucherPayment {
     }
 
     fn sign_again_or_conclude(&mut self) -> NextStep {
-        if !self.may_sign_again(self.cost) {
-            return NextStep::Conclude;
+        match self.may_sign_again(self.cost) {
+            true => NextStep::SignAgain,
+            false => NextStep::Conclude,
         }
-        self.signed_again += 1;
-        NextStep::SignAgain
     }
 
     /// Takes another channel than the one that the seller calls busy, where one is free or may be opened.
@@ -315,7 +314,6 @@ impl VoucherPayment {
         let Some((mut next, deposit)) = lease.another(policy, &self.terms, self.wallet.now()) else { return false };
         let ChannelEntry { host, method, url, .. } = &lease.entry;
         next.entry.set_request(host, method, url);
-        self.signed_again += 1;
         self.hold = match std::mem::replace(&mut self.hold, Hold::Gone) {
             Hold::Held(busy) => Hold::Leaving { busy, next: Box::new(next), deposit },
             other => other,
@@ -572,6 +570,7 @@ impl SchemePayment for VoucherPayment {
     }
 
     async fn sign_again(&mut self) -> Result<(), PaymentError> {
+        self.signed_again += 1;
         match std::mem::replace(&mut self.hold, Hold::Gone) {
             Hold::Leaving { busy, next, deposit } => self.sign_in_place_of(busy, next, deposit).await,
             Hold::Held(lease) => {
@@ -640,6 +639,8 @@ impl SchemePayment for VoucherPayment {
             return false;
         }
         self.hold = Hold::Held(Box::new(lease));
+        // An earlier request may have had no attempt left for what it was about to try.
+        self.tried = Tried::default();
         // Its caller may have gone away before there was an answer.
         if was_sent {
             self.note(Event::Resumed);

@@ -38,8 +38,15 @@ pub(in crate::facilitator) struct ChainSettings {
     pub(in crate::facilitator) has_own_ledger: bool,
 }
 
-/// The keys in use in this process: the nodes that they send through, and whether they have a ledger of their own.
-static KEYS: Mutex<Vec<(Weak<Node>, Vec<Address>, bool)>> = Mutex::new(Vec::new());
+/// The keys in use in this process.
+static KEYS: Mutex<Vec<KeysInUse>> = Mutex::new(Vec::new());
+
+/// Keys that send through one node, and whether they have a ledger of their own.
+struct KeysInUse {
+    node: Weak<Node>,
+    accounts: Vec<Address>,
+    has_own_ledger: bool,
+}
 
 impl Default for ChainSettings {
     fn default() -> Self {
@@ -88,15 +95,15 @@ impl ChainSettings {
     /// seen, and processes that share a ledger may share keys.
     fn enter_keys(&self, node: &Arc<Node>, accounts: Vec<Address>) -> Result<(), OnchainBuildError> {
         let mut keys = KEYS.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.retain(|(node, ..)| node.strong_count() > 0);
-        for (other, others, has_own_ledger) in &*keys {
-            let is_there = other.upgrade().is_some_and(|other| other.network() == node.network());
-            let shared = others.iter().find(|account| accounts.contains(account));
-            if let Some(shared) = shared.filter(|_| is_there && *has_own_ledger != self.has_own_ledger) {
+        keys.retain(|keys| keys.node.strong_count() > 0);
+        for other in &*keys {
+            let is_there = other.node.upgrade().is_some_and(|other| other.network() == node.network());
+            let shared = other.accounts.iter().find(|account| accounts.contains(account));
+            if let Some(shared) = shared.filter(|_| is_there && other.has_own_ledger != self.has_own_ledger) {
                 return Err(OnchainBuildError::TwoLedgers(*shared));
             }
         }
-        keys.push((Arc::downgrade(node), accounts, self.has_own_ledger));
+        keys.push(KeysInUse { node: Arc::downgrade(node), accounts, has_own_ledger: self.has_own_ledger });
         Ok(())
     }
 }

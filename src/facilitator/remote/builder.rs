@@ -164,10 +164,7 @@ impl RemoteFacilitatorBuilder {
                 return Err(error);
             }
             Err(error) => tracing::warn!(%error, "payments are taken as soon as the facilitator answers"),
-            Ok(()) => {}
-        }
-        for observer in &observers {
-            observer.look_at(&supported.permit_methods(observer.network())).await;
+            Ok(()) => look_at_permits(&observers, &supported).await,
         }
         let remote = Arc::new(Remote {
             api,
@@ -183,6 +180,13 @@ impl RemoteFacilitatorBuilder {
         });
         reconciler::spawn(&remote, self.reconcile_interval, remote.wake.clone());
         Ok(RemoteFacilitator { remote })
+    }
+}
+
+/// Looks which of the permits that the facilitator settles each node can confirm, if it was not done before.
+pub(super) async fn look_at_permits(observers: &[ChainObserver], supported: &Supported) {
+    for observer in observers {
+        observer.look_at(&supported.permit_methods(observer.network())).await;
     }
 }
 

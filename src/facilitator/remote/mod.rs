@@ -23,6 +23,7 @@ pub use build_error::RemoteBuildError;
 pub use builder::RemoteFacilitatorBuilder;
 
 use api::{Answer, Api, NoAnswer};
+use builder::look_at_permits;
 use echo_cache::EchoCache;
 use message::{Verification, body_for, is_refusal, read_verification};
 use observer::{ChainObserver, Observation};
@@ -134,7 +135,10 @@ impl Facilitator for RemoteFacilitator {
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
-        self.remote.supported.get(&self.remote.api).await.map(|said| said.as_ref().clone())
+        let said = self.remote.supported.get(&self.remote.api).await?;
+        // It may not have answered before.
+        look_at_permits(&self.remote.observers, &self.remote.supported).await;
+        Ok(said.as_ref().clone())
     }
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {

@@ -129,8 +129,11 @@ mod confirming {
             Ok(Self { finality, node, permit_methods: OnceLock::new() })
         }
 
-        /// Looks which of these methods by permit can be confirmed.
+        /// Looks which of these methods by permit can be confirmed, once.
         pub(in super::super) async fn look_at(&self, methods: &[TransferMethod]) {
+            if self.permit_methods.get().is_some() {
+                return;
+            }
             let mut confirmable = Vec::new();
             for method in methods {
                 let looking = async || match method.permit(Address::ZERO) {

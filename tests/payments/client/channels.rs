@@ -785,6 +785,37 @@ async fn seller_that_finds_no_escrow_gets_one_more_deposit_within_the_limits() {
     assert!(matches!(buyer.refusal().await, Refusal::AboveEscrowLimit { .. }));
 }
 
+/// The last attempt of the first request was refused, and what would have been signed then is signed for the next.
+#[tokio::test]
+async fn purchase_that_ran_out_of_attempts_gets_its_deposit_with_the_next_request() {
+    for attempts in [2, 3] {
+        let gone = || refused("cumulative_exceeds_balance", json!({}));
+        let mut replies = vec![charged(1_000)];
+        for _ in 0..4 {
+            replies.extend((1..attempts).map(|_| cut()));
+            replies.push(gone());
+        }
+        replies.extend([gone(), charged(1_000)]);
+        let buyer = Buyer::of(replies).await;
+        buyer.buy().await;
+        let order = Purchase::named("order 17");
+        let buy = async |attempts| {
+            let retry = RetryPolicy::default().first_pause(Duration::from_millis(5)).max_attempts(attempts);
+            let client = PaymentMiddleware::new(buyer.payer.clone()).retry(retry);
+            let client = client.client(reqwest::Client::builder().no_proxy()).unwrap();
+            let request = client.post(buyer.server.url()).body("x").with_extension(order.clone());
+            request.send().await.map(|response| response.status().as_u16())
+        };
+        for _ in 0..4 {
+            assert_eq!(buy(attempts).await.unwrap(), 402);
+        }
+        assert_eq!(buy(attempts + 1).await.unwrap(), 200, "{attempts} attempts");
+        let payments = paid(&buyer.server);
+        assert_eq!(payments.last(), Some(&(2_000, Some(5_000))), "{payments:?}");
+        assert_eq!(payments[1..payments.len() - 1].iter().filter(|payment| **payment != (2_000, None)).count(), 0);
+    }
+}
+
 #[tokio::test]
 async fn deposit_that_a_seller_does_not_find_is_not_followed_by_another() {
     for code in ["channel_not_found", "cumulative_exceeds_balance"] {

@@ -31,12 +31,16 @@ const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(super) const NO_ROUTE: &str = "there is nothing at this path, or not with this method";
 /// The timeout for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The upstream as a service. Clones share its connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Forwarder(Arc<Inner>);
+pub(crate) struct Forwarder {
+    inner: Arc<Inner>,
+    only_paid: bool,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -59,7 +63,12 @@ impl Forwarder {
             .build()
             .map_err(Error::Http)?;
         let base = upstream.as_str().trim_end_matches('/').to_owned();
-        Ok(Self(Arc::new(Inner { client, base, timeout, behind_proxy })))
+        Ok(Self { inner: Arc::new(Inner { client, base, timeout, behind_proxy }), only_paid: false })
+    }
+
+    /// Returns the same upstream for requests that are paid for, and for no others, such as preflights.
+    pub(crate) fn only_paid(&self) -> Self {
+        Self { only_paid: true, ..self.clone() }
     }
 }
 
@@ -77,7 +86,10 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let inner = self.0.clone();
+        let inner = self.inner.clone();
+        if self.only_paid && request.extensions().get::<VerifiedPayment>().is_none() {
+            return Box::pin(std::future::ready(Ok(no_route().into_response())));
+        }
         Box::pin(async move { Ok(inner.forward(request).await.unwrap_or_else(Problem::into_response)) })
     }
 }
@@ -171,6 +183,11 @@ impl Inner {
     }
 }
 
+/// The answer where nothing is sold.
+pub(super) fn no_route() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "no_route", NO_ROUTE)
+}
+
 fn too_slow() -> Problem {
     let detail = "the service behind this address takes too long; nothing was charged";
     Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream_too_slow", detail)
@@ -197,7 +214,7 @@ mod tests {
     fn the_upstream_gets_path_and_query_as_they_came() {
         let upstream = "http://127.0.0.1:8000/base/".parse().unwrap();
         let forwarder = Forwarder::new(&upstream, Duration::from_secs(1), false).unwrap();
-        let url = forwarder.0.at(&"/a%20b?x=%2F&y".parse().unwrap()).unwrap();
+        let url = forwarder.inner.at(&"/a%20b?x=%2F&y".parse().unwrap()).unwrap();
         assert_eq!(url.as_str(), "http://127.0.0.1:8000/base/a%20b?x=%2F&y");
     }
 

@@ -5,7 +5,7 @@ mod config;
 mod forward;
 mod routes;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, pin::pin, time::Duration};
 
 use alloy_primitives::Address;
 use serde_json::json;
@@ -13,14 +13,14 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
 };
-use tower_x402::{Network, Usdc, protocol::PaymentFlow};
+use tower_x402::{Network, Usdc, facilitator::Facilitator, protocol::PaymentFlow};
 use tracing::{info, warn};
 
 pub(crate) use self::config::File;
 use self::{
     config::EXAMPLE,
     forward::Forwarder,
-    routes::{Common, Pattern, Price, Route, Routes},
+    routes::{Common, Pattern, Permits, Price, Route, Routes},
 };
 use crate::{
     admin::{About, Admin, AdminFlags},
@@ -36,6 +36,9 @@ use crate::{
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(45);
 /// The time that the requests in progress have besides the work.
 const LAST_ANSWERS: Duration = Duration::from_secs(30);
+/// The pause before a facilitator that did not answer is asked again, at first. It doubles up to the longest.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const DEFAULT_TIMEOUT: u64 = 60;
 const DEFAULT_MAX_BODY: usize = 1 << 20;
 const DEFAULT_LISTEN: &str = "127.0.0.1:4021";
@@ -240,13 +243,13 @@ impl Command {
             (None, Some(local)) => local.payee,
             (None, None) => return Err(Error::setting("--pay-to", "give the address that is paid")),
         };
-        let common = Common {
+        let mut common = Common {
             pay_to,
             public_url: settings.public_url.clone(),
             behind_proxy: settings.behind_proxy,
             timeout: settings.timeout,
             flow: settings.flow,
-            upto: settings.upto,
+            permits: settings.permits(&settlement).await,
             max_body: settings.max_body,
         };
         let forwarder = Forwarder::new(&settings.upstream, settings.timeout, settings.behind_proxy)?;
@@ -266,14 +269,27 @@ impl Command {
             let of = routes.clone();
             admin.serve(&settlement, About { facts, prices: Box::new(move || of.prices()) }, stopped.clone());
         }
-        self.announce(&settings, &settlement, pay_to, (listening, operator_at));
+        self.announce(&settings, &settlement, &common, (listening, operator_at));
 
         let patience = settings.timeout + LAST_ANSWERS;
         let serving = tokio::spawn(serve::serve(listener, routes.clone(), stopped, patience));
+        let mut answered = pin!(answered(&*settlement.facilitator));
+        let mut waits = common.permits == Permits::Awaited;
         loop {
             tokio::select! {
                 () = signals.next() => break,
                 _ = hangups.recv() => self.reload(&routes, &common, &settlement, &forwarder),
+                () = &mut answered, if waits => {
+                    waits = false;
+                    let taken = Common { permits: Permits::Taken, ..common.clone() };
+                    match routes.renew(&taken, &settlement, &forwarder) {
+                        Ok(()) => {
+                            common = taken;
+                            info!("the facilitator answers: permits (--upto) are taken");
+                        }
+                        Err(error) => warn!("no permits are taken until a restart: {}", Sentence(&error)),
+                    }
+                }
             }
         }
         info!("stopping: answering the requests in progress");
@@ -302,10 +318,11 @@ impl Command {
         &self,
         settings: &Settings,
         settlement: &Settlement,
-        pay_to: Address,
+        common: &Common,
         at: (SocketAddr, Option<SocketAddr>),
     ) {
         let (listening, admin) = at;
+        let pay_to = common.pay_to;
         let rpc_url = settlement.local.as_ref().map(Local::rpc_url);
         if let Some(rpc_url) = &rpc_url {
             let (name, key) = Local::export_payer();
@@ -335,7 +352,7 @@ impl Command {
                 "pay_to": pay_to.to_string(),
                 "network": settlement.asset.network.to_string(),
                 "vouchers": settlement.channels.is_some(),
-                "upto": settings.upto,
+                "upto": common.permits == Permits::Taken,
             }));
             return;
         }
@@ -361,6 +378,18 @@ impl Command {
 }
 
 impl Settings {
+    /// Returns whether permits are taken. Only a facilitator that does not answer is waited for: one in this process knows.
+    async fn permits(&self, settlement: &Settlement) -> Permits {
+        match self.upto {
+            false => Permits::Unwanted,
+            true if settlement.own.is_none() && settlement.facilitator.supported().await.is_err() => {
+                warn!("permits (--upto) are taken as soon as the facilitator answers");
+                Permits::Awaited
+            }
+            true => Permits::Taken,
+        }
+    }
+
     async fn settlement(&self) -> Result<Settlement, Error> {
         if self.facilitator_url.is_none() && self.chain.rpc_url.is_none() && self.ledger.is_durable() {
             let problem = "outlives the chain in this process: give --rpc-url or --facilitator-url, or leave it out";
@@ -372,6 +401,15 @@ impl Settings {
             (None, Some(_)) => Settlement::by_node(&self.chain, books).await,
             (None, None) => Settlement::in_process(&self.chain, books).await,
         }
+    }
+}
+
+/// Waits until the facilitator says what it settles.
+async fn answered(facilitator: &dyn Facilitator) {
+    let mut pause = PAUSE;
+    while facilitator.supported().await.is_err() {
+        sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
     }
 }
 

@@ -18,10 +18,13 @@ use tower_service::Service;
 use tower_x402::{
     Usdc,
     protocol::PaymentFlow,
-    server::{BuildError, RequirePayment, RequirePaymentLayer, drain},
+    server::{BuildError, PriceError, RequirePayment, RequirePaymentLayer, RequirePaymentLayerBuilder, drain},
 };
 
-use super::{bounded::Bounded, forward::Forwarder};
+use super::{
+    bounded::Bounded,
+    forward::{Forwarder, NO_ROUTE, no_route},
+};
 use crate::{chain::Settlement, error::Error, headers, paths, problem::Problem, values::HttpUrl};
 
 /// The time for a settlement, which an authorization must be valid for besides the work.
@@ -30,6 +33,9 @@ const TIME_TO_SETTLE: Duration = Duration::from_secs(60);
 const SHORTEST_VALIDITY: Duration = Duration::from_secs(120);
 /// The size that bodies are priced by, in bytes.
 const KILOBYTE: u64 = 1_000;
+/// The label by which income from routes that are gone is counted.
+const REMOVED: &str = "(removed routes)";
+const AWAITED: &str = "this is paid by permit, and the facilitator has not said yet that it settles permits; nothing was charged, ask again later";
 
 /// Some requests, and what they cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,15 +174,25 @@ pub(crate) struct Common {
     pub(crate) behind_proxy: bool,
     pub(crate) timeout: Duration,
     pub(crate) flow: PaymentFlow,
-    /// Whether permits (scheme `upto`) are taken.
-    pub(crate) upto: bool,
+    pub(crate) permits: Permits,
     pub(crate) max_body: usize,
+}
+
+/// Whether permits (scheme `upto`) are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permits {
+    Unwanted,
+    Taken,
+    /// They are wanted, and the facilitator has not said yet that it settles them.
+    Awaited,
 }
 
 /// All routes. Clones are the same routes, also after they were [replaced](Self::replace).
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     table: Arc<RwLock<Arc<[Entry]>>>,
+    /// For payments whose route is gone: what they bought is still theirs.
+    removed: Gate,
     max_body: usize,
 }
 
@@ -200,7 +216,9 @@ impl Routes {
         to: &Forwarder,
     ) -> Result<Self, Error> {
         let table = Arc::new(RwLock::new(entries(routes, common, settlement, to)?));
-        Ok(Self { table, max_body: common.max_body })
+        let gone = PriceError::new(StatusCode::NOT_FOUND, NO_ROUTE);
+        let removed = closed(gone, REMOVED.to_owned(), common, settlement, to)?;
+        Ok(Self { table, removed, max_body: common.max_body })
     }
 
     /// Returns the label and the price of each route, in order.
@@ -222,6 +240,13 @@ impl Routes {
         Ok(())
     }
 
+    /// Makes the same routes again, after the settings changed.
+    pub(crate) fn renew(&self, common: &Common, settlement: &Settlement, to: &Forwarder) -> Result<(), Error> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let routes: Vec<_> = table.iter().map(|entry| entry.route.clone()).collect();
+        self.replace(&routes, common, settlement, to)
+    }
+
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, Problem> {
         let Some(path) = paths::plain(request.uri().path()) else {
             drain(request);
@@ -234,10 +259,10 @@ impl Routes {
             let found = table.iter().find(|entry| entry.route.path.matches(&path) && is_for(&entry.route.methods));
             found.map(|entry| entry.gate.clone())
         };
+        let gate = gate.or_else(|| headers::has_payment(request.headers()).then(|| self.removed.clone()));
         let Some(gate) = gate else {
             drain(request);
-            let detail = "there is nothing at this path, or not with this method";
-            return Err(Problem::new(StatusCode::NOT_FOUND, "no_route", detail));
+            return Err(no_route());
         };
         if headers::wants_upgrade(&request) {
             drain(request);
@@ -283,6 +308,10 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
     let entry = |route: &Route| {
         let gate = match &route.price {
             Price::Free => Gate::Free(to.clone()),
+            Price::UpTo(_) if common.permits == Permits::Awaited && settlement.channels.is_none() => {
+                let silent = PriceError::new(StatusCode::SERVICE_UNAVAILABLE, AWAITED);
+                closed(silent, route.label(), common, settlement, to)?
+            }
             _ => Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to.clone()))),
         };
         Ok(Entry { route: route.clone(), gate })
@@ -290,19 +319,43 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
     routes.iter().map(entry).collect()
 }
 
-/// Makes the layer that charges for a route.
-fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<RequirePaymentLayer, Error> {
+/// Makes the gate that sells nothing, and says why. A payment on record, whatever its scheme, gets the answer or the work that it bought.
+fn closed(
+    why: PriceError,
+    label: String,
+    common: &Common,
+    settlement: &Settlement,
+    to: &Forwarder,
+) -> Result<Gate, Error> {
+    let builder = builder(common, settlement).facilitator(settlement.facilitator.clone()).route_label(label.as_str());
+    let layer = builder.price_with(move |_| std::future::ready(Err(why.clone()))).build();
+    let layer = layer.map_err(|source| Error::Paywall { route: label, source })?;
+    Ok(Gate::Paid(Box::new(layer.layer(to.only_paid()))))
+}
+
+/// Returns the settings that the layers of all routes share.
+fn builder(common: &Common, settlement: &Settlement) -> RequirePaymentLayerBuilder {
     let mut builder = RequirePaymentLayer::builder()
         .pay_to_in(settlement.asset.clone(), common.pay_to)
         .flow(common.flow)
         .handler_deadline(common.timeout)
         .max_timeout(SHORTEST_VALIDITY.max(common.timeout + TIME_TO_SETTLE))
         .max_request_body(common.max_body)
-        .route_label(route.label())
         .trust_forwarded_proto(common.behind_proxy);
     if let Some(url) = &common.public_url {
         builder = builder.public_origin(url.as_str());
     }
+    if let Some(channels) = &settlement.channels {
+        builder = builder.vouchers(channels.clone());
+    }
+    builder
+}
+
+/// Makes the layer that charges for a route.
+fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<RequirePaymentLayer, Error> {
+    // Also where no transfers are taken: those that were made before are answered.
+    let mut builder =
+        builder(common, settlement).route_label(route.label()).facilitator(settlement.facilitator.clone());
     if let Some(description) = &route.description {
         builder = builder.description(description.clone());
     }
@@ -314,21 +367,18 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
             async move { Ok(price.into()) }
         }),
     };
-    if let Some(channels) = &settlement.channels {
-        builder = builder.vouchers(channels.clone());
-    }
     // What a service says in the end is charged by voucher and by permit only: a transfer is signed for one amount.
     let is_metered = matches!(route.price, Price::UpTo(_));
-    builder = match (is_metered, common.upto, &settlement.channels) {
+    builder = match (is_metered, common.permits == Permits::Taken, &settlement.channels) {
         (true, false, Some(channels)) => builder.vouchers_only(channels.clone()),
         (true, false, None) => {
             let place = format!("{}, field max_price", route.place);
             let problem = "needs permits or vouchers: say upto = true (--upto), or set CHANNELS_PRIVATE_KEY and give --rpc-url, or give a fixed price";
             return Err(Error::Config { place, problem: problem.to_owned() });
         }
-        (true, true, _) => builder.facilitator(settlement.facilitator.clone()).upto_only(),
-        (false, true, _) => builder.facilitator(settlement.facilitator.clone()).upto(),
-        (false, false, _) => builder.facilitator(settlement.facilitator.clone()),
+        (true, true, _) => builder.upto_only(),
+        (false, true, _) => builder.upto(),
+        (false, false, _) => builder,
     };
     builder.build().map_err(|source| match source {
         BuildError::NoPermits { network, .. } => Error::setting(

@@ -303,7 +303,8 @@ async fn run(store: Option<Store>, kills: &Kills) -> (Report, Vec<(Role, String)
         }
         if progress.0.elapsed() > PATIENCE {
             report.wrong.unanswered += 1;
-            report.note(format!("it stays at {step:?}"));
+            let refused = fs::read_to_string(stage.setup.refused()).unwrap_or_default();
+            report.note(format!("it stays at {step:?}; last refused: {:?}", refused.lines().last()));
             break;
         }
     }

@@ -22,7 +22,7 @@ use x402_market::{
     judge::{Judge, JudgeError},
 };
 
-use crate::policy::plainness;
+use crate::policy::PlainJudge;
 
 /// What each key that pays for gas gets: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
@@ -108,17 +108,12 @@ impl Judge for Fallible {
         let skill = &*submission.task.skill;
         let accuracy = self.skills.iter().find(|(name, ..)| *name == skill).map_or(0.5, |(.., accuracy)| *accuracy);
         let verdicts = match skill {
-            "prose" => submission.outputs().iter().map(|output| plain(output)).collect(),
+            "prose" => PlainJudge.judge(submission).await?,
             _ => ArithmeticJudge.judge(submission).await?,
         };
         let outputs = submission.outputs().iter();
         Ok(outputs.zip(verdicts).map(|(output, verdict)| self.maybe_wrong(output, verdict, accuracy)).collect())
     }
-}
-
-/// Judges how easy a text is to read.
-fn plain(text: &str) -> Verdict {
-    Verdict::new(plainness(text), 0.7, "By the length of its longest sentence.")
 }
 
 impl Fallible {

@@ -40,10 +40,10 @@ REQUEST AND ANSWER
     {\"evaluator\": {\"id\", \"version\"}, \"task\": \"t1\", \"verdicts\": [{\"score\": 0..1, \"reward\": -1..1, \"confidence\": 0..1,
      \"critique\": {\"summary\", \"strengths\": [], \"issues\": [{\"severity\", \"description\", \"place\"?, \"suggestion\"?}]}}]}
     For one output, the fields of its verdict are also beside \"verdicts\". Instead of \"output\", give \"pair\": [a, b] or
-    \"outputs\": [up to 64]; each output costs the price
+    \"outputs\": [up to 64, or 2 to 8 with --judge pairwise]; each output costs the price
   GET /.well-known/agent-card.json, /.well-known/submission.v1.schema.json, /.well-known/evaluation.v1.schema.json
   GET /stats
-    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\"}
+    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\", \"asked\", \"skills\": {…}}
   GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
     {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
   GET /healthz, GET /readyz
@@ -86,6 +86,7 @@ TRY IT
   STUDENT_PRIVATE_KEY=0x… student --url http://127.0.0.1:4021 --count 3
 
 EXAMPLES
+  evaluator --judge prose
   LLM_API_KEY=… evaluator --judge llm --llm-url https://api.openai.com/v1 --llm-model gpt-4o-mini --skill law --specialty 'legal arguments'
   evaluator --listen 127.0.0.1:0 --price '$0.002' --flow upfront --ledger sqlite:payments.sqlite
   SETTLEMENT_PRIVATE_KEY=0x… evaluator --rpc-url https://sepolia.base.org --pay-to 0x… --public-url https://judge.example
@@ -96,7 +97,8 @@ pub(crate) struct Flags {
     /// The address to listen on; port 0 for any free one
     #[arg(long, default_value = "127.0.0.1:4021")]
     pub(crate) listen: String,
-    /// The judge: exact arithmetic; programs (--code-worker); or a language model (--llm-url)
+    /// The judge: exact arithmetic; derivations; clarity of English prose; programs (--code-worker); a language model (--llm-url); or
+    /// pairwise comparison of outputs in both orders, by the language model if --llm-url is given and by their prose otherwise
     #[arg(long, value_enum, default_value = "arithmetic")]
     pub(crate) judge: Kind,
     /// The program x402-code-worker of the package x402-judges, in which judged programs run
@@ -111,7 +113,7 @@ pub(crate) struct Flags {
     /// What the model is told to judge
     #[arg(long, value_name = "TEXT", default_value = "the quality of answers")]
     pub(crate) specialty: String,
-    /// The skill's name in submissions [default: arithmetic, code or general, by --judge]
+    /// The skill's name in submissions [default: arithmetic, algebra, prose, code, comparison or general, by --judge]
     #[arg(long, value_name = "NAME")]
     pub(crate) skill: Option<String>,
     /// The price of one evaluated output

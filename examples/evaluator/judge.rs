@@ -9,16 +9,25 @@ use clap::ValueEnum;
 use tower_x402::{Asset, Usdc};
 use tracing::warn;
 use url::Url;
-use x402_judges::{ArithmeticJudge, ChatClient, CodeJudge, CodeWorkers, LlmJudge};
+use x402_judges::{AlgebraJudge, ArithmeticJudge, ChatClient, CodeJudge, CodeWorkers, LlmJudge, LooksJudge};
 use x402_market::{AgentCard, MAX_OUTPUTS, Score, judge::Judge};
 
-use crate::flags::Flags;
+use crate::{
+    flags::Flags,
+    pairs::{MAX_COMPARED, Pairs},
+    plain::PlainJudge,
+};
 
 const API_KEY: &str = "LLM_API_KEY";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Arithmetic,
+    /// Derivations, step by step
+    Formal,
+    /// Derivations, at many points
+    Numeric,
+    Prose,
     /// Programs, by hidden tests
     Tests,
     /// Programs, by how their cost grows
@@ -27,6 +36,9 @@ pub(crate) enum Kind {
     Safety,
     /// Programs, by the examples in the prompt
     Example,
+    /// Programs, by their looks
+    Looks,
+    Pairwise,
     Llm,
 }
 
@@ -61,7 +73,21 @@ impl Specialist {
         let (skill, specialty) = (flags.skill.clone(), &flags.specialty);
         let specialist = match (flags.judge, model) {
             (Kind::Arithmetic, _) => Self::of_arithmetic(),
-            (kind @ (Kind::Tests | Kind::Growth | Kind::Safety | Kind::Example), _) => {
+            (kind @ (Kind::Formal | Kind::Numeric), _) => {
+                let (judge, how) = match kind {
+                    Kind::Formal => (AlgebraJudge::formal(), "exactly, step by step"),
+                    _ => (AlgebraJudge::numeric(), "at many points"),
+                };
+                Self {
+                    judge: Box::new(judge),
+                    skill: "algebra".to_owned(),
+                    name: "Algebra evaluator",
+                    description: format!("Derivations with variables, checked {how}"),
+                    claim: 0.9,
+                    max_outputs: MAX_OUTPUTS,
+                }
+            }
+            (kind @ (Kind::Tests | Kind::Growth | Kind::Safety | Kind::Example | Kind::Looks), _) => {
                 let (judge, how, claim) = of_code(kind, flags)?;
                 Self {
                     judge,
@@ -73,6 +99,30 @@ impl Specialist {
                     max_outputs: 8,
                 }
             }
+            (Kind::Prose, _) => Self {
+                judge: Box::new(PlainJudge),
+                skill: "prose".to_owned(),
+                name: "Prose evaluator",
+                description: "How easy English prose is to read, measured".to_owned(),
+                claim: 0.6,
+                max_outputs: MAX_OUTPUTS,
+            },
+            (Kind::Pairwise, Some(model)) => Self {
+                judge: Box::new(Pairs(model)),
+                skill: "comparison".to_owned(),
+                name: "Pairwise evaluator",
+                description: format!("Which of several outputs is better at {specialty}, compared in both orders"),
+                claim: 0.75,
+                max_outputs: MAX_COMPARED,
+            },
+            (Kind::Pairwise, None) => Self {
+                judge: Box::new(Pairs(PlainJudge)),
+                skill: "comparison".to_owned(),
+                name: "Pairwise evaluator",
+                description: "Which of several texts is easier to read".to_owned(),
+                claim: 0.6,
+                max_outputs: MAX_COMPARED,
+            },
             (Kind::Llm, model) => Self {
                 judge: Box::new(model.context("--judge llm needs --llm-url")?),
                 skill: "general".to_owned(),
@@ -113,6 +163,9 @@ impl Specialist {
 
 /// Returns a judge of programs, what it judges by, and what its card claims.
 fn of_code(kind: Kind, flags: &Flags) -> anyhow::Result<(Box<dyn Judge>, &'static str, f64)> {
+    if kind == Kind::Looks {
+        return Ok((Box::new(LooksJudge), "their looks", 0.6));
+    }
     let worker = flags.code_worker.as_ref().context("judges of programs need --code-worker")?;
     let workers = CodeWorkers::new(worker, std::thread::available_parallelism()?.get());
     // Any 32 random bytes: whoever knows them knows the hidden tests.

@@ -1,9 +1,12 @@
-//! An evaluator that charges for its verdicts over x402: on arithmetic, programs, or anything a language model judges.
+//! An evaluator that charges for its verdicts over x402: on arithmetic, prose, or anything a language model judges.
 
 mod admin;
 mod chain;
 mod flags;
 mod judge;
+mod pairs;
+#[path = "../policy/plain.rs"]
+mod plain;
 mod service;
 #[path = "../serving.rs"]
 mod serving;

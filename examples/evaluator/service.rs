@@ -46,6 +46,8 @@ pub(crate) struct Stats {
     pub(crate) unknown: u64,
     pub(crate) failed: u64,
     pub(crate) gas_used: u64,
+    #[serde(flatten)]
+    pub(crate) evaluator: x402_market::EvaluatorStats,
 }
 
 impl Evaluator {
@@ -82,13 +84,15 @@ impl Evaluator {
 
     pub(crate) async fn stats(&self) -> Result<Stats, LedgerError> {
         let payments = self.facilitator.ledger().counts().await?;
+        let evaluator = self.service.stats();
         Ok(Stats {
-            handled: self.service.asked(),
+            handled: evaluator.asked,
             settled: payments.settled,
             pending: payments.pending,
             unknown: payments.unknown,
             failed: payments.failed,
             gas_used: self.own.as_ref().map_or(0, |own| own.stats().gas_used),
+            evaluator,
         })
     }
 }

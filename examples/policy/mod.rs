@@ -24,7 +24,7 @@ mod strategy;
 mod style;
 mod tokens;
 
-pub(crate) use plain::plainness;
+pub(crate) use plain::PlainJudge;
 pub(crate) use problem::{KINDS, Kind, Problem};
 pub(crate) use rng::Rng;
 pub(crate) use softmax::{ACTIONS, Action, Policy, advantages};
@@ -75,14 +75,14 @@ mod tests {
         }
     }
 
-    #[test]
-    fn plainness_tells_plain_styles_from_the_others() {
+    #[tokio::test]
+    async fn a_judge_of_prose_tells_plain_styles_from_the_others() {
         let mut rng = Rng::seeded(2);
         for kind in KINDS {
             let problem = Problem::of(kind, &mut rng);
             for action in actions() {
                 let text = answer(&problem, action);
-                let score = plainness(&text);
+                let score = score(&PlainJudge, &problem, &text).await;
                 assert_eq!(score > 0.8, action.style.is_plain(), "{score}: {text}");
                 assert_eq!(score < 0.5, !action.style.is_plain(), "{score}: {text}");
             }

@@ -1,8 +1,8 @@
 //! Judges: the part of an evaluator that gives verdicts.
 //!
 //! A [`Judge`] has one async method. [`output_judge`] turns a function of a task and one output into a judge, [`judge_fn`] a function of a
-//! whole submission. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, programs, anything that a
-//! language model can judge, and one that learns.
+//! whole submission. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, algebra, programs, anything
+//! that a language model can judge, and one that learns.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 

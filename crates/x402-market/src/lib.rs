@@ -29,8 +29,8 @@
 //! ```
 //!
 //! `Evaluator` needs the feature `serve`. [`EvaluatorService`] is the service below it, for servers of your own: it lists what is served and
-//! when nothing is charged. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, programs, anything
-//! that a language model can judge, and one that learns from lessons.
+//! when nothing is charged. The package [`x402-judges`](https://docs.rs/x402-judges) has judges for arithmetic, algebra, programs,
+//! anything that a language model can judge, and one that learns from lessons.
 //!
 //! # Hire evaluators
 //!
@@ -146,7 +146,7 @@ pub use client::{EvaluateError, EvaluationClient, PaidEvaluation};
 pub use evaluation::{Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Severity, Span, Verdict};
 #[cfg(feature = "serve")]
 pub use evaluator::{Evaluator, ServeError};
-pub use evaluator::{EvaluatorBuilder, EvaluatorError, EvaluatorService};
+pub use evaluator::{EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
 pub use lesson::{Lesson, LessonError};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};

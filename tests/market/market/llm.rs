@@ -311,5 +311,5 @@ async fn verdict_is_charged_and_silence_is_not() {
     let bought = student.evaluate(&card, &submission).await.unwrap();
     assert_eq!(bought.evaluation.verdicts[0].score.get(), 0.75);
     assert_eq!(booth.income(&stage).await, 1_000);
-    assert_eq!(booth.asked(), 2);
+    assert_eq!(booth.stats().skills["prose"].failed, 1);
 }

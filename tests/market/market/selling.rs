@@ -69,7 +69,9 @@ async fn pairs_and_groups_are_priced_by_output() {
     assert_eq!(scores, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
     assert_eq!(bought.receipt.unwrap().amount.atomic(), 7 * PRICE);
     assert_eq!(booth.income(&stage).await, 9 * PRICE);
-    assert_eq!(booth.asked(), 2);
+    let stats = booth.stats();
+    let skill = &stats.skills["arithmetic"];
+    assert_eq!((stats.asked, skill.judged, skill.outputs), (2, 2, 9));
 }
 
 #[tokio::test]
@@ -98,7 +100,7 @@ async fn submissions_that_cannot_be_judged_are_refused_before_payment() {
         let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
         assert!(answer["detail"].as_str().unwrap().contains(said), "{answer}");
     }
-    assert_eq!((budget.spent().atomic(), budget.reserved().atomic(), booth.asked()), (0, 0, 0));
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic(), booth.stats().asked), (0, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,6 +111,7 @@ async fn refused_uploads_get_their_answers() {
     for (method, path, status) in [
         (Method::POST, "evaluate", 413),
         (Method::PUT, "evaluate", 413),
+        (Method::POST, "stats", 405),
         (Method::POST, "payments/status", 405),
         (Method::PUT, ".well-known/agent-card.json", 405),
         (Method::POST, "nowhere", 404),
@@ -154,9 +157,7 @@ async fn request_without_a_body_shows_the_price_of_one_output() {
     let paying = browser.get(booth.url.join("evaluate").unwrap()).header("accept", "text/html");
     assert_eq!(paying.header("user-agent", "Mozilla/5.0").body(body).send().await.unwrap().status(), 405);
     assert_eq!(booth.income(&stage).await, 0);
-    for (method, path, status) in
-        [("GET", "evaluate", 402), ("POST", ".well-known/agent-card.json", 405), ("GET", "nothing", 404)]
-    {
+    for (method, path, status) in [("GET", "evaluate", 402), ("POST", "stats", 405), ("GET", "nothing", 404)] {
         let url = booth.url.join(path).unwrap();
         let response = client.request(method.parse().unwrap(), url).send().await.unwrap();
         assert_eq!(response.status(), status, "{method} {path}");
@@ -210,7 +211,8 @@ async fn failed_judge_is_not_paid() {
         }
     }
     assert_eq!(booth.income(&stage).await, 0);
-    assert_eq!(booth.asked(), 7);
+    let skill = booth.stats().skills["arithmetic"].clone();
+    assert_eq!((skill.failed, skill.not_taken, skill.busy, skill.late, skill.judged), (4, 1, 1, 1, 0));
     let submission = Submission::single(Task::new("arithmetic", "judge").unwrap(), "").unwrap();
     student.evaluate(&card, &submission).await.unwrap();
     assert_eq!(booth.income(&stage).await, PRICE);

@@ -13,8 +13,8 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, AgentCardBuilder, CardFetcher, EvaluationClient, EvaluatorBuilder, EvaluatorService, Score,
-    VerifiedCard, judge::Judge,
+    AgentCard, AgentCardBuilder, CardFetcher, EvaluationClient, EvaluatorBuilder, EvaluatorService, EvaluatorStats,
+    Score, VerifiedCard, judge::Judge,
 };
 
 use support::{chain::Chain, devnet::DevnetChain};
@@ -84,8 +84,8 @@ impl Booth {
         CardFetcher::new().unwrap().fetch(&self.url).await.unwrap()
     }
 
-    pub fn asked(&self) -> u64 {
-        self.service.asked()
+    pub fn stats(&self) -> EvaluatorStats {
+        self.service.stats()
     }
 
     pub async fn income(&self, stage: &Stage) -> u64 {

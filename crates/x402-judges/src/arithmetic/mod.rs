@@ -13,12 +13,13 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 
+pub(crate) use self::units::Number;
 use self::{
     expression::Quantity,
     lexer::{Run, Spanned, Token},
     question::Question,
     statements::Verdict as Checked,
-    units::{Dimension, Number, Unit},
+    units::{Dimension, Unit},
 };
 use x402_market::{
     Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict,

@@ -5,6 +5,7 @@ use super::{
     lexer::{self, Run, Spanned, Token},
     units::{Dimension, Unit},
 };
+use crate::is_listed;
 
 /// The question of a prompt.
 #[derive(Clone, Debug)]
@@ -76,12 +77,6 @@ pub(super) fn of_reference(reference: &str) -> Option<Question> {
     let value = expression::evaluate(expression).ok()?;
     let unit = natural_unit(reference, expression, value.dimension);
     Some(Question { value, unit, unit_asked: false, certain: runs.len() == 1 })
-}
-
-/// Returns `true` if a word, in whatever case, is one of a text of words.
-fn is_listed(word: &str, words: &str) -> bool {
-    let word = word.to_lowercase();
-    words.split(' ').any(|listed| listed == word)
 }
 
 fn describe(text: &str, fault: Fault) -> String {

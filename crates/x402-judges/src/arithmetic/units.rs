@@ -4,7 +4,7 @@ use std::{cmp::Ordering, fmt};
 
 /// A fraction in lowest terms. Every operation is exact, or returns `None` if the result does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Number {
+pub(crate) struct Number {
     numerator: i128,
     /// Positive.
     denominator: i128,
@@ -16,9 +16,9 @@ const MAX_EXPONENT: u32 = 128;
 const MAX_PLACES: u32 = 12;
 
 impl Number {
-    pub(super) const ONE: Self = Self::integer(1);
+    pub(crate) const ONE: Self = Self::integer(1);
 
-    pub(super) const fn integer(value: i128) -> Self {
+    pub(crate) const fn integer(value: i128) -> Self {
         Self { numerator: value, denominator: 1 }
     }
 
@@ -35,7 +35,7 @@ impl Number {
     }
 
     /// Reads digits with at most one decimal point. All other characters are skipped, such as separators.
-    pub(super) fn decimal(text: &str) -> Option<Self> {
+    pub(crate) fn decimal(text: &str) -> Option<Self> {
         let (mut value, mut scale, mut places) = (0_i128, 1_i128, false);
         for c in text.chars() {
             if let Some(digit) = c.to_digit(10) {
@@ -49,11 +49,15 @@ impl Number {
         Self::fraction(value, scale)
     }
 
-    pub(super) const fn is_zero(self) -> bool {
+    pub(crate) fn to_f64(self) -> f64 {
+        self.numerator as f64 / self.denominator as f64
+    }
+
+    pub(crate) const fn is_zero(self) -> bool {
         self.numerator == 0
     }
 
-    pub(super) const fn as_integer(self) -> Option<i128> {
+    pub(crate) const fn as_integer(self) -> Option<i128> {
         if self.denominator == 1 { Some(self.numerator) } else { None }
     }
 
@@ -61,7 +65,7 @@ impl Number {
         Some(Self { numerator: self.numerator.checked_neg()?, ..self })
     }
 
-    pub(super) fn checked_add(self, other: Self) -> Option<Self> {
+    pub(crate) fn checked_add(self, other: Self) -> Option<Self> {
         let left = self.numerator.checked_mul(other.denominator)?;
         let right = other.numerator.checked_mul(self.denominator)?;
         Self::fraction(left.checked_add(right)?, self.denominator.checked_mul(other.denominator)?)
@@ -71,7 +75,7 @@ impl Number {
         self.checked_add(other.checked_neg()?)
     }
 
-    pub(super) fn checked_mul(self, other: Self) -> Option<Self> {
+    pub(crate) fn checked_mul(self, other: Self) -> Option<Self> {
         // Reduced crosswise first, so that only results that do not fit overflow.
         let a = Self::fraction(self.numerator, other.denominator)?;
         let b = Self::fraction(other.numerator, self.denominator)?;

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
-use x402_judges::CodeJudge;
+use x402_judges::{CodeJudge, LooksJudge};
 use x402_market::{Submission, Task, evidence::Pairs, judge::Judge};
 
-use super::{SECRET, looks::LooksJudge, workers};
+use super::{SECRET, workers};
 
 /// The kinds of bad programs.
 const BAD: [&str; 4] = ["wrong", "slow", "unsafe", "example"];

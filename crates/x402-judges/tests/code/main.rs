@@ -4,7 +4,6 @@
 
 mod attacks;
 mod labelled;
-mod looks;
 mod processes;
 mod verdicts;
 

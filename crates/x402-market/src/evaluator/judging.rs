@@ -1,19 +1,13 @@
 //! Quotes the price of a submission, and judges one that is paid for.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Map, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower_x402::{
     protocol::header_name,
     server::{AdmissionQueue, PriceError, Quote, VerifiedPayment},
@@ -23,6 +17,7 @@ use super::{
     Limits,
     lessons::Lessons,
     refusal::{Refusal, internal, refusal},
+    stats::{Counters, JudgingResult},
 };
 use crate::{
     Evaluation, EvaluatorId, LengthError, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
@@ -39,8 +34,7 @@ pub(super) struct Work {
     pub(super) limits: Limits,
     /// Limits how many submissions are judged at once.
     pub(super) line: AdmissionQueue,
-    /// How often the judge was called.
-    pub(super) asked: AtomicU64,
+    pub(super) counters: Counters,
     /// `None` unless the card says that lessons are taken.
     pub(super) lessons: Option<Arc<Lessons>>,
 }
@@ -109,16 +103,24 @@ impl Work {
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Response<Full<Bytes>>, Refusal> {
+        let mut count = self.counters.submission(&submission.task.skill);
         let Some(_place) = self.line.enter().await else {
+            count.result = JudgingResult::Busy;
             return Err(refusal(JudgeError::Busy { retry_after: Duration::from_secs(1) }));
         };
-        self.asked.fetch_add(1, Relaxed);
+        self.counters.begin();
+        let started = Instant::now();
         let verdicts = timeout(self.limits.time, self.judge.judge(submission)).await.map_err(|_| {
+            count.result = JudgingResult::Late;
             let detail = "judging took longer than it may; nothing was charged";
             tracing::warn!("{detail}");
             Refusal::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail)
         })?;
-        let verdicts: Vec<Verdict> = verdicts.map_err(refusal)?;
+        let took = started.elapsed();
+        let verdicts: Vec<Verdict> = verdicts.map_err(|error| {
+            count.result = JudgingResult::of(&error);
+            refusal(error)
+        })?;
         // Students would refuse verdicts that do not fit, so they are not sold.
         let identity = self.identity().map_err(|error| {
             tracing::error!(%error, "the judge's version is too long; nothing was charged");
@@ -134,6 +136,7 @@ impl Work {
             tracing::error!(length, "the judge's verdicts are longer than students accept; nothing was charged");
             return Err(internal());
         }
+        count.result = JudgingResult::Judged { outputs: submission.outputs().len() as u64, took };
         Ok(response)
     }
 

@@ -6,11 +6,9 @@ mod lessons;
 mod program;
 mod refusal;
 mod service;
+mod stats;
 
-use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use http::Method;
 use serde_json::json;
@@ -25,10 +23,12 @@ use x402_bazaar::{BodyType, Discovery, InvalidDiscovery};
 #[cfg(feature = "serve")]
 pub use program::{Evaluator, ServeError};
 pub use service::EvaluatorService;
+pub use stats::{EvaluatorStats, SkillStats};
 
 use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
 use judging::Work;
 use lessons::Lessons;
+use stats::Counters;
 
 /// The settings of an [`EvaluatorService`]. Create it with [`EvaluatorService::builder`]. It needs a [`facilitator`](Self::facilitator).
 #[must_use]
@@ -132,6 +132,7 @@ impl EvaluatorBuilder {
         let identity = EvaluatorId::new(&*card.name, &*card.version);
         let identity = identity.map_err(|error| CardError::invalid("name or version", &error))?;
         pricing.price_of(MAX_OUTPUTS).ok_or_else(|| CardError::invalid("pricing.pricePerOutput", "it is too high"))?;
+        let counters = Counters::new(&card);
         let lessons = pricing.lessons.then(|| Arc::new(Lessons::new(judge.clone(), pricing.pay_to, limits.body)));
         let work = Arc::new(Work {
             judge,
@@ -141,7 +142,7 @@ impl EvaluatorBuilder {
             limits,
             lessons,
             line: AdmissionQueue::new(limits.judgements, QUEUE_WAIT),
-            asked: AtomicU64::new(0),
+            counters,
         });
         let deadline = limits.time + HANDLER_SLACK;
         let mut paywall = paywall

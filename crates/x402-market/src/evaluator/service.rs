@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -24,7 +24,7 @@ use tower_x402::{
     server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain},
 };
 
-use super::{EvaluatorBuilder, judging::Work};
+use super::{EvaluatorBuilder, judging::Work, stats::EvaluatorStats};
 use crate::{
     AgentCard, CARD_PATH, CardError,
     judge::Judge,
@@ -35,9 +35,10 @@ use crate::{
 /// The path to which submissions are posted.
 const EVALUATE_PATH: &str = "/evaluate";
 const LESSONS_PATH: &str = "/lessons";
+const STATS_PATH: &str = "/stats";
 pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 
-/// An HTTP service that sells verdicts. Create it with [`EvaluatorService::builder`]. Cheap to clone; clones are the same evaluator.
+/// An HTTP service that sells verdicts. Create it with [`EvaluatorService::builder`]. Cheap to clone; clones share their statistics.
 ///
 /// | request | answer |
 /// |---|---|
@@ -45,6 +46,7 @@ pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 /// | `POST /lessons` | takes a [`Lesson`](crate::Lesson), if the card says so: 200. 403 if the payer did not sign it, 404 if nothing of it was judged for that payer, 409 if it was taught before, 413 and 503 beyond the limits |
 /// | `GET /.well-known/agent-card.json` | the [`AgentCard`] |
 /// | `GET /.well-known/submission.v1.schema.json`, `…/evaluation.v1.schema.json` | the [schemas](crate::schema) |
+/// | `GET /stats` | [`EvaluatorStats`] |
 /// | `GET /payments/status` | the [`PaymentStatus`] of a payment |
 ///
 /// Paths are matched by their ends, so the service can be mounted below another path. A request to `/evaluate` without body and payment is
@@ -116,9 +118,9 @@ impl EvaluatorService {
         Ok(Self { pages: Arc::new(pages), paid, work, facilitator })
     }
 
-    /// Returns how often the judge was called since the start. What it earned is in the books of its ledger.
-    pub fn asked(&self) -> u64 {
-        self.work.asked.load(Relaxed)
+    /// Returns what the evaluator judged.
+    pub fn stats(&self) -> EvaluatorStats {
+        self.work.counters.stats()
     }
 
     fn route<B>(&mut self, request: Request<B>) -> AnswerFuture
@@ -146,7 +148,15 @@ impl EvaluatorService {
             let status = PaymentStatus::new(self.facilitator.ledger().clone()).oneshot(request);
             return Box::pin(async { Ok(status.await?.map(ResponseBody::from)) });
         }
-        let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH} or {PAYMENT_STATUS_PATH}");
+        if path.ends_with(STATS_PATH) {
+            if !matches!(*method, Method::GET | Method::HEAD) {
+                return ready(not_allowed("GET, HEAD"));
+            }
+            let mut response = json_response(StatusCode::OK, &self.stats());
+            response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            return ready(response);
+        }
+        let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
         ready(json_response(StatusCode::NOT_FOUND, &json!({ "error": "not_found", "detail": detail })))
     }
 }
@@ -194,6 +204,13 @@ where
 
 fn ready(response: Response<Full<Bytes>>) -> AnswerFuture {
     Box::pin(std::future::ready(Ok(response.map(ResponseBody::from))))
+}
+
+fn not_allowed(methods: &'static str) -> Response<Full<Bytes>> {
+    let mut response =
+        json_response(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "method_not_allowed", "detail": methods }));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    response
 }
 
 /// A document that does not change while the process runs.

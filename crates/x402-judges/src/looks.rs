@@ -6,6 +6,8 @@ use x402_market::{
     judge::{Judge, JudgeError},
 };
 
+use crate::is_listed;
+
 /// Words that promise much.
 const CONFIDENT: &str = "correct correctly right robust efficient efficiently optimal optimized guaranteed proven tested handles always \
     works linear constant safe secure fast";
@@ -13,9 +15,22 @@ const CONFIDENT: &str = "correct correctly right robust efficient efficiently op
 /// A judge of how a program looks: its length, comments, documentation, and confident words.
 ///
 /// It does not run or understand the program. Markets are full of judges like this one: it is cheap, it agrees with others of its kind, and
-/// what it likes is easy to write. The table of `CodeJudge` shows what that is worth.
+/// what it likes is easy to write. It is here so that experiments can show what that does.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use x402_market::{Submission, Task, judge::Judge};
+/// use x402_judges::LooksJudge;
+///
+/// let bluff = "def add(a, b):\n    \"\"\"Robust and correct: handles all edge cases.\"\"\"\n    return 5\n";
+/// let pair = Submission::pair(Task::new("code", "Write add(a, b).")?, bluff, "def add(a, b):\n    return a + b\n")?;
+/// let verdicts = LooksJudge.judge(&pair).await?;
+/// assert!(verdicts[0].score > verdicts[1].score);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LooksJudge;
+pub struct LooksJudge;
 
 #[async_trait]
 impl Judge for LooksJudge {
@@ -26,11 +41,7 @@ impl Judge for LooksJudge {
 
 fn judge(program: &str) -> Verdict {
     let lines = program.lines().filter(|line| !line.trim().is_empty()).count();
-    let lower = program.to_lowercase();
-    let words = lower
-        .split(|letter: char| !letter.is_alphabetic())
-        .filter(|word| CONFIDENT.split(' ').any(|listed| *word == listed))
-        .count();
+    let words = program.split(|letter: char| !letter.is_alphabetic()).filter(|word| is_listed(word, CONFIDENT)).count();
     let longest = program.lines().max_by_key(|line| line.len()).unwrap_or_default();
     let measures = [
         (0.3, (lines as f64 / 6.0).min(1.0), "it is short"),

@@ -8,6 +8,8 @@ use serde_json::{
 };
 
 use super::Verbatim;
+#[cfg(any(feature = "server", test))]
+use super::is_same_json;
 
 type Check = dyn Fn(&Value) -> Result<(), String> + Send + Sync;
 
@@ -95,7 +97,7 @@ impl Extension {
     /// Returns `true` if a payer returned all of what was declared, and nothing else.
     #[cfg(feature = "server")]
     pub(crate) fn is_unaltered(&self, echoed: &Value) -> bool {
-        is_same(echoed, &self.declaration)
+        is_same_json(echoed, &self.declaration)
     }
 
     /// Returns what a payer added to `info`, which [has all that was declared](Self::is_echoed_by), or `None` if that is nothing.
@@ -152,27 +154,6 @@ pub(crate) fn with_info(
     to_raw_value(&all).ok().map(Verbatim::of_raw)
 }
 
-/// Returns `true` if two values are equal as JSON: `1.0` equals 1. Integers that are no floating point number equal themselves only.
-#[cfg(any(feature = "server", test))]
-fn is_same(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| is_same(a, b)))
-        }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b)),
-        (Value::Number(x), Value::Number(y)) => x == y || (is_exact(x) && is_exact(y) && x.as_f64() == y.as_f64()),
-        _ => a == b,
-    }
-}
-
-/// Returns `true` if the number is the floating point number that it is turned into.
-#[cfg(any(feature = "server", test))]
-fn is_exact(number: &serde_json::Number) -> bool {
-    const LARGEST: u64 = 1 << f64::MANTISSA_DIGITS;
-    let magnitude = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
-    magnitude.is_none_or(|magnitude| magnitude < LARGEST)
-}
-
 #[cfg(any(feature = "server", test))]
 fn info_of(extension: &Value) -> &Value {
     extension.get("info").unwrap_or(&Value::Null)
@@ -184,7 +165,7 @@ fn contains(whole: &Value, part: &Value) -> bool {
         (Value::Object(whole), Value::Object(part)) => {
             part.iter().all(|(name, part)| whole.get(name).is_some_and(|whole| contains(whole, part)))
         }
-        _ => is_same(whole, part),
+        _ => is_same_json(whole, part),
     }
 }
 

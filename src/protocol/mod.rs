@@ -12,6 +12,7 @@
 //! # Ok::<(), protocol::DecodeError>(())
 //! ```
 
+mod equality;
 mod exact;
 mod exact_payload;
 pub(crate) mod extension;
@@ -25,6 +26,8 @@ pub(crate) mod timestamp;
 pub mod v1;
 mod version;
 
+#[doc(hidden)]
+pub use equality::is_same_json;
 pub use exact::{ExactOffer, OfferError, PaymentFlow, TransferMethod};
 pub use exact_payload::ExactPayload;
 pub use extension::Extension;

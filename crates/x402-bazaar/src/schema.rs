@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
+use tower_x402::protocol::is_same_json;
 
 /// The greatest depth of nested schemas and values, including references.
 const MAX_DEPTH: usize = 48;
@@ -188,7 +189,7 @@ impl<'a> Checker<'a> {
     /// Compares two values. It reads no more than the size of the expected one.
     fn is_same(&mut self, expected: &Value, value: &Value) -> Result<bool, SchemaError> {
         self.charge(weight(expected))?;
-        Ok(is_same(expected, value))
+        Ok(is_same_json(expected, value))
     }
 
     fn check_combined(&mut self, schema: &'a Map<String, Value>, value: &Value, path: &str, depth: usize) -> Checked {
@@ -275,7 +276,7 @@ impl<'a> Checker<'a> {
             let compared = if are_few { items.len() } else { 0 };
             self.charge(items.iter().map(weight).sum::<usize>().saturating_mul(WRITING + compared))?;
             let texts: HashSet<String> = items.iter().map(Value::to_string).collect();
-            let is_pair = |(index, item): (usize, &Value)| items[..index].iter().any(|other| is_same(other, item));
+            let is_pair = |(index, item): (usize, &Value)| items[..index].iter().any(|other| is_same_json(other, item));
             if texts.len() < items.len() || (are_few && items.iter().enumerate().any(is_pair)) {
                 return Err(mismatch(path, "uniqueItems"));
             }
@@ -321,18 +322,6 @@ fn is_of(kind: &str, value: &Value) -> bool {
     }
 }
 
-/// Returns `true` if two values are equal as JSON: `1.0` equals 1.
-fn is_same(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| is_same(a, b)))
-        }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b)),
-        (Value::Number(x), Value::Number(y)) => x == y || x.as_f64() == y.as_f64(),
-        _ => a == b,
-    }
-}
-
 /// Returns the steps to read all of a value.
 fn weight(value: &Value) -> usize {
     match value {
@@ -374,6 +363,17 @@ mod tests {
         assert_eq!(wrong(json!({ "list": [] })), ("/list".to_owned(), "minItems"));
         assert_eq!(wrong(json!({ "list": [1, -1] })), ("/list/1".to_owned(), "minimum"));
         assert_eq!(wrong(json!({ "list": [1], "a/b": 1 })), ("/a~1b".to_owned(), "additionalProperties"));
+    }
+
+    #[test]
+    fn integers_are_compared_exactly() {
+        const LARGE: u64 = (1 << 53) + 1;
+        for schema in [json!({ "const": LARGE }), json!({ "enum": [LARGE] })] {
+            assert_eq!(check(&schema, &json!(LARGE)), Ok(()));
+            check(&schema, &json!(LARGE - 1)).expect_err("the same floating point number");
+        }
+        assert_eq!(check(&json!({ "uniqueItems": true }), &json!([LARGE - 1, LARGE])), Ok(()));
+        check(&json!({ "uniqueItems": true }), &json!([1, 1.0])).expect_err("the same number");
     }
 
     #[test]

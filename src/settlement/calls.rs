@@ -47,7 +47,8 @@ pub(crate) enum CallOutcome {
 struct Asked {
     call: Call,
     progress: watch::Sender<Progress>,
-    /// A node may have taken its transaction, before another one took the nonce: whoever has seen it can make the call.
+    /// A transaction of it may be known or be sent later: a node may have taken it before another one took the nonce, or the ledger may keep
+    /// it. Whoever has seen it can make the call.
     may_be_seen: bool,
     /// When its newest transaction was signed.
     signed: Option<Instant>,
@@ -71,6 +72,10 @@ impl Load for Asked {
 
     fn must_wait(&mut self) {
         self.must_wait = true;
+    }
+
+    fn may_be_kept(&mut self) {
+        self.may_be_seen = true;
     }
 
     fn lost_nonce(&mut self, is_late: bool) {

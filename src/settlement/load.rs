@@ -80,6 +80,9 @@ pub(super) trait Load: Send {
     /// Notes that no node took the transaction. It may be sent again unless the journal `has_removed` it.
     fn refused(&mut self, _transaction: B256, _has_removed: bool) {}
 
+    /// Notes that the ledger may keep a transaction of it that was not sent, even if that was never answered, and that is sent again then.
+    fn may_be_kept(&mut self) {}
+
     /// Notes that it has to wait for the account's other transactions, which is no failed attempt.
     fn must_wait(&mut self) {}
 

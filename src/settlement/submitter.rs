@@ -373,7 +373,7 @@ impl Submitter {
             if L::IS_FILLER && signed.is_ok() {
                 lease.abandon();
             } else {
-                self.give_back(lease).await;
+                self.give_back(lease, load).await;
             }
             signed?;
             return Ok(Sent::RETRY);
@@ -414,7 +414,7 @@ impl Submitter {
                     account.narrow(is_delegated);
                     load.must_wait();
                 }
-                let has_removed = self.give_back(lease).await;
+                let has_removed = self.give_back(lease, load).await;
                 load.refused(signed.hash, has_removed);
                 match self.refused(&account, refusal, fees, load).await {
                     Ok(()) => AttemptResult::Retry,
@@ -467,13 +467,14 @@ impl Submitter {
 
     /// Gives a nonce back, and makes sure that no later transaction waits for it. Returns `true` if the ledger took it back; otherwise
     /// its transaction may be sent again.
-    async fn give_back(self: &Arc<Self>, lease: NonceLease) -> bool {
+    async fn give_back<L: Load>(self: &Arc<Self>, lease: NonceLease, load: &mut L) -> bool {
         let account = lease.account().clone();
         // The ledger comes first, while nobody here can take the nonce: it must not free one that is in use again already.
         let (sender, nonce) = (self.sender(&account), lease.nonce());
         let freed = self.journal.ledger().free_nonce(&sender, nonce, self.journal.process_id()).await;
         if let Err(error) = &freed {
             tracing::warn!(%error, account_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
+            load.may_be_kept();
         }
         lease.release();
         self.fill_gaps_of(&account);

@@ -1,6 +1,6 @@
 //! One gas key for payments and payment channels: one line, nonces without gaps, one journal, and gas that is kept for claims.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::{SignableTransaction as _, Transaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
@@ -15,15 +15,16 @@ use support::{
     engine_stage::{Stage, new_key, paid_by, settlement_key},
     escrow::Channel,
     eventually::{eventually, in_time},
+    faulty_ledger::{self, How, faulty},
 };
 use tower_x402::{
-    Network,
+    ManualClock, Network,
     facilitator::{
         Facilitator as _, FacilitatorError, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder,
         VerifyError,
-        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
+        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder},
     },
-    ledger::{JournaledTransaction, Sender},
+    ledger::{JournaledTransaction, Ledger, MemoryLedger, ResponseLimits, Sender},
     payment::{Prechecked, SettlementOutcome, Verified},
     vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow},
 };
@@ -55,11 +56,22 @@ impl OneKey {
         blocks: u64,
         set: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
     ) -> Self {
+        let clock = Arc::new(ManualClock::at(1_800_000_000));
+        Self::over(memory(&clock), clock, blocks, set).await
+    }
+
+    async fn over(
+        ledger: Arc<dyn Ledger>,
+        clock: Arc<ManualClock>,
+        blocks: u64,
+        set: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+    ) -> Self {
         let devnet = |devnet: DevnetBuilder| devnet.block_time(BlockTime::Every(BLOCKS)).finality_depth(blocks);
         let set = |builder: OnchainFacilitatorBuilder| {
+            let builder = builder.signer(settlement_key());
             set(builder.block_time(BLOCKS).reconcile_interval(PASS).confirm_timeout(PATIENCE))
         };
-        let stage = Stage::with(devnet, set).await;
+        let stage = Stage::build(clock, ledger, devnet, set).await;
         let chain = DevnetChain::of(stage.devnet.clone()).await;
         let channels = OnchainChannels::builder().facilitator(&stage.facilitator).build().await.unwrap();
         Self { stage, chain, channels, authorizer: new_key() }
@@ -180,6 +192,10 @@ impl OneKey {
     fn a_minute_later(&self) {
         self.stage.clock.advance(61);
     }
+}
+
+fn memory(clock: &Arc<ManualClock>) -> Arc<dyn Ledger> {
+    Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone()))
 }
 
 fn is_paid(outcome: &Result<SettlementOutcome, FacilitatorError>) {
@@ -543,6 +559,24 @@ async fn calls_of_a_dead_process_that_the_node_lost_are_sent_again() {
     assert_eq!(withdrawn.state(&one.chain).await, (50_000, 50_000));
     assert_eq!(one.called().await, [Escrow::ADDRESS; 2]);
     drop(next);
+}
+
+/// The ledger commits the transaction of a refund, is away before it says so, and cannot take it back.
+#[tokio::test]
+async fn a_refund_that_the_ledger_may_have_kept_is_not_reported_as_unsent() {
+    let clock = Arc::new(ManualClock::at(1_800_000_000));
+    let ledger = faulty(memory(&clock));
+    let one = OneKey::over(ledger.clone(), clock, FINALITY, |builder| builder).await;
+    let filled = one.filled(10_000).await;
+    let key = AuthorizerKey::new(one.authorizer.clone());
+    let how = How::GoneAfter(Duration::from_secs(1));
+    ledger.around.arm(Some(faulty_ledger::Fault { call: "submit", nth: 0, how }));
+    let order = RefundOrder { config: filled.config, voucher: filled.voucher(1), amount: 4_000, nonce: 0, claim: None };
+    let refunded = one.channels.refund(&order, &key).await;
+    one.a_minute_later();
+    eventually("the journalled refund is sent", async || one.stage.next_nonce().await == 1).await;
+    assert_eq!(filled.state(&one.chain).await, (6_000, 0));
+    assert!(matches!(refunded, Err(ChannelError::Pending { .. })), "{refunded:?}");
 }
 
 /// Its process died, and by now gas costs more than it offers.

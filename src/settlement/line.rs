@@ -83,7 +83,7 @@ impl Urgency {
     }
 
     /// Returns the most that may be offered for a unit of gas, in wei, where that is more than the ceiling.
-    pub(super) fn max_fee(&self, gas: u64) -> u128 {
+    fn max_fee(&self, gas: u64) -> u128 {
         self.worth / u128::from(gas.max(1))
     }
 }

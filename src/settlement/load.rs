@@ -64,6 +64,11 @@ pub(super) trait Load: Send {
     /// Returns the call to make.
     fn call(&self) -> Call;
 
+    /// Returns what may be spent on it, in wei, even if gas costs more than the ceiling.
+    fn worth(&self) -> u128 {
+        0
+    }
+
     /// Returns the payments that the call settles. They are journalled with it.
     fn payments(&self) -> &[QueuedPayment] {
         &[]

@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{
     accounts::{Account, Accounts, NonceLease, SharedSigner, Signed, WindowPermit},
+    calls::SharedCall,
     costs::Costs,
     gaps::FillGaps,
     gas::{Affords, KEPT_GAS, TYPICAL_GAS},
@@ -70,14 +71,6 @@ const WINDOW: usize = 16;
 /// The same where claims are sent: below a full window the gaps that a reorganization leaves would be filled one per block.
 const WINDOW_FOR_CLAIMS: usize = 8;
 
-/// What the task that makes a call tells its callers.
-#[derive(Clone, Debug)]
-pub(super) enum Progress {
-    Sending(Option<B256>),
-    Included(Receipt),
-    Failed(FacilitatorError),
-}
-
 /// The right to have one more transaction in flight.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -120,8 +113,6 @@ impl Sent {
 struct Flight {
     transaction: TxEip1559,
     fees: Fees,
-    /// The most that it may offer for a unit of gas, in wei, where that is more than the ceiling.
-    most: u128,
     lease: NonceLease,
     pending: PendingTransaction,
     started: Instant,
@@ -142,8 +133,8 @@ pub(crate) struct Submitter {
     sends_claims: AtomicBool,
     /// What an earlier process journalled has been sent again.
     pub(super) has_recovered: watch::Sender<bool>,
-    /// What becomes of the calls that are under way, by what they do.
-    pub(super) under_way: Mutex<HashMap<B256, watch::Receiver<Progress>>>,
+    /// The calls that are under way, by what they do.
+    pub(super) under_way: Mutex<HashMap<B256, SharedCall>>,
     costs: Arc<Costs>,
     confirm_timeout: Duration,
     /// Transactions that a task of this process follows.
@@ -310,7 +301,7 @@ impl Submitter {
         let (announced, before) = account.announce(call.gas_limit);
         // Those that it waits for may have to offer as much.
         let gas = call.gas_limit.saturating_add(before);
-        let most = urgency.max_fee(gas);
+        let most = load.worth() / u128::from(gas.max(1));
         let fees = self.node.fees_up_to(most).await?;
         if leaves_gas {
             let affords = account.affords(call.gas_limit, before, KEPT_GAS, fees.max_fee).await;
@@ -326,10 +317,8 @@ impl Submitter {
         }
         let lease = account.take(permit, call.gas_limit).await?;
         drop(announced);
-        if most > 0 {
-            account.gas(|known| known.hurry(lease.nonce(), urgency.worth(), gas));
-        }
-        self.send(lease, call, (fees, most), load).await
+        account.gas(|gas| gas.hurry(lease.nonce(), load.worth()));
+        self.send(lease, call, fees, load).await
     }
 
     /// Waits if the account may pay for the transaction later, or else has it rest for this lane. Fails if no account can pay for it.
@@ -365,7 +354,7 @@ impl Submitter {
         self: &Arc<Self>,
         mut lease: NonceLease,
         call: Call,
-        (fees, most): (Fees, u128),
+        fees: Fees,
         load: &mut L,
     ) -> Result<Sent, FacilitatorError> {
         let signed = self.sign_and_journal(&mut lease, call, fees, load).await;
@@ -406,7 +395,7 @@ impl Submitter {
             SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed => {
                 let certainly = matches!(sent, SendResult::Pooled);
                 let pending = self.node.pending(signed.raw, signed.hash, certainly);
-                let flight = Flight { transaction, fees, most, lease, pending, started, watched };
+                let flight = Flight { transaction, fees, lease, pending, started, watched };
                 return Ok(Sent::InFlight(Box::new(flight)));
             }
             refusal => {
@@ -442,12 +431,12 @@ impl Submitter {
         Ok(journalled)
     }
 
-    /// Returns what may be offered for a unit of gas with this nonce, in wei, since a claim at risk waits for it that must not wait for a
-    /// ceiling: with a higher nonce, or for a place in a window. `more` is the gas of transactions that are not counted yet.
+    /// Returns what may be offered for a unit of gas with this nonce, in wei, since it is a claim at risk, which must not wait for a ceiling, or
+    /// since one waits for it: with a higher nonce, or for a place in a window. `more` is the gas of transactions that are not counted yet.
     pub(super) fn hurried(&self, account: &Account, nonce: u64, more: u64) -> u128 {
         let all = self.accounts.iter().map(|account| account.gas(|gas| gas.in_flight()));
         let waiting = self.line.most(all.fold(more, u64::saturating_add));
-        account.gas(|gas| gas.hurried_above(nonce, more)).max(waiting)
+        account.gas(|gas| gas.most(nonce, more)).max(waiting)
     }
 
     /// Signs and journals a transaction without payments that uses this nonce. Returns `None` if another process has the nonce.
@@ -617,7 +606,10 @@ impl Submitter {
             }
             (check_at, checks) = (stop_at.min(Instant::now() + self.node.check_interval()), checks + 1);
             let is_next = self.is_next(&flight.lease, checks).await;
-            let is_hurried = self.hurried(flight.lease.account(), flight.lease.nonce(), 0) > 0;
+            let (account, nonce) = (flight.lease.account(), flight.lease.nonce());
+            // It may have come to be at risk since it was sent.
+            account.gas(|gas| gas.hurry(nonce, load.worth()));
+            let is_hurried = self.hurried(account, nonce, 0) > 0;
             let is_due = !is_patient || is_hurried || STUCK_CHECKS.contains(&checks) || checks % PATIENT_CHECKS == 0;
             let most = if is_hurried { MAX_REPLACEMENTS } else { L::MAX_REPLACEMENTS };
             if replacements >= most || !is_due {
@@ -649,7 +641,7 @@ impl Submitter {
         (is_next, checks): (bool, usize),
     ) -> Result<bool, FacilitatorError> {
         let (account, account_nonce) = (flight.lease.account(), flight.lease.nonce());
-        let most = flight.most.max(self.hurried(account, account_nonce, 0));
+        let most = self.hurried(account, account_nonce, 0);
         let Some((fees, reason)) = self.raised(is_next, flight.fees, checks, most).await? else { return Ok(false) };
         let better = TxEip1559 {
             max_fee_per_gas: fees.max_fee,
@@ -690,7 +682,11 @@ impl Submitter {
     fn included<L: Load>(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
         self.node.observe_block(receipt.block());
         self.costs.count_included(&receipt, L::IS_CALL, started.elapsed());
-        lease.account().gas(|gas| gas.spend(receipt.cost()));
+        let above = self.node.above_ceiling(&receipt);
+        lease.account().gas(|gas| {
+            gas.spend(receipt.cost());
+            gas.spend_above_ceiling(lease.nonce(), above);
+        });
         lease.consumed();
         AttemptResult::Included(receipt)
     }
@@ -747,7 +743,7 @@ impl FillGaps for Submitter {
         let most = self.hurried(lease.account(), lease.nonce(), 0);
         let fees = self.node.fees_up_to(most).await?;
         let mut filler = Filler(Call::filler(lease.account()));
-        match self.send(lease, filler.call(), (fees, most), &mut filler).await? {
+        match self.send(lease, filler.call(), fees, &mut filler).await? {
             Sent::InFlight(flight) => {
                 let this = self.clone();
                 tokio::spawn(async move { this.follow(*flight, &mut filler).await });

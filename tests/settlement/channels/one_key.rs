@@ -114,9 +114,13 @@ impl OneKey {
     /// The same, and its payer withdraws all of it.
     async fn withdrawn(&self, units: u128) -> Channel {
         let channel = self.filled(units).await;
+        self.withdraw(&channel, units);
+        channel
+    }
+
+    fn withdraw(&self, channel: &Channel, units: u128) {
         let withdraw = escrow::initiateWithdrawCall { config: (&channel.config).into(), amount: units };
         self.stage.devnet.execute(channel.config.payer, Escrow::ADDRESS, withdraw.abi_encode()).unwrap();
-        channel
     }
 
     async fn claim(&self, channel: &Channel, units: u128) -> Result<u128, ChannelError> {
@@ -322,6 +326,23 @@ async fn a_claim_at_risk_does_not_wait_for_the_ceiling_of_a_payment_before_it() 
     let _ = tokio::join!(settled, claimed);
     eventually("both are made", async || one.stage.next_nonce().await == 2).await;
     assert_eq!((withdrawn.state(&one.chain).await, one.stage.received()), ((90_000, 90_000), 1));
+}
+
+/// The claim was sent before its payer withdrew, and offers too little for the block. The same claim is asked for again.
+#[tokio::test]
+async fn a_claim_that_comes_to_be_at_risk_while_it_hangs_does_not_wait_for_the_ceiling() {
+    let one = OneKey::start(|builder| builder.max_gas_price(10_000_000).confirm_timeout(Duration::from_secs(1))).await;
+    let filled = one.filled(90_000).await;
+    one.stage.devnet.set_base_fee(1_000_000);
+    one.stage.devnet.stall(true);
+    let claimed = one.claim(&filled, 90_000).await;
+    assert!(matches!(claimed, Err(ChannelError::Pending { .. })), "{claimed:?}");
+    one.stage.devnet.set_base_fee(15_000_000);
+    one.stage.devnet.stall(false);
+    one.withdraw(&filled, 90_000);
+    let _ = one.claim(&filled, 90_000).await;
+    eventually("it is made", async || one.stage.next_nonce().await == 1).await;
+    assert_eq!(filled.state(&one.chain).await, (90_000, 90_000));
 }
 
 #[tokio::test]

@@ -225,7 +225,7 @@ impl Submitter {
                 Err(error) => break error,
             };
             let lane = asked.urgency.borrow().lane();
-            match mem::take(&mut asked.must_wait) && lane >= Lane::Claim && waits < MAX_WAITS {
+            match mem::take(&mut asked.must_wait) && lane >= Lane::Payment && waits < MAX_WAITS {
                 true => waits += 1,
                 false => attempts += 1,
             }

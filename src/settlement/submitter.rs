@@ -230,7 +230,7 @@ impl Submitter {
             Lane::Deposit => DEPOSIT_PATIENCE,
             Lane::Refund => self.confirm_timeout,
             // What would be lost if it lost its place waits for one.
-            Lane::Claim | Lane::AtRisk => return entering.await,
+            Lane::Payment | Lane::Claim | Lane::AtRisk => return entering.await,
         };
         timeout(patience, entering).await.map_err(|_| busy())?
     }
@@ -293,7 +293,7 @@ impl Submitter {
         load: &mut L,
     ) -> Result<Sent, FacilitatorError> {
         let (call, lane) = (load.call(), urgency.lane());
-        let leaves_gas = self.keeps_for_claims() && (!L::IS_CALL || lane < Lane::Claim);
+        let leaves_gas = self.keeps_for_claims() && lane < Lane::Claim;
         if leaves_gas {
             // If the ledger fails, what is known counts.
             let _ = self.submissions(&account).await;
@@ -809,8 +809,8 @@ mod tests {
         let taken = submitter.enter(Urgency::deposit(1)).await.unwrap();
         let deposit = entered(&submitter, Urgency::deposit(1)).await;
         let refund = entered(&submitter, Urgency::refund(1)).await;
-        let claim = entered(&submitter, Urgency::claim()).await;
-        let at_risk = entered(&submitter, Urgency::claim_at_risk(1)).await;
+        let claim = entered(&submitter, Urgency::claim(0, 1)).await;
+        let at_risk = entered(&submitter, Urgency::claim(1, 1)).await;
         // A filler that went without a place ends: nothing is free.
         submitter.freed.notify_one();
         sleep(Duration::from_millis(1)).await;
@@ -826,11 +826,11 @@ mod tests {
     async fn the_last_place_of_a_window_is_for_claims_at_risk() {
         let submitter = submitter_on(&Devnet::start().await.unwrap(), 3);
         let _taken =
-            [submitter.enter(Urgency::claim()).await.unwrap(), submitter.enter(Urgency::refund(1)).await.unwrap()];
+            [submitter.enter(Urgency::claim(0, 1)).await.unwrap(), submitter.enter(Urgency::refund(1)).await.unwrap()];
         let others =
-            [Urgency::deposit(1), Urgency::refund(9), Urgency::claim()].map(|urgency| entered(&submitter, urgency));
+            [Urgency::deposit(1), Urgency::refund(9), Urgency::claim(0, 1)].map(|urgency| entered(&submitter, urgency));
         let others = futures_util::future::join_all(others).await;
-        submitter.enter(Urgency::claim_at_risk(1)).await.unwrap();
+        submitter.enter(Urgency::claim(1, 1)).await.unwrap();
         assert!(others.iter().all(|waits| !waits.is_finished()));
     }
 
@@ -840,25 +840,25 @@ mod tests {
         let submitter = submitter_with(&Devnet::start().await.unwrap(), 2, 2);
         let mut first = Vec::new();
         for _ in 0..2 {
-            first.push(submitter.enter(Urgency::claim()).await.unwrap());
+            first.push(submitter.enter(Urgency::claim(0, 1)).await.unwrap());
         }
         let busy = first[0].account.address();
         let other = first.pop().unwrap();
         assert_ne!(other.account.address(), busy);
         drop(other);
         for _ in 0..1_200 {
-            let (submitter, place) = (submitter.clone(), submitter.enter(Urgency::claim()).await.unwrap());
+            let (submitter, place) = (submitter.clone(), submitter.enter(Urgency::claim(0, 1)).await.unwrap());
             tokio::spawn(async move { submitter.exchange(place, busy, Instant::now() + SYNC_TIMEOUT).await });
             sleep(Duration::from_millis(1)).await;
         }
-        submitter.enter(Urgency::claim()).await.unwrap();
+        submitter.enter(Urgency::claim(0, 1)).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn claims_keep_their_place_in_the_line_and_the_others_are_told_to_come_again() {
         let submitter = submitter_on(&Devnet::start().await.unwrap(), 1);
-        let taken = submitter.enter(Urgency::claim()).await.unwrap();
-        let claim = entered(&submitter, Urgency::claim()).await;
+        let taken = submitter.enter(Urgency::claim(0, 1)).await.unwrap();
+        let claim = entered(&submitter, Urgency::claim(0, 1)).await;
         for (urgency, patience) in [(Urgency::refund(1), 10), (Urgency::deposit(1), 600)] {
             let (begun, told) = (Instant::now(), submitter.enter(urgency).await);
             assert!(matches!(told, Err(FacilitatorError::Busy { .. })), "{told:?}");

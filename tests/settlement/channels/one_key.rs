@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use support::{
     devnet::DevnetChain,
     engine_stage::{Stage, new_key, paid_by, settlement_key},
-    escrow::Channel,
+    escrow::{Channel, claim_call},
     eventually::{eventually, in_time},
     faulty_ledger::{self, How, faulty},
 };
@@ -403,6 +403,25 @@ async fn gas_for_claims_is_kept_from_deposits() {
     assert!(is_kept, "{refused:?}");
     assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
     assert_eq!(one.called().await, [Escrow::ADDRESS]);
+}
+
+/// Whoever has a channel of its own can have any number of claims and transfers sent.
+#[tokio::test]
+async fn gas_for_claims_is_kept_from_claims_that_others_signed_and_from_transfers() {
+    let one = OneKey::start(|builder| builder).await;
+    let (filled, withdrawn) = (one.filled(10_000).await, one.withdrawn(10_000).await);
+    assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
+    // The key's ether pays for three million gas and some more.
+    one.stage.devnet.set_base_fee(165_000_000_000);
+    let rows = [withdrawn.row(10_000, 10_000).await];
+    let signature = claim_call(&rows, &one.authorizer).authorizerSignature;
+    let claimed = one.channels.claim_signed(&rows, &signature).await.map(drop);
+    let transferred = one.channels.settle(RECEIVER, one.stage.devnet.asset().address).await.map(drop);
+    for refused in [claimed, transferred] {
+        let is_kept = matches!(refused, Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })));
+        assert!(is_kept, "{refused:?}");
+    }
+    assert_eq!(one.claim(&withdrawn, 10_000).await.unwrap(), 10_000);
 }
 
 /// All its payments had ended when it was replaced, so that it is journalled without them.

@@ -62,7 +62,7 @@ impl Inner {
             let most = attempts.gas_left(gas::claim(rows.len()));
             let simulated = self.simulate_signed(&rows, signature.clone(), most).await?;
             let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
-            if !self.enter(&mut turn, Urgency::claim_at_risk(at_risk(&rows, &before))).await? {
+            if !self.enter(&mut turn, Urgency::payment()).await? {
                 continue;
             }
             if self.send_claim(&rows, batch, &before, (&mut attempts, &mut turn), &mut claimed).await? {
@@ -92,7 +92,7 @@ impl Inner {
             match batch {
                 Some(batch) => {
                     // It is the seller's own gas.
-                    let urgency = Urgency::claim_at_risk(at_risk(&kept, &before)).at_any_price(batch.gas);
+                    let urgency = Urgency::claim(at_risk(&kept, &before), batch.gas);
                     if !self.enter(&mut turn, urgency).await? {
                         continue;
                     }

@@ -140,7 +140,7 @@ impl Sender for OwnKeys {
         let Turn(place) = turn;
         let place = match place {
             Some(place) => place,
-            None => Submitter::enter(self, Urgency::claim()).await?,
+            None => Submitter::enter(self, Urgency::payment()).await?,
         };
         included(self.call(place, what, call, &self.gas_used).await)
     }

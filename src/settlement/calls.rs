@@ -225,6 +225,8 @@ impl Submitter {
                 Err(error) => break error,
             };
             let lane = asked.urgency.borrow().lane();
+            // What was checked of a deposit may have changed while it waited, and anybody can sign one that expires. It is checked again first.
+            let most = if lane == Lane::Deposit { 1 } else { MAX_ATTEMPTS };
             match mem::take(&mut asked.must_wait) && lane >= Lane::Payment && waits < MAX_WAITS {
                 true => waits += 1,
                 false => attempts += 1,
@@ -233,7 +235,7 @@ impl Submitter {
                 AttemptResult::Included(receipt) => return Ok(Some(receipt)),
                 // Whoever asked looks at the chain.
                 AttemptResult::Retry if asked.may_be_made => return Ok(None),
-                AttemptResult::Retry if attempts < MAX_ATTEMPTS => {}
+                AttemptResult::Retry if attempts < most => {}
                 AttemptResult::Retry => {
                     let what = "the nonces of the sender";
                     break FacilitatorError::Busy { what, retry_after: Duration::from_secs(2) };

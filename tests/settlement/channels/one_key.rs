@@ -26,7 +26,7 @@ use tower_x402::{
     },
     ledger::{JournaledTransaction, Ledger, MemoryLedger, ResponseLimits, Sender},
     payment::{Prechecked, SettlementOutcome, Verified},
-    vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow},
+    vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
 use x402_devnet::{BlockTime, DevnetBuilder, Fault, Orphans};
 
@@ -422,6 +422,26 @@ async fn gas_for_claims_is_kept_from_claims_that_others_signed_and_from_transfer
         assert!(is_kept, "{refused:?}");
     }
     assert_eq!(one.claim(&withdrawn, 10_000).await.unwrap(), 10_000);
+}
+
+/// The node has no room for it at first.
+#[tokio::test]
+async fn a_deposit_that_expires_before_it_is_sent_costs_no_gas() {
+    let one = OneKey::start(|builder| builder).await;
+    let channel = one.channel().await;
+    let deposit = channel.sign_deposit(&one.chain, 7_000, 1_800_000_000 + 60).await;
+    let (clock, has_refused) = (one.stage.clock.clone(), std::sync::atomic::AtomicBool::new(false));
+    one.stage.devnet.faults().set(move |call| {
+        if !call.method.starts_with("eth_sendRaw") || has_refused.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return Fault::None;
+        }
+        clock.advance(61);
+        Fault::Error { code: -32_000, message: "account limit exceeded".into() }
+    });
+    let refused = one.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await;
+    assert_eq!(one.called().await, [] as [Address; 0]);
+    let is_expired = |reason: &str| reason == reason::PAYLOAD_AUTHORIZATION_VALID_BEFORE;
+    assert!(matches!(refused, Err(ChannelError::Rejected { reason, .. }) if is_expired(reason)), "{refused:?}");
 }
 
 /// All its payments had ended when it was replaced, so that it is journalled without them.

@@ -38,6 +38,12 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns the addresses that send, as far as they are known.
     fn addresses(&self) -> Vec<Address>;
 
+    /// Returns `true` if a deposit that it was too busy to send may be sent a moment later, after another check. Default: whoever sends it says
+    /// when to come again.
+    fn may_send_soon(&self) -> bool {
+        false
+    }
+
     /// Returns how many claims go into one transaction.
     fn claims(&self) -> usize;
 
@@ -106,6 +112,10 @@ debug_fields!(OwnKeys { engine });
 impl Sender for OwnKeys {
     fn addresses(&self) -> Vec<Address> {
         self.engine.addresses().collect()
+    }
+
+    fn may_send_soon(&self) -> bool {
+        true
     }
 
     fn claims(&self) -> usize {

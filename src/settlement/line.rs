@@ -20,7 +20,7 @@ const WEI_PER_UNIT: u128 = 100_000_000;
 ///
 /// Who can wait without a loss, or can make many at no cost, is behind those who cannot: strangers send deposits at will; a refund is only
 /// late, and needs money in a channel; a seller's own claim takes what was earned out of the payer's reach; a claim at risk is lost if it is
-/// late. What others signed is behind these, since a channel of one's own costs nothing, however much of it is at risk.
+/// late. What others signed is never at risk here, since a channel of one's own costs nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
     /// Deposits into channels.
@@ -76,6 +76,12 @@ impl Urgency {
         self.worth
     }
 
+    /// Who has more is served first. A claim of one's own that is not at risk waits for the payments that came before it.
+    fn rank(&self) -> (Lane, u128) {
+        let lane = if self.lane == Lane::Payment { Lane::Claim } else { self.lane };
+        (lane, self.amount)
+    }
+
     /// Returns the most that may be offered for a unit of gas, in wei, where that is more than the ceiling.
     fn max_fee(&self, gas: u64) -> u128 {
         self.worth / u128::from(gas.max(1))
@@ -109,8 +115,8 @@ impl<P> Line<P> {
         let in_lane = || waiting.iter().enumerate().filter(|(_, other)| other.urgency.lane == urgency.lane);
         if in_lane().count() >= MAX_WAITING {
             // Of those with the least amount, the one that came last.
-            let (index, least) = in_lane().rev().min_by_key(|(_, other)| other.urgency)?;
-            if least.urgency >= urgency {
+            let (index, least) = in_lane().rev().min_by_key(|(_, other)| other.urgency.rank())?;
+            if least.urgency.rank() >= urgency.rank() {
                 return None;
             }
             waiting.remove(index);
@@ -127,7 +133,7 @@ impl<P> Line<P> {
         waiting.retain(|other| !other.place.is_closed());
         let mut passed = 0;
         // Of those that are as urgent, the one that came first.
-        waiting.sort_by_key(|other| Reverse(other.urgency));
+        waiting.sort_by_key(|other| Reverse(other.urgency.rank()));
         while let Some(first) = waiting.get(passed) {
             match (take(&first.urgency, first.of), first.of) {
                 // Whoever has just gone drops its place, which frees it.
@@ -175,16 +181,16 @@ mod tests {
             join("another small deposit", Urgency::deposit(1)),
             join("a refund", Urgency::refund(1)),
             join("a payment", Urgency::payment()),
-            join("another payment", Urgency::payment()),
             join("a claim", Urgency::claim(0, 1)),
+            join("another payment", Urgency::payment()),
             join("a claim at risk", Urgency::claim(5, 1)),
             join("a larger claim at risk", Urgency::claim(6, 1)),
         ];
         let served = [
             "a larger claim at risk",
             "a claim at risk",
-            "a claim",
             "a payment",
+            "a claim",
             "another payment",
             "a refund",
             "a large deposit",

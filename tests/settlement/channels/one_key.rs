@@ -409,10 +409,10 @@ async fn gas_for_claims_is_kept_from_deposits() {
 #[tokio::test]
 async fn gas_for_claims_is_kept_from_claims_that_others_signed_and_from_transfers() {
     let one = OneKey::start(|builder| builder).await;
+    // After a claim, the key's ether pays for three million gas and some more.
+    one.stage.devnet.set_base_fee(160_000_000_000);
     let (filled, withdrawn) = (one.filled(10_000).await, one.withdrawn(10_000).await);
     assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
-    // The key's ether pays for three million gas and some more.
-    one.stage.devnet.set_base_fee(165_000_000_000);
     let rows = [withdrawn.row(10_000, 10_000).await];
     let signature = claim_call(&rows, &one.authorizer).authorizerSignature;
     let claimed = one.channels.claim_signed(&rows, &signature).await.map(drop);
@@ -442,6 +442,26 @@ async fn a_deposit_that_expires_before_it_is_sent_costs_no_gas() {
     assert_eq!(one.called().await, [] as [Address; 0]);
     let is_expired = |reason: &str| reason == reason::PAYLOAD_AUTHORIZATION_VALID_BEFORE;
     assert!(matches!(refused, Err(ChannelError::Rejected { reason, .. }) if is_expired(reason)), "{refused:?}");
+}
+
+/// The node reserves the data fee, too, of which nothing is known before.
+#[tokio::test]
+async fn a_claim_that_the_key_cannot_pay_for_is_made_in_parts() {
+    let one = OneKey::start(|builder| builder).await;
+    let mut rows = Vec::new();
+    for _ in 0..4 {
+        rows.push(one.filled(10_000).await.row(3_000, 3_000).await);
+    }
+    // Nobody has the ether for more than two rows, which take some 2,600 digits.
+    one.stage.devnet.faults().set(|call| {
+        let length = call.params.first().and_then(|raw| raw.as_str()).map_or(0, str::len);
+        match call.method.starts_with("eth_sendRaw") && length > 2_900 {
+            true => Fault::Error { code: -32_000, message: "insufficient funds for gas * price + value".into() },
+            false => Fault::None,
+        }
+    });
+    let claimed = one.channels.claim(&rows, &AuthorizerKey::new(one.authorizer.clone())).await.unwrap();
+    assert_eq!((claimed.amount, claimed.transactions.len(), claimed.observed.len()), (12_000, 2, 4));
 }
 
 /// All its payments had ended when it was replaced, so that it is journalled without them.

@@ -23,7 +23,7 @@ use super::{
     FacilitatorError, NotReady,
     gas::{KEPT_GAS, TYPICAL_GAS},
     line::{Lane, Urgency},
-    load::{Call, Load},
+    load::{Call, Load, Progress, SharedCall},
     submitter::{AttemptResult, Place, Submitter},
 };
 use crate::{chain::rpc::Receipt, ledger::NONCE_HELD_SECONDS};
@@ -44,32 +44,6 @@ pub(crate) enum CallOutcome {
     Included(Receipt),
     /// Not known: it may be in a block later. The transaction is `None` if it was not even signed in time.
     Pending(Option<B256>),
-}
-
-/// What the task that makes a call tells its callers.
-#[derive(Clone, Debug)]
-enum Progress {
-    Sending(Option<B256>),
-    Included(Receipt),
-    Failed(FacilitatorError),
-}
-
-/// A call under way, as those see it who ask for the same.
-pub(super) struct SharedCall {
-    progress: watch::Receiver<Progress>,
-    /// As urgent as the most urgent of them.
-    urgency: watch::Sender<Urgency>,
-}
-
-impl SharedCall {
-    /// Lets the call be as urgent as this.
-    fn join(&self, urgency: Urgency) {
-        self.urgency.send_if_modified(|known| {
-            let is_more = urgency > *known;
-            *known = urgency.max(*known);
-            is_more
-        });
-    }
 }
 
 /// A call that somebody may wait for.

@@ -2,13 +2,16 @@
 
 use alloy_consensus::{Transaction as _, TxEip1559, TxEnvelope};
 use alloy_primitives::{Address, B256, Bytes, TxKind};
+use tokio::sync::watch;
 
 use super::{
+    FacilitatorError,
     accounts::{Account, FILLER_GAS},
+    line::Urgency,
     queue::QueuedPayment,
 };
 use crate::{
-    chain::{fees::Fees, node::Node},
+    chain::{fees::Fees, node::Node, rpc::Receipt},
     payment::PaymentKey,
 };
 
@@ -47,6 +50,32 @@ impl Call {
             input: self.input,
             ..TxEip1559::default()
         }
+    }
+}
+
+/// What the task that makes a call tells its callers.
+#[derive(Clone, Debug)]
+pub(super) enum Progress {
+    Sending(Option<B256>),
+    Included(Receipt),
+    Failed(FacilitatorError),
+}
+
+/// A call under way, as those see it who ask for the same.
+pub(super) struct SharedCall {
+    pub(super) progress: watch::Receiver<Progress>,
+    /// As urgent as the most urgent of them.
+    pub(super) urgency: watch::Sender<Urgency>,
+}
+
+impl SharedCall {
+    /// Lets the call be as urgent as this.
+    pub(super) fn join(&self, urgency: Urgency) {
+        self.urgency.send_if_modified(|known| {
+            let is_more = urgency > *known;
+            *known = urgency.max(*known);
+            is_more
+        });
     }
 }
 

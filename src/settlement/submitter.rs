@@ -24,13 +24,12 @@ use tokio::{
 
 use super::{
     accounts::{Account, Accounts, NonceLease, SharedSigner, Signed, WindowPermit},
-    calls::SharedCall,
     costs::Costs,
     gaps::FillGaps,
     gas::{Affords, KEPT_GAS, TYPICAL_GAS},
     journal::Journal,
     line::{Lane, Line, Urgency},
-    load::{Call, Filler, Load, MAX_REPLACEMENTS},
+    load::{Call, Filler, Load, MAX_REPLACEMENTS, SharedCall},
     queue::{QueuedPayment, known_failures},
 };
 use crate::{

@@ -335,6 +335,12 @@ impl Node {
         self.fees.raise_up_to(&self.rpc, old, most).await
     }
 
+    /// Returns what a transaction cost above `max_gas_price`, in wei.
+    pub(crate) fn above_ceiling(&self, receipt: &Receipt) -> u128 {
+        let above = self.fees.above_ceiling(receipt.effective_gas_price.saturating_to());
+        receipt.gas_used.saturating_to::<u128>().saturating_mul(above)
+    }
+
     /// Returns what a unit of gas is likely to cost now, in wei.
     pub(crate) async fn gas_price(&self) -> Result<u128, FeeError> {
         self.fees.price(&self.rpc).await

@@ -1,0 +1,97 @@
+//! Permits of Permit2 (scheme `exact`) in the hands of strangers: anybody who has seen one can have it executed, or ask a facilitator to.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use alloy_primitives::{B256, U256};
+use axum::body::Body;
+use http::StatusCode;
+use serde_json::json;
+use support::{
+    chain::Chain as _,
+    permit::{ExactPermit, approve, invalidate},
+    shop::{App, Customer, PRICE, Shop, app, evaluate, send},
+};
+use tower_x402::{
+    facilitator::{RemoteFacilitator, RemoteFacilitatorBuilder},
+    server::RequirePaymentLayer,
+};
+use x402_devnet::Fault;
+use x402_facilitator::FacilitatorService;
+
+use super::permits::{Stage, remote_stage, served};
+
+/// A request for a settlement by the shop's facilitator, which asks for this amount.
+fn settlement(permit: &ExactPermit, accepted: &str, required: &str) -> http::Request<Body> {
+    let mut permit = permit.clone();
+    permit.offer["amount"] = accepted.into();
+    let mut required_of_payer = permit.offer.clone();
+    required_of_payer["amount"] = required.into();
+    let body = json!({
+        "x402Version": 2, "paymentPayload": permit.payload(), "paymentRequirements": required_of_payer,
+    });
+    http::Request::post("/settle").body(Body::from(body.to_string())).unwrap()
+}
+
+/// The same in x402 v1, for the whole amount.
+fn settlement_v1(permit: &ExactPermit) -> http::Request<Body> {
+    let (offer, signed) = (&permit.offer, permit.payload()["payload"].clone());
+    let body = json!({
+        "x402Version": 1,
+        "paymentPayload": { "x402Version": 1, "scheme": "exact", "network": "base-sepolia", "payload": signed },
+        "paymentRequirements": {
+            "scheme": "exact", "network": "base-sepolia", "maxAmountRequired": offer["amount"], "resource": "https://a.b/c",
+            "payTo": offer["payTo"], "maxTimeoutSeconds": offer["maxTimeoutSeconds"], "asset": offer["asset"],
+            "extra": offer["extra"],
+        },
+    });
+    http::Request::post("/settle").body(Body::from(body.to_string())).unwrap()
+}
+
+fn service(shop: &Shop) -> App {
+    app(FacilitatorService::builder(shop.facilitator.clone()).build())
+}
+
+/// What is asked for is neither booked nor sent, also where no node says what a payee would get.
+#[tokio::test]
+async fn service_settles_a_permit_for_a_price_for_no_other_amount() {
+    let stage = Stage::open().await;
+    let service = service(&stage.shop);
+    let permit = stage.permit("a").await;
+    for (accepted, required, reason) in [
+        ("1000", "0", "invalid_payment_requirements"),
+        ("1000", "1", "invalid_payment_requirements"),
+        ("1", "1", "permit2_amount_mismatch"),
+        ("999", "999", "permit2_amount_mismatch"),
+        ("1001", "1001", "permit2_amount_mismatch"),
+    ] {
+        let said = send(&service, settlement(&permit, accepted, required)).await.json();
+        assert_eq!((&said["success"], &said["errorReason"]), (&json!(false), &json!(reason)), "{required}: {said}");
+        assert!(stage.record(&permit).await.is_none(), "{required}");
+    }
+    let said = send(&service, settlement(&permit, "0", "0")).await.json();
+    assert_eq!(said["success"], false, "{said}");
+    // x402 v1 has no permits.
+    let said = send(&service, settlement_v1(&permit)).await.json();
+    assert_eq!(said["success"], false, "{said}");
+    assert!(stage.record(&permit).await.is_none());
+    let settled = send(&service, settlement(&permit, "1000", "1000")).await.json();
+    assert_eq!((&settled["success"], &settled["amount"]), (&json!(true), &json!("1000")), "{settled}");
+    assert_eq!(stage.received().await, PRICE);
+}
+
+#[tokio::test]
+async fn stranger_at_the_service_takes_no_permit_from_its_seller() {
+    let stage = remote_stage(false).await;
+    let service = service(&stage.shop);
+    for (accepted, required) in [("1000", "0"), ("0", "0"), ("999", "999")] {
+        let permit = stage.permit("held").await;
+        let answer = stage
+            .during(permit.on(evaluate("held")), async {
+                send(&service, settlement(&permit, accepted, required)).await;
+                send(&service, settlement_v1(&permit)).await;
+            })
+            .await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{required}: {answer:?}");
+    }
+    assert_eq!((stage.shop.handled(), stage.received().await), (3, 3 * PRICE));
+}

@@ -95,3 +95,67 @@ async fn stranger_at_the_service_takes_no_permit_from_its_seller() {
     }
     assert_eq!((stage.shop.handled(), stage.received().await), (3, 3 * PRICE));
 }
+
+/// The payee has the money, so the payer has the work.
+#[tokio::test]
+async fn permit_that_a_stranger_settles_while_the_work_fails_buys_the_work_when_it_is_presented_again() {
+    for stage in [Stage::open().await, remote_stage(true).await] {
+        let permit = stage.permit("held").await;
+        stage.fails.store(true, Ordering::SeqCst);
+        let mut settled = B256::ZERO;
+        let failed = stage.meanwhile(&permit, || settled = permit.settle(&stage.chain.devnet)).await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        stage.go_on.notify_one();
+        let answer = send(&stage.app, permit.on(evaluate("held"))).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+        assert_eq!(answer.transaction(), settled);
+        assert_eq!(send(&stage.app, permit.on(evaluate("held"))).await.settlement(), answer.settlement());
+        assert_eq!((stage.shop.handled(), stage.received().await), (2, PRICE));
+    }
+}
+
+#[tokio::test]
+async fn authorization_that_a_stranger_executes_while_the_work_fails_buys_the_work_when_it_is_presented_again() {
+    for stage in [Stage::open().await, remote_stage(true).await] {
+        let customer = Customer { from: stage.payer.address(), signer: stage.payer.clone() };
+        let purchase = customer.pay(&stage.app, evaluate("held")).await;
+        stage.fails.store(true, Ordering::SeqCst);
+        let executed = stage.chain.relayer().await;
+        let mut transaction = B256::ZERO;
+        let failed = stage
+            .during(purchase.on(evaluate("held")), async {
+                let message = support::token::transfer_vrs(&purchase.authorization, &purchase.by_key());
+                transaction = executed.send(&stage.chain, message).await.transaction_hash;
+            })
+            .await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        stage.go_on.notify_one();
+        let answer = send(&stage.app, purchase.on(evaluate("held"))).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+        assert_eq!(answer.transaction(), transaction);
+        assert_eq!((stage.shop.handled(), stage.received().await), (2, PRICE));
+    }
+}
+
+/// Nobody sees what the permit was executed for. Its payer is not told to buy anew; one that withdrew it is.
+#[tokio::test]
+async fn permit_whose_nonce_is_used_while_the_work_fails_is_refused_only_if_it_has_not_paid() {
+    let stage = Stage::open().await;
+    for (is_paid, status, reason) in [
+        (true, StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"),
+        (false, StatusCode::PAYMENT_REQUIRED, "permit2_invalid_nonce"),
+    ] {
+        let permit = stage.permit("held").await;
+        stage.fails.store(true, Ordering::SeqCst);
+        let failed = stage
+            .meanwhile(&permit, || match is_paid {
+                true => permit.settle_by_contract(&stage.chain.devnet),
+                false => invalidate(&stage.chain.devnet, permit.from, permit.message.nonce),
+            })
+            .await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let answer = send(&stage.app, permit.on(evaluate("held"))).await;
+        assert_eq!((answer.status, answer.reason().as_str()), (status, reason), "{answer:?}");
+    }
+    assert_eq!((stage.shop.handled(), stage.received().await), (2, PRICE));
+}

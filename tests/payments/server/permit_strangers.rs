@@ -159,3 +159,59 @@ async fn permit_whose_nonce_is_used_while_the_work_fails_is_refused_only_if_it_h
     }
     assert_eq!((stage.shop.handled(), stage.received().await), (2, PRICE));
 }
+
+/// A stranger's contract executes this permit before the next transaction of the facilitator, which reverts.
+fn front_run(stage: &Stage, permit: &ExactPermit) {
+    let (devnet, permit, is_done) = (stage.chain.devnet.clone(), permit.clone(), AtomicBool::new(false));
+    stage.chain.devnet.faults().set(move |call| {
+        if call.method.starts_with("eth_sendRawTransaction") && !is_done.swap(true, Ordering::SeqCst) {
+            permit.settle_by_contract(&devnet);
+        }
+        Fault::None
+    });
+}
+
+/// The payer has paid each time, and cannot help it.
+#[tokio::test]
+async fn stranger_whose_contract_executes_permits_first_keeps_nobody_from_paying() {
+    let stage = Stage::open().await;
+    let under_work = stage.permit("held").await;
+    let answer = stage
+        .during(under_work.on(evaluate("held")), async {
+            for _ in 0..2 {
+                let permit = stage.permit("a").await;
+                front_run(&stage, &permit);
+                let answer = send(&stage.app, permit.on(evaluate("a"))).await;
+                let said = (answer.status, answer.reason());
+                assert_eq!(said, (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending".to_owned()), "{answer:?}");
+            }
+            stage.chain.devnet.faults().clear();
+        })
+        .await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "its work is done: {answer:?}");
+    // More of these permits would cost the seller gas for nothing.
+    let another = send(&stage.app, stage.permit("a").await.on(evaluate("a"))).await;
+    assert_eq!(another.status, StatusCode::PAYMENT_REQUIRED, "{another:?}");
+    assert!(another.text().contains("executed by others"), "{another:?}");
+    let customer = Customer { from: stage.payer.address(), signer: stage.payer.clone() };
+    let purchase = customer.pay(&stage.app, evaluate("a")).await;
+    let answer = send(&stage.app, purchase.on(evaluate("a"))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
+    assert_eq!((stage.shop.handled(), stage.received().await), (4, 4 * PRICE));
+}
+
+/// What was approved has to cover all permits under work.
+#[tokio::test]
+async fn permits_under_work_are_covered_by_what_was_approved() {
+    let stage = Stage::open().await;
+    approve(&stage.chain.devnet, stage.payer.address(), U256::from(PRICE));
+    let permit = stage.permit("held").await;
+    let held = stage
+        .during(permit.on(evaluate("held")), async {
+            let answer = send(&stage.app, stage.permit("a").await.on(evaluate("a"))).await;
+            assert!(answer.status.is_client_error(), "{answer:?}");
+        })
+        .await;
+    assert_eq!(held.status, StatusCode::OK, "{held:?}");
+    assert_eq!((stage.shop.handled(), stage.received().await), (1, PRICE));
+}

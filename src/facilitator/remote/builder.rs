@@ -167,7 +167,8 @@ impl RemoteFacilitatorBuilder {
             Ok(()) => {}
         }
         for observer in &observers {
-            observer.look_at(&supported.permit_methods(observer.network())).await;
+            let network = observer.network();
+            observer.look_at(&supported.permit_methods(network), &supported.settlers(network)).await;
         }
         let remote = Arc::new(Remote {
             api,

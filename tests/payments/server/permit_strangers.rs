@@ -215,3 +215,21 @@ async fn permits_under_work_are_covered_by_what_was_approved() {
     assert_eq!(held.status, StatusCode::OK, "{held:?}");
     assert_eq!((stage.shop.handled(), stage.received().await), (1, PRICE));
 }
+
+/// No receipt shows which permit a contract settled.
+#[tokio::test]
+async fn facilitator_whose_account_is_a_contract_is_offered_no_permits_where_a_node_confirms() {
+    let stage = Stage::open().await;
+    let account = stage.shop.facilitator.settlement_addresses()[0];
+    stage.chain.devnet.set_code(account, vec![0x00]);
+    let url = served(&stage.shop).await;
+    let network = stage.chain.asset().network;
+    let build = async |remote: RemoteFacilitatorBuilder| {
+        let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(network, stage.shop.pay_to);
+        layer.facilitator(remote.build().await.unwrap()).permits().build()
+    };
+    let confirming = RemoteFacilitator::builder(&url).confirm(network, stage.chain.rpc_url());
+    let Err(error) = build(confirming).await else { panic!("it is built") };
+    assert!(error.to_string().contains("whose accounts are no contracts"), "{error}");
+    assert!(build(RemoteFacilitator::builder(&url)).await.is_ok());
+}

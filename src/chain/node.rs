@@ -155,6 +155,11 @@ impl Node {
                 Some(permit) => Box::pin(self.look_at_permit(payment, &permit)).await?,
             };
             self.observe_block(result.block);
+            if !result.used && rejection.as_ref().is_some_and(|why| why.reason == Reason::NonceAlreadyUsed) {
+                // One request shows the nonce unused, and a later one a settlement that fails because it is used: a block came in between.
+                sleep(self.poll_interval()).await;
+                continue;
+            }
             if result.used || (rejection.is_none() && !must_be_new) {
                 return Ok(Some((result, rejection)));
             }

@@ -112,3 +112,25 @@ async fn permit_that_was_executed_in_the_place_of_the_block_where_it_was_unused_
         }
     }
 }
+
+/// A stranger's transaction is in the block that arrives between two of the requests of one look.
+#[tokio::test(start_paused = true)]
+async fn permit_that_a_stranger_settles_between_two_reads_of_the_chain_is_settled() {
+    let stage = permit_stage().await;
+    let payment = stage.payment(&payer(&stage));
+    let verified = stage.admit(&payment).await;
+    // It is verified again.
+    stage.clock.advance(10);
+    stage.devnet.faults().reset();
+    stage.devnet.faults().set(|call| match (call.method, call.index) {
+        ("eth_estimateGas", 0) => Fault::Delay(Duration::from_millis(500)),
+        _ => Fault::None,
+    });
+    let raw = transaction_of_a_stranger(&stage.devnet, &payment);
+    let (outcome, ()) = tokio::join!(stage.settle(&payment, &verified), async {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+    });
+    assert!(matches!(outcome, Ok(SettlementOutcome::Settled { fee: None, .. })), "{outcome:?}");
+    assert_eq!(received(&stage), PRICE);
+}

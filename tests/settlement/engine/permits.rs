@@ -134,3 +134,21 @@ async fn permit_that_a_stranger_settles_between_two_reads_of_the_chain_is_settle
     assert!(matches!(outcome, Ok(SettlementOutcome::Settled { fee: None, .. })), "{outcome:?}");
     assert_eq!(received(&stage), PRICE);
 }
+
+/// The numbers of SECURITY.md. A permit is looked at by three requests: what the chain has, whether it would be executed, and what the payee would
+/// have more.
+#[tokio::test(start_paused = true)]
+async fn verifying_a_permit_takes_three_requests_and_five_if_its_payer_has_no_money() {
+    let stage = permit_stage().await;
+    let requests = async |payment: &Prechecked| {
+        stage.devnet.faults().reset();
+        let is_good = stage.verify(payment).await.is_ok();
+        (is_good, stage.requests())
+    };
+    let good = payer(&stage);
+    assert_eq!(requests(&stage.payment(&good)).await, (true, 3));
+    assert_eq!(requests(&stage.payment(&new_key())).await, (false, 5), "no money");
+    assert_eq!(requests(&stage.payment(&stage.payer(1))).await, (false, 3), "no approval");
+    let forged = stage.payment_from(&new_key(), good.address());
+    assert_eq!(requests(&forged).await, (false, 3), "a signature that only a contract could accept");
+}

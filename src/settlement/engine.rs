@@ -248,9 +248,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the reason if payments of this payer are refused now, since earlier ones were sent and did not pay.
-    pub(crate) fn check_payer(&self, payer: Address) -> Option<Rejection> {
-        self.backoff.rejection(payer)
+    /// Returns the reason if payments like this one of its payer are refused now, since earlier ones were sent and did not pay.
+    pub(crate) fn check_payer(&self, payment: &Prechecked) -> Option<Rejection> {
+        self.backoff.rejection(payment.authorization().from).or_else(|| self.confirmation.rejection(payment))
     }
 
     /// Simulates the payment in the newest block. Returns what the chain shows, and why the payment would fail, if it would.

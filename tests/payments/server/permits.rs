@@ -1,6 +1,12 @@
 //! A seller that is paid its price by permits of Permit2 (scheme `exact`): what is settled, once, and what is refused.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_primitives::{Address, B256, Bytes, U256, hex};
 use alloy_signer_local::PrivateKeySigner;
@@ -13,7 +19,7 @@ use support::{
     chain::Chain as _,
     devnet::DevnetChain,
     permit::{self, EXACT_PROXY, ExactPermit, Permit, approve, burn},
-    shop::{App, Customer, PRICE, Shop, demand, evaluate, paid, send},
+    shop::{Answer, App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
@@ -27,63 +33,74 @@ use tower_x402::{
 use x402_facilitator::FacilitatorService;
 
 /// A seller on a devnet, whose handler waits if it is told to.
-struct Stage {
-    chain: DevnetChain,
-    shop: Shop,
-    app: App,
-    payer: PrivateKeySigner,
-    begun: Arc<Notify>,
-    go_on: Arc<Notify>,
+pub(super) struct Stage {
+    pub(super) chain: DevnetChain,
+    pub(super) shop: Shop,
+    pub(super) app: App,
+    pub(super) payer: PrivateKeySigner,
+    pub(super) begun: Arc<Notify>,
+    pub(super) go_on: Arc<Notify>,
+    /// The next work fails.
+    pub(super) fails: Arc<AtomicBool>,
 }
 
 impl Stage {
-    async fn open() -> Self {
+    pub(super) async fn open() -> Self {
         Self::with(|layer| layer.permits()).await
     }
 
-    async fn with(settings: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder) -> Self {
+    pub(super) async fn with(settings: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder) -> Self {
         let chain = DevnetChain::start(None).await;
         let shop = Shop::open(&chain).await;
         let layer = settings(shop.layer());
         Self::of(chain, shop, layer)
     }
 
-    fn of(chain: DevnetChain, shop: Shop, layer: RequirePaymentLayerBuilder) -> Self {
-        let signals: (Arc<Notify>, Arc<Notify>) = Default::default();
-        let (begun, go_on) = signals.clone();
+    pub(super) fn of(chain: DevnetChain, shop: Shop, layer: RequirePaymentLayerBuilder) -> Self {
+        let signals: (Arc<Notify>, Arc<Notify>, Arc<AtomicBool>) = Default::default();
+        let (begun, go_on, fails) = signals.clone();
         let app = shop.app_with(layer, move |_, body| {
-            let (begun, go_on) = signals.clone();
+            let (begun, go_on, fails) = signals.clone();
             async move {
                 if body == "held" {
                     begun.notify_one();
                     go_on.notified().await;
                 }
-                Ok(Response::new(Body::from(body)))
+                let mut response = Response::new(Body::from(body));
+                if fails.swap(false, Ordering::SeqCst) {
+                    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                }
+                Ok(response)
             }
         });
         let payer = PrivateKeySigner::random();
         chain.devnet.mint(payer.address(), tower_x402::Usdc::from_atomic(10 * PRICE)).unwrap();
         approve(&chain.devnet, payer.address(), U256::MAX >> 1);
-        Self { chain, shop, app, payer, begun, go_on }
+        Self { chain, shop, app, payer, begun, go_on, fails }
     }
 
-    async fn permit(&self, body: &'static str) -> ExactPermit {
+    pub(super) async fn permit(&self, body: &'static str) -> ExactPermit {
         ExactPermit::pay(&self.payer, &self.app, evaluate(body)).await
     }
 
-    async fn record(&self, permit: &ExactPermit) -> Option<Record> {
+    pub(super) async fn record(&self, permit: &ExactPermit) -> Option<Record> {
         self.shop.facilitator.ledger().get(&key(permit)).await.unwrap()
     }
 
-    async fn received(&self) -> u64 {
+    pub(super) async fn received(&self) -> u64 {
         self.chain.balance(self.shop.pay_to).await
     }
 
     /// Presents a permit, and lets this happen while the handler works.
-    async fn meanwhile(&self, permit: &ExactPermit, what: impl FnOnce()) -> support::shop::Answer {
-        let (answer, ()) = tokio::join!(send(&self.app, permit.on(evaluate("held"))), async {
+    pub(super) async fn meanwhile(&self, permit: &ExactPermit, what: impl FnOnce()) -> Answer {
+        self.during(permit.on(evaluate("held")), async { what() }).await
+    }
+
+    /// Sends a paid request, and lets this happen while the handler works.
+    pub(super) async fn during(&self, request: http::Request<Body>, what: impl Future<Output = ()>) -> Answer {
+        let (answer, ()) = tokio::join!(send(&self.app, request), async {
             self.begun.notified().await;
-            what();
+            what.await;
             self.go_on.notify_one();
         });
         answer
@@ -312,7 +329,7 @@ async fn contract_wallets_pay_by_permit() {
 }
 
 /// Serves the shop's facilitator to others. Returns its URL.
-async fn served(shop: &Shop) -> String {
+pub(super) async fn served(shop: &Shop) -> String {
     let service = FacilitatorService::builder(shop.facilitator.clone()).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -320,18 +337,23 @@ async fn served(shop: &Shop) -> String {
     url
 }
 
+/// A seller that has a facilitator's service settle, and a node confirm that if it `confirms`.
+pub(super) async fn remote_stage(confirms: bool) -> Stage {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let mut remote = RemoteFacilitator::builder(served(&shop).await).ledger(Arc::new(MemoryLedger::new()));
+    if confirms {
+        remote = remote.confirm(chain.asset().network, chain.rpc_url());
+    }
+    let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(chain.asset().network, shop.pay_to);
+    let layer = layer.facilitator(remote.build().await.unwrap()).permits();
+    Stage::of(chain, shop, layer)
+}
+
 #[tokio::test]
 async fn permit_pays_once_through_a_facilitators_service() {
     for confirms in [false, true] {
-        let chain = DevnetChain::start(None).await;
-        let shop = Shop::open(&chain).await;
-        let mut remote = RemoteFacilitator::builder(served(&shop).await).ledger(Arc::new(MemoryLedger::new()));
-        if confirms {
-            remote = remote.confirm(chain.asset().network, chain.rpc_url());
-        }
-        let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(chain.asset().network, shop.pay_to);
-        let layer = layer.facilitator(remote.build().await.unwrap()).permits();
-        let stage = Stage::of(chain, shop, layer);
+        let stage = remote_stage(confirms).await;
         let permit = stage.permit("a").await;
         let answer = send(&stage.app, permit.on(evaluate("a"))).await;
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 use tower_x402::{
     Asset, Network,
@@ -70,9 +71,7 @@ impl Shop {
         chain: &dyn Chain,
         settings: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
     ) -> Self {
-        let settler = PrivateKeySigner::random();
-        chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
-        let builder = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).signer(settler);
+        let builder = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).signer(chain.gas_key().await);
         let facilitator = settings(builder).build().await.expect("the facilitator reaches its chain");
         Self {
             facilitator: Arc::new(facilitator),
@@ -342,6 +341,12 @@ pub async fn send(app: &App, request: Request<Body>) -> Answer {
     let (parts, body) = response.into_parts();
     let body = tokio::time::timeout(Duration::from_secs(30), body.collect()).await.expect("the body ends");
     Answer { status: parts.status, headers: parts.headers, body: body.expect("a whole body").to_bytes() }
+}
+
+/// Sends a request, and goes on.
+pub fn ask(app: &App, request: Request<Body>) -> JoinHandle<Answer> {
+    let app = app.clone();
+    tokio::spawn(async move { send(&app, request).await })
 }
 
 pub async fn try_send(app: &App, request: Request<Body>) -> Result<Response<Body>, BoxError> {

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::{Address, B256, Bytes as Signature, U256};
+use alloy_primitives::{Address, B256, Bytes as Signature};
 use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
 use axum::{Router, body::Body};
@@ -23,14 +23,13 @@ use http::{Request, StatusCode};
 use http_body::Frame;
 use serde_json::json;
 use support::{
-    authorization::unix_now,
     chain::Chain as _,
-    devnet::DevnetChain,
     escrow::Channel,
     eventually::{eventually, in_time},
     gated_ledger::{GatedChannels, Held as HeldCalls},
     scripted,
-    shop::{Answer, App, Customer, PRICE, Purchase, demand, evaluate, paid, send, try_send},
+    shop::{Answer, App, Customer, PRICE, Purchase, ask, demand, evaluate, paid, send, try_send},
+    world::{COST, DEPOSIT, World, by_voucher, offer, pay, payment, refused, voucher},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -40,7 +39,7 @@ use tokio::{
 };
 use tower::{BoxError, ServiceExt as _};
 use tower_x402::{
-    Clock as _, Network, Usdc,
+    Clock as _, Network,
     channels::Channels,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
@@ -50,12 +49,10 @@ use tower_x402::{
         channels::{ChannelLedger as _, ChannelStep},
     },
     protocol::PaymentFlow,
-    server::{ActualPrice, RequirePaymentLayerBuilder, VerifiedPayment},
+    server::{RequirePaymentLayerBuilder, VerifiedPayment},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
 use x402_devnet::Fault;
-
-use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refused, voucher};
 
 /// The number of requests without money, and of requests that may be worked on at once.
 const STRANGERS: usize = 512;
@@ -112,36 +109,30 @@ fn stalled(held: &Arc<Held>) -> Request<Body> {
 }
 
 /// A channel into which nothing was paid, of a payer that has nothing.
-fn unfunded(stage: &Stage, salt: u8) -> Channel {
+fn unfunded(world: &World, salt: u8) -> Channel {
     let (payer, voucher_key) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let config = ChannelConfig {
         payer: payer.address(),
         payer_authorizer: voucher_key.address(),
-        receiver: stage.shop.pay_to,
-        receiver_authorizer: stage.authorizer.address(),
-        token: stage.shop.asset.address,
+        receiver: world.shop.pay_to,
+        receiver_authorizer: world.authorizer.address(),
+        token: world.shop.asset.address,
         withdraw_delay: 900,
         salt: B256::repeat_byte(salt),
     };
-    Channel { config, payer, voucher_key, authorizer: stage.authorizer.clone() }
+    Channel { config, payer, voucher_key, authorizer: world.authorizer.clone() }
 }
 
 /// Payments of each kind by payers without money.
-pub(super) async fn worthless(stage: &Stage, app: &App, number: usize) -> serde_json::Value {
-    let (channel, customer) = (unfunded(stage, 1), scripted::customer());
-    let accepted = offer(app, "a").await;
-    let by_voucher = |payload| json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
-    let config = channel.config;
+pub(super) async fn worthless(world: &World, app: &App, number: usize) -> serde_json::Value {
+    let (channel, customer) = (unfunded(world, 1), scripted::customer());
     match number % 5 {
-        0 => {
-            by_voucher(json!({ "type": "voucher", "channelConfig": config, "voucher": voucher(&channel, COST).await }))
-        }
-        1 => by_voucher(json!({ "type": "refund", "channelConfig": config, "voucher": voucher(&channel, 0).await })),
+        0 => by_voucher(app, &channel, COST).await,
+        1 => payment("refund", &offer(app, "a").await, &channel, 0).await,
         2 => {
-            let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
-            by_voucher(json!({
-                "type": "deposit", "channelConfig": config, "voucher": voucher(&channel, COST).await, "deposit": deposit,
-            }))
+            let mut payment = payment("deposit", &offer(app, "a").await, &channel, COST).await;
+            payment["payload"]["deposit"] = json!(world.sign_deposit(&channel, DEPOSIT).await);
+            payment
         }
         // The two flows of `exact`.
         flow => customer.sign(&demand(&send(app, evaluate("a")).await), flow - 3).payload(),
@@ -165,18 +156,17 @@ fn both_flows(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder {
 
 #[tokio::test]
 async fn strangers_without_money_keep_out_no_payer_and_have_no_body_kept() {
-    let stage = Stage::open().await;
-    let app = stage.shop.app(both_flows(stage.shop.layer()).vouchers(stage.channels.clone()));
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, 100 * PRICE).await;
+    let world = World::open().await;
+    let app = world.shop.app(both_flows(world.layer()));
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, 100 * PRICE).await;
     let held = Arc::<Held>::default();
     let mut strangers = Vec::new();
     for number in 0..STRANGERS {
-        let request = paid(stalled(&held), &worthless(&stage, &app, number).await);
-        let app = app.clone();
-        strangers.push(tokio::spawn(async move { send(&app, request).await }));
+        let request = paid(stalled(&held), &worthless(&world, &app, number).await);
+        strangers.push(ask(&app, request));
     }
-    let handled = stage.shop.handled();
+    let handled = world.shop.handled();
     for n in 2..6 {
         let answer = served(&app, async || pay(&app, &channel, n * COST, None, "paid").await).await;
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
@@ -193,20 +183,20 @@ async fn strangers_without_money_keep_out_no_payer_and_have_no_body_kept() {
     }
     // What a refused client goes on to send is thrown away piece by piece.
     assert!(held.most.load(Ordering::SeqCst) <= 2, "nobody's body is kept who has shown no money");
-    assert_eq!(stage.shop.handled() - handled, 12);
+    assert_eq!(world.shop.handled() - handled, 12);
 }
 
 /// While the first is verified, its copies wait without a place.
 #[tokio::test]
 async fn copies_of_payments_without_money_take_no_place_of_payers() {
-    let stage = Stage::open().await;
-    let app = stage.shop.app(stage.shop.layer().max_concurrent(16));
-    let (stranger, customer) = (scripted::customer(), Customer::with_funds(&stage.chain, 2 * PRICE).await);
+    let world = World::open().await;
+    let app = world.shop.app(world.shop.layer().max_concurrent(16));
+    let (stranger, customer) = (scripted::customer(), Customer::with_funds(&world.chain, 2 * PRICE).await);
     let purchase = customer.pay(&app, evaluate("paid")).await;
     let demanded = demand(&send(&app, evaluate("a")).await);
     let asked = Arc::<AtomicU64>::default();
     let (counter, address) = (asked.clone(), alloy_primitives::hex::encode(stranger.from));
-    stage.chain.devnet.faults().set(move |call| {
+    world.chain.devnet.faults().set(move |call| {
         let is_strangers = call.method == "eth_call" && json!(call.params).to_string().contains(&address);
         if !is_strangers {
             return Fault::None;
@@ -218,8 +208,7 @@ async fn copies_of_payments_without_money_take_no_place_of_payers() {
     for _ in 0..8 {
         let payment = stranger.sign(&demanded, 0);
         for _ in 0..3 {
-            let (app, request) = (app.clone(), payment.on(evaluate("a")));
-            strangers.push(tokio::spawn(async move { send(&app, request).await }));
+            strangers.push(ask(&app, payment.on(evaluate("a"))));
         }
     }
     in_time("the first of each is verified", async {
@@ -292,28 +281,26 @@ impl ChannelFacilitator for Selective {
 
 #[tokio::test]
 async fn payer_whose_channel_is_looked_at_again_does_not_wait_behind_strangers() {
-    let stage = Stage::open().await;
-    let channel = stage.filled(&stage.app()).await;
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
+    let world = World::open().await;
+    let channel = world.filled(&world.app).await;
+    let sender = world.chain.gas_key().await;
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(world.chain.rpc_url());
     let inner = contract.signer(sender).build().await.expect("the contracts are on the devnet");
     let left = Arc::<AtomicU64>::default();
     let known = HashSet::from([channel.id()]);
     let contract = Selective { inner, known, left: left.clone() };
-    let channels = Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()))
-        .ledger(stage.ledger.clone())
+    let channels = Channels::builder(contract, AuthorizerKey::new(world.authorizer.clone()))
+        .ledger(world.ledger.clone())
         .min_deposit("$0.01")
-        .clock(stage.clock.clone())
+        .clock(world.clock.clone())
         .build()
         .expect("complete settings");
-    let app = stage.shop.app(stage.shop.layer().vouchers(channels).max_concurrent(PLACES));
+    let app = world.shop.app(world.shop.layer().vouchers(channels).max_concurrent(PLACES));
     let mut strangers = Vec::new();
     // All places are taken, and some wait for one.
     for number in 0..PLACES + 8 {
-        let request = pay(&app, &unfunded(&stage, number as u8), COST, None, "a").await;
-        let app = app.clone();
-        strangers.push(tokio::spawn(async move { send(&app, request).await }));
+        let request = pay(&app, &unfunded(&world, number as u8), COST, None, "a").await;
+        strangers.push(ask(&app, request));
     }
     in_time("all places are taken", async {
         while left.load(Ordering::SeqCst) < PLACES as u64 {
@@ -322,7 +309,7 @@ async fn payer_whose_channel_is_looked_at_again_does_not_wait_behind_strangers()
     })
     .await;
     for (n, later) in [(2, 301), (3, 0)] {
-        stage.clock.advance(later);
+        world.clock.advance(later);
         let answer = send(&app, pay(&app, &channel, n * COST, None, "known").await).await;
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "known"), "{answer:?}");
     }
@@ -333,21 +320,13 @@ async fn payer_whose_channel_is_looked_at_again_does_not_wait_behind_strangers()
 /// What was charged for may have been claimed, with a voucher that is on the chain since.
 #[tokio::test]
 async fn vouchers_that_were_charged_take_no_permit_of_payers() {
-    let stage = Stage::open().await;
-    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(2));
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let app = world.shop.app(world.layer().max_concurrent(2));
+    let channel = world.filled(&app).await;
     let held = Arc::<Held>::default();
     let payment = by_voucher(&app, &channel, COST).await;
-    let copies: Vec<_> = (0..64)
-        .map(|_| {
-            let (app, request) = (app.clone(), paid(stalled(&held), &payment));
-            tokio::spawn(async move { send(&app, request).await })
-        })
-        .collect();
-    eventually("those that are there longest make room", async || {
-        copies.iter().filter(|copy| copy.is_finished()).count() == 64 - 1
-    })
-    .await;
+    let copies: Vec<_> = (0..64).map(|_| ask(&app, paid(stalled(&held), &payment))).collect();
+    eventually("those that are there longest make room", async || finished(&copies) == 64 - 1).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "mine").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
     assert!(held.now.load(Ordering::SeqCst) <= 1, "1 MiB for all that present one payment");
@@ -357,14 +336,11 @@ async fn vouchers_that_were_charged_take_no_permit_of_payers() {
 /// Anybody can ask for it who has read its voucher on the chain, and the ledger that keeps it may be slow.
 #[tokio::test]
 async fn stored_answers_that_are_read_slowly_take_no_permit_of_payers() {
-    let stage = Stage::open().await;
-    let (channel, other) = (stage.filled(&stage.app()).await, stage.filled(&stage.app()).await);
-    let books = GatedChannels::over(stage.ledger.clone(), HeldCalls::ChannelResponses);
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let url = stage.chain.rpc_url();
-    let channels = Stage::channels(&url, &stage.authorizer, sender, books.clone(), stage.clock.clone()).await;
-    let app = stage.shop.app(stage.shop.layer().vouchers(channels).max_concurrent(1));
+    let world = World::open().await;
+    let (channel, other) = (world.filled(&world.app).await, world.filled(&world.app).await);
+    let books = GatedChannels::over(world.ledger.clone(), HeldCalls::ChannelResponses);
+    let channels = world.process(books.clone()).await;
+    let app = world.shop.app(world.shop.layer().vouchers(channels).max_concurrent(1));
     let again = ask(&app, pay(&app, &channel, COST, None, "first").await);
     books.around.until_one_waits().await;
     let answer = send(&app, pay(&app, &other, 2 * COST, None, "mine").await).await;
@@ -418,24 +394,17 @@ impl Stalled {
     }
 }
 
-async fn by_voucher(app: &App, channel: &Channel, max: u128) -> serde_json::Value {
-    let voucher = voucher(channel, max).await;
-    let payload = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher });
-    json!({ "x402Version": 2, "accepted": offer(app, "a").await, "payload": payload })
-}
-
 /// How many requests one payer sends whose bodies stand still, to a seller that serves sixteen at once.
 const STALLED: usize = 40;
 
 #[tokio::test]
 async fn payer_with_the_price_of_one_request_keeps_no_other_payer_out() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(16);
-    let app = stage.shop.app(layer.vouchers(stage.channels.clone()));
+    let world = World::open().await;
+    let app = world.shop.app(both_flows(world.layer()).max_concurrent(16));
     let address = listen(&app).await;
-    let (channel, attackers) = (stage.filled(&app).await, stage.filled(&app).await);
-    let customer = Customer::with_funds(&stage.chain, 100 * PRICE).await;
-    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let (channel, attackers) = (world.filled(&app).await, world.filled(&app).await);
+    let customer = Customer::with_funds(&world.chain, 100 * PRICE).await;
+    let attacker = Customer::with_funds(&world.chain, PRICE).await;
     let demanded = demand(&send(&app, evaluate("a")).await);
     let mut charged = COST;
     for kind in ["voucher", "upfront", "refund"] {
@@ -475,10 +444,10 @@ async fn payer_with_the_price_of_one_request_keeps_no_other_payer_out() {
 /// Of a payer with money, too, to a seller that serves four at once.
 #[tokio::test]
 async fn bodies_that_payers_send_slowly_hold_no_permit() {
-    let stage = Stage::open().await;
-    let app = stage.shop.app(stage.shop.layer().max_concurrent(4).vouchers(stage.channels.clone()));
+    let world = World::open().await;
+    let app = world.shop.app(world.shop.layer().max_concurrent(4).vouchers(world.channels.clone()));
     let address = listen(&app).await;
-    let (channel, slow) = (stage.filled(&app).await, stage.filled(&app).await);
+    let (channel, slow) = (world.filled(&app).await, world.filled(&app).await);
     let mut payments = Vec::new();
     for _ in 0..ROOM_OF_ONE {
         payments.push(by_voucher(&app, &slow, 2 * COST).await);
@@ -493,11 +462,11 @@ async fn bodies_that_payers_send_slowly_hold_no_permit() {
 /// The channel is held by a process that shares the ledger, and the seller serves one request at once.
 #[tokio::test]
 async fn request_that_waits_for_another_process_holds_no_permit() {
-    let stage = Stage::open().await;
-    let layer = || stage.shop.layer().vouchers(stage.channels.clone());
-    let app = stage.shop.app(layer().max_concurrent(1));
-    let (channel, other) = (stage.filled(&app).await, stage.filled(&app).await);
-    let now = stage.clock.now();
+    let world = World::open().await;
+    let layer = || world.layer();
+    let app = world.shop.app(layer().max_concurrent(1));
+    let (channel, other) = (world.filled(&app).await, world.filled(&app).await);
+    let now = world.clock.now();
     let step = ChannelStep::Begin {
         request: B256::repeat_byte(1),
         name: None,
@@ -506,17 +475,13 @@ async fn request_that_waits_for_another_process_holds_no_permit() {
         now,
         until: now + 60,
     };
-    let held = stage.ledger.advance(&other.id(), &step).await.unwrap().epoch;
-    let request = pay(&app, &other, 2 * COST, None, "waits").await;
-    let waiting = tokio::spawn({
-        let app = app.clone();
-        async move { send(&app, request).await }
-    });
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let held = world.ledger.advance(&other.id(), &step).await.unwrap().epoch;
+    let waiting = ask(&app, pay(&app, &other, 2 * COST, None, "waits").await);
+    tokio::time::sleep(Duration::from_millis(300)).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
     assert!(!waiting.is_finished());
-    stage.ledger.advance(&other.id(), &ChannelStep::Release { epoch: held }).await.unwrap();
+    world.ledger.advance(&other.id(), &ChannelStep::Release { epoch: held }).await.unwrap();
     let answer = in_time("it is freed", waiting).await.unwrap();
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "waits"), "{answer:?}");
 }
@@ -524,56 +489,47 @@ async fn request_that_waits_for_another_process_holds_no_permit() {
 /// Whether its balance covers them depends on the one that is being settled.
 #[tokio::test]
 async fn payments_that_wait_for_their_payers_balance_keep_no_other_payer_out() {
-    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
-    let url = chain.rpc_url();
-    let stage = Stage::open_at(chain, &url).await;
-    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(16));
-    let channel = stage.filled(&app).await;
-    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::with_blocks_every(Duration::from_millis(20)).await;
+    let app = world.shop.app(world.layer().max_concurrent(16));
+    let channel = world.filled(&app).await;
+    let attacker = Customer::with_funds(&world.chain, PRICE).await;
     let demanded = demand(&send(&app, evaluate("a")).await);
-    stage.chain.devnet.stall(true);
-    let ask = |purchase: &Purchase| {
-        let (app, request) = (app.clone(), purchase.on(evaluate("a")));
-        tokio::spawn(async move { send(&app, request).await.status })
-    };
-    let before = stage.shop.handled();
+    world.chain.devnet.stall(true);
+    let ask = |purchase: &Purchase| ask(&app, purchase.on(evaluate("a")));
+    let before = world.shop.handled();
     let purchase = attacker.sign(&demanded, 0);
     let first = ask(&purchase);
+    is_submitted(&world, &purchase).await;
+    let waiting: Vec<_> = (0..STALLED).map(|_| ask(&attacker.sign(&demanded, 0))).collect();
+    eventually("most are refused", async || finished(&waiting) >= STALLED - WAITING_OF_ONE).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
+    eventually("some of them wait", async || finished(&waiting) == STALLED - WAITING_OF_ONE).await;
+    world.chain.devnet.stall(false);
+    assert_eq!(in_time("it is settled", first).await.unwrap().status, StatusCode::OK);
+    for request in waiting {
+        let status = in_time("its balance is spent", request).await.unwrap().status;
+        assert!(matches!(status.as_u16(), 402 | 503), "{status}");
+    }
+    assert_eq!(world.shop.handled() - before, 2);
+}
+
+async fn is_submitted(world: &World, purchase: &Purchase) {
     eventually("the first is submitted", async || {
-        let record = stage.shop.record(&purchase.authorization).await;
+        let record = world.shop.record(&purchase.authorization).await;
         record.is_some_and(|record| record.settlement == Settlement::Submitted)
     })
     .await;
-    let waiting: Vec<_> = (0..STALLED).map(|_| ask(&attacker.sign(&demanded, 0))).collect();
-    eventually("most are refused", async || {
-        waiting.iter().filter(|request| request.is_finished()).count() >= STALLED - WAITING_OF_ONE
-    })
-    .await;
-    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
-    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
-    eventually("some of them wait", async || {
-        waiting.iter().filter(|request| request.is_finished()).count() == STALLED - WAITING_OF_ONE
-    })
-    .await;
-    stage.chain.devnet.stall(false);
-    assert_eq!(in_time("it is settled", first).await.unwrap(), StatusCode::OK);
-    for request in waiting {
-        let status = in_time("its balance is spent", request).await.unwrap();
-        assert!(matches!(status.as_u16(), 402 | 503), "{status}");
-    }
-    assert_eq!(stage.shop.handled() - before, 2);
 }
 
 /// The same of payments that were worked on before, in vain.
 #[tokio::test]
 async fn payments_presented_again_wait_for_their_payers_balance_and_keep_no_other_payer_out() {
-    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
-    let url = chain.rpc_url();
-    let stage = Stage::open_at(chain, &url).await;
-    let layer = stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(16);
-    let app = stage.shop.app_with(layer, failing_at_bad);
-    let channel = stage.filled(&app).await;
-    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::with_blocks_every(Duration::from_millis(20)).await;
+    let layer = world.layer().max_concurrent(16);
+    let app = world.shop.app_with(layer, failing_at_bad);
+    let channel = world.filled(&app).await;
+    let attacker = Customer::with_funds(&world.chain, PRICE).await;
     let demanded = demand(&send(&app, evaluate("a")).await);
     let mut released = Vec::new();
     for _ in 0..STALLED {
@@ -581,20 +537,16 @@ async fn payments_presented_again_wait_for_their_payers_balance_and_keep_no_othe
         assert_eq!(send(&app, purchase.on(evaluate("bad"))).await.status, StatusCode::UNPROCESSABLE_ENTITY);
         released.push(purchase);
     }
-    stage.chain.devnet.stall(true);
+    world.chain.devnet.stall(true);
     let purchase = attacker.sign(&demanded, 0);
     let first = ask(&app, purchase.on(evaluate("a")));
-    eventually("the first is submitted", async || {
-        let record = stage.shop.record(&purchase.authorization).await;
-        record.is_some_and(|record| record.settlement == Settlement::Submitted)
-    })
-    .await;
+    is_submitted(&world, &purchase).await;
     let waiting: Vec<_> = released.iter().map(|purchase| ask(&app, purchase.on(evaluate("bad")))).collect();
     eventually("most are refused", async || finished(&waiting) >= STALLED - WAITING_OF_ONE).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
     assert_eq!(finished(&waiting), STALLED - WAITING_OF_ONE, "some of them wait");
-    stage.chain.devnet.stall(false);
+    world.chain.devnet.stall(false);
     assert_eq!(in_time("it is settled", first).await.unwrap().status, StatusCode::OK);
     for request in waiting {
         let status = in_time("its balance is spent", request).await.unwrap().status;
@@ -605,11 +557,9 @@ async fn payments_presented_again_wait_for_their_payers_balance_and_keep_no_othe
 /// Of such payments each counts with its body.
 #[tokio::test]
 async fn payments_presented_again_that_wait_with_their_bodies_take_little_memory() {
-    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
-    let url = chain.rpc_url();
-    let stage = Stage::open_at(chain, &url).await;
-    let app = stage.shop.app_with(stage.shop.layer().max_concurrent(PLACES), failing_at_bad);
-    let attacker = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::with_blocks_every(Duration::from_millis(20)).await;
+    let app = world.shop.app_with(world.shop.layer().max_concurrent(PLACES), failing_at_bad);
+    let attacker = Customer::with_funds(&world.chain, PRICE).await;
     let demanded = demand(&send(&app, evaluate("a")).await);
     let held = Arc::<Held>::default();
     let mut released = Vec::new();
@@ -619,14 +569,10 @@ async fn payments_presented_again_that_wait_with_their_bodies_take_little_memory
         assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY, "{answer:?}");
         released.push(purchase);
     }
-    stage.chain.devnet.stall(true);
+    world.chain.devnet.stall(true);
     let purchase = attacker.sign(&demanded, 0);
     let first = ask(&app, purchase.on(evaluate("a")));
-    eventually("the first is submitted", async || {
-        let record = stage.shop.record(&purchase.authorization).await;
-        record.is_some_and(|record| record.settlement == Settlement::Submitted)
-    })
-    .await;
+    is_submitted(&world, &purchase).await;
     let mut waiting = Vec::new();
     for purchase in &released {
         waiting.push(ask(&app, purchase.on(arrived(&held))));
@@ -639,7 +585,7 @@ async fn payments_presented_again_that_wait_with_their_bodies_take_little_memory
         let answer = request.await.unwrap();
         assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "busy"), "{answer:?}");
     }
-    stage.chain.devnet.stall(false);
+    world.chain.devnet.stall(false);
     assert_eq!(in_time("it is settled", first).await.unwrap().status, StatusCode::OK);
     assert_eq!(in_time("its balance is spent", last).await.unwrap().status, StatusCode::PAYMENT_REQUIRED);
 }
@@ -647,26 +593,24 @@ async fn payments_presented_again_that_wait_with_their_bodies_take_little_memory
 /// Whoever has the least deposit can sign it for any number of channels. The seller serves one request at once.
 #[tokio::test]
 async fn deposit_on_its_way_keeps_no_other_payer_out() {
-    let chain = DevnetChain::start(Some(Duration::from_millis(20))).await;
-    let url = chain.rpc_url();
-    let stage = Stage::open_at(chain, &url).await;
-    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(1));
-    let (channel, attacker) = (stage.filled(&app).await, stage.payer().await);
-    let deposit = attacker.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let world = World::with_blocks_every(Duration::from_millis(20)).await;
+    let app = world.shop.app(world.layer().max_concurrent(1));
+    let (channel, attacker) = (world.filled(&app).await, world.channel().await);
+    let deposit = world.sign_deposit(&attacker, DEPOSIT).await;
     let request = pay(&app, &attacker, COST, Some(&deposit), "a").await;
     let sent = Arc::<AtomicU64>::default();
     let counter = sent.clone();
-    stage.chain.devnet.faults().set(move |call| {
+    world.chain.devnet.faults().set(move |call| {
         counter.fetch_add(u64::from(call.method == "eth_sendRawTransaction"), Ordering::SeqCst);
         Fault::None
     });
-    stage.chain.devnet.stall(true);
+    world.chain.devnet.stall(true);
     let waiting = ask(&app, request);
     eventually("the deposit is sent", async || sent.load(Ordering::SeqCst) > 0).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
     assert!(!waiting.is_finished(), "it waits for the chain");
-    stage.chain.devnet.stall(false);
+    world.chain.devnet.stall(false);
     let answer = in_time("it is filled", waiting).await.unwrap();
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
 }
@@ -681,14 +625,13 @@ async fn failing_at_bad(_: VerifiedPayment, body: Bytes) -> Result<http::Respons
 /// A payment that is on the chain can be presented by anybody.
 #[tokio::test]
 async fn payer_gets_its_answer_again_while_strangers_present_its_payment() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(16);
-    let app = stage.shop.app(layer.vouchers(stage.channels.clone()));
+    let world = World::open().await;
+    let app = world.shop.app(both_flows(world.layer()).max_concurrent(16));
     let address = listen(&app).await;
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let channel = world.channel().await;
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     assert_eq!(send(&app, pay(&app, &channel, COST, Some(&deposit), "mine").await).await.status, StatusCode::OK);
-    let customer = Customer::with_funds(&stage.chain, 100 * PRICE).await;
+    let customer = Customer::with_funds(&world.chain, 100 * PRICE).await;
     let mut payments = vec![by_voucher(&app, &channel, COST).await];
     for flow in [0, 1] {
         let purchase = customer.pay_offer(&app, evaluate("mine"), flow).await;
@@ -708,27 +651,11 @@ async fn payer_gets_its_answer_again_while_strangers_present_its_payment() {
 /// Of eight payers, as many requests each as may wait for one. A stranger can send those of a payment that is on the chain.
 #[tokio::test]
 async fn requests_that_wait_for_another_one_hold_no_permit() {
-    let stage = Stage::open().await;
-    let go_on = Arc::new(Semaphore::new(0));
-    let (waits, begun) = (go_on.clone(), Arc::<AtomicU64>::default());
-    let counter = begun.clone();
-    let layer = stage.shop.layer().flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(PLACES);
-    let app = stage.shop.app_with(layer.vouchers(stage.channels.clone()), move |_, body| {
-        let (waits, counter) = (waits.clone(), counter.clone());
-        async move {
-            if body == "held" {
-                counter.fetch_add(1, Ordering::SeqCst);
-                drop(waits.acquire().await);
-            }
-            Ok(http::Response::new(Body::from(body)))
-        }
-    });
-    let (channel, customer) = (stage.filled(&app).await, Customer::with_funds(&stage.chain, 100 * PRICE).await);
+    let world = World::open().await;
+    let (app, go_on) = holding_with(&world, both_flows);
+    let (channel, customer) = (world.filled(&app).await, Customer::with_funds(&world.chain, 100 * PRICE).await);
     let mut waiting = Vec::new();
-    let ask = |request: Request<Body>| {
-        let app = app.clone();
-        tokio::spawn(async move { send(&app, request).await.status })
-    };
+    let ask = |request| ask(&app, request);
     for flow in [0, 1] {
         for _ in 0..4 {
             let purchase = customer.pay_offer(&app, evaluate("held"), flow).await;
@@ -736,13 +663,14 @@ async fn requests_that_wait_for_another_one_hold_no_permit() {
         }
     }
     for _ in 0..8 {
-        let other = stage.filled(&app).await;
+        let other = world.filled(&app).await;
         waiting.push(ask(pay(&app, &other, 2 * COST, None, "held").await));
         for body in ["a", "b", "c", "d", "e", "f", "g", "h"] {
             waiting.push(ask(pay(&app, &other, 2 * COST, None, body).await));
         }
     }
-    eventually("the first of each is worked on", async || begun.load(Ordering::SeqCst) == 16).await;
+    // And the first request of nine channels, with its deposit.
+    eventually("the first of each is worked on", async || world.shop.handled() == 9 + 16).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "paid").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "paid"), "{answer:?}");
     for flow in [0, 1] {
@@ -759,17 +687,9 @@ async fn requests_that_wait_for_another_one_hold_no_permit() {
 
 #[tokio::test]
 async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().max_concurrent(PLACES).vouchers(stage.channels.clone());
-    let app = stage.shop.app_with(layer, |_, body| async move {
-        let pieces = stream::iter([Ok::<_, Infallible>(body.clone())]);
-        let body = match &body[..] {
-            b"stream" => Body::from_stream(pieces.chain(stream::pending())),
-            _ => Body::from(body),
-        };
-        Ok(http::Response::new(body))
-    });
-    let (channel, customer) = (stage.filled(&app).await, Customer::with_funds(&stage.chain, 100 * PRICE).await);
+    let world = World::open().await;
+    let (app, _) = holding(&world);
+    let (channel, customer) = (world.filled(&app).await, Customer::with_funds(&world.chain, 100 * PRICE).await);
     let stored = [by_voucher(&app, &channel, COST).await, {
         let purchase = customer.pay(&app, evaluate("first")).await;
         assert_eq!(send(&app, purchase.on(evaluate("first"))).await.status, StatusCode::OK);
@@ -782,12 +702,11 @@ async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
         assert_eq!(first.status(), StatusCode::OK);
         streaming.push(first);
         for _ in 0..ROOM_OF_ONE {
-            let (app, request) = (app.clone(), paid(evaluate("stream"), payment));
-            copies.push(tokio::spawn(async move { send(&app, request).await }));
+            copies.push(ask(&app, paid(evaluate("stream"), payment)));
         }
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(copies.iter().all(|copy| !copy.is_finished()), "they wait for the streams");
+    assert_eq!(finished(&copies), 0, "they wait for the streams");
     for payment in &stored {
         let asked = send(&app, paid(evaluate("first"), payment));
         let answer = tokio::time::timeout(Duration::from_secs(3), asked).await.expect("it waits for no stream");
@@ -796,18 +715,18 @@ async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
 }
 
 /// A seller whose handler holds requests for "held" until it is told to go on, and whose other answers stream without an end if asked so.
-fn holding(stage: &Stage) -> (App, Arc<Semaphore>) {
-    holding_with(stage, |layer| layer)
+fn holding(world: &World) -> (App, Arc<Semaphore>) {
+    holding_with(world, |layer| layer)
 }
 
 fn holding_with(
-    stage: &Stage,
+    world: &World,
     change: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
 ) -> (App, Arc<Semaphore>) {
     let go_on = Arc::new(Semaphore::new(0));
     let waits = go_on.clone();
-    let layer = change(stage.shop.layer()).max_concurrent(PLACES).vouchers(stage.channels.clone());
-    let app = stage.shop.app_with(layer, move |_, body| {
+    let layer = change(world.shop.layer()).max_concurrent(PLACES).vouchers(world.channels.clone());
+    let app = world.shop.app_with(layer, move |_, body| {
         let waits = waits.clone();
         async move {
             let pieces = stream::iter([Ok::<_, Infallible>(body.clone())]);
@@ -817,16 +736,11 @@ fn holding_with(
                     drop(waits.acquire().await);
                     Body::from(body)
                 }
-                _ => Body::from("well done"),
+                _ => Body::from(body),
             }))
         }
     });
     (app, go_on)
-}
-
-fn ask(app: &App, request: Request<Body>) -> tokio::task::JoinHandle<Answer> {
-    let app = app.clone();
-    tokio::spawn(async move { send(&app, request).await })
 }
 
 /// How many of these requests are answered.
@@ -839,10 +753,10 @@ const WAITING_OF_ONE: usize = 16;
 
 #[tokio::test]
 async fn copies_of_one_payers_payments_keep_no_other_payers_copy_out() {
-    let stage = Stage::open().await;
-    let (app, go_on) = holding(&stage);
+    let world = World::open().await;
+    let (app, go_on) = holding(&world);
     let [payer, attacker] =
-        [Customer::with_funds(&stage.chain, PRICE).await, Customer::with_funds(&stage.chain, 100 * PRICE).await];
+        [Customer::with_funds(&world.chain, PRICE).await, Customer::with_funds(&world.chain, 100 * PRICE).await];
     let held = payer.pay(&app, evaluate("held")).await;
     let mut held = [0; 2].map(|_| held.on(evaluate("held"))).map(|request| ask(&app, request));
     let mut copies = Vec::new();
@@ -864,12 +778,12 @@ async fn copies_of_one_payers_payments_keep_no_other_payers_copy_out() {
 /// A payment that is settled before its work is on the chain, where anybody can read it.
 #[tokio::test]
 async fn copies_of_a_payment_on_the_chain_keep_no_copy_of_its_payers_others_out() {
-    let stage = Stage::open().await;
-    let (app, go_on) = holding_with(&stage, |layer| layer.flow(PaymentFlow::Upfront));
-    let payer = Customer::with_funds(&stage.chain, 2 * PRICE).await;
+    let world = World::open().await;
+    let (app, go_on) = holding_with(&world, |layer| layer.flow(PaymentFlow::Upfront));
+    let payer = Customer::with_funds(&world.chain, 2 * PRICE).await;
     let (public, own) = (payer.pay(&app, evaluate("held")).await, payer.pay(&app, evaluate("held")).await);
     let works = [&public, &own].map(|purchase| ask(&app, purchase.on(evaluate("held"))));
-    eventually("both are worked on", async || stage.shop.handled() == 2).await;
+    eventually("both are worked on", async || world.shop.handled() == 2).await;
     let copy = ask(&app, own.on(evaluate("held")));
     // Whatever takes its place comes later.
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -886,11 +800,11 @@ async fn copies_of_a_payment_on_the_chain_keep_no_copy_of_its_payers_others_out(
 /// Whoever has the price of one request can send any number of them.
 #[tokio::test]
 async fn bodies_of_payers_take_as_much_room_as_has_arrived() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().flow(PaymentFlow::Upfront).max_concurrent(PLACES);
-    let app = stage.shop.app(layer.vouchers(stage.channels.clone()));
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::open().await;
+    let layer = world.shop.layer().flow(PaymentFlow::Upfront).max_concurrent(PLACES);
+    let app = world.shop.app(layer.vouchers(world.channels.clone()));
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
     let voucher = by_voucher(&app, &channel, 2 * COST).await;
     let demanded = demand(&send(&app, evaluate("a")).await);
     for scheme in ["exact", "batch-settlement"] {
@@ -912,11 +826,11 @@ async fn bodies_of_payers_take_as_much_room_as_has_arrived() {
 /// Copies of streams of any number of payers, and refunds of its channel, which anybody can ask for.
 #[tokio::test]
 async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() {
-    let stage = Stage::open().await;
-    let (app, go_on) = holding(&stage);
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let (app, go_on) = holding(&world);
+    let channel = world.filled(&app).await;
     let first = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
-    eventually("it is worked on", async || stage.shop.handled() == 2).await;
+    eventually("it is worked on", async || world.shop.handled() == 2).await;
     let second = ask(&app, pay(&app, &channel, 3 * COST, None, "second").await);
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut streaming = Vec::new();
@@ -927,7 +841,7 @@ async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() 
     strangers.extend((0..2 * WAITING_OF_ONE).map(|_| ask(&app, paid(evaluate("a"), &refund))));
     eventually("the oldest make room", async || finished(&strangers) == WAITING_OF_ONE).await;
     for _ in 0..9 {
-        let customer = Customer::with_funds(&stage.chain, PRICE).await;
+        let customer = Customer::with_funds(&world.chain, PRICE).await;
         let purchase = customer.pay(&app, evaluate("stream")).await;
         streaming.push(try_send(&app, purchase.on(evaluate("stream"))).await.unwrap());
         strangers.extend((0..WAITING_OF_ONE).map(|_| ask(&app, purchase.on(evaluate("stream")))));
@@ -940,26 +854,20 @@ async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() 
     assert_eq!(first.status, StatusCode::OK, "{first:?}");
     // Two vouchers were signed beforehand: the second is the right one now.
     let second = in_time("it is served", second).await.unwrap();
-    assert_eq!((second.status, second.text()), (StatusCode::OK, "well done"), "{second:?}");
+    assert_eq!((second.status, second.text()), (StatusCode::OK, "second"), "{second:?}");
     strangers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 /// The newest voucher was charged in part, and is on the chain with its signature since that was claimed.
 #[tokio::test]
 async fn copies_of_a_claimed_voucher_take_no_room_of_its_payers_next_request() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().vouchers(stage.channels.clone()).max_concurrent(PLACES);
-    let app = stage.shop.app_with(layer, |_, body| async move {
-        let mut response = http::Response::new(Body::from(body.clone()));
-        if body == "cheap" {
-            response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(300)));
-        }
-        Ok(response)
-    });
-    let channel = stage.filled(&app).await;
-    let cheap = send(&app, pay(&app, &channel, 2 * COST, None, "cheap").await).await;
+    let world = World::open().await;
+    let layer = world.layer().max_concurrent(PLACES);
+    let app = world.obeying(layer);
+    let channel = world.filled(&app).await;
+    let cheap = send(&app, pay(&app, &channel, 2 * COST, None, "costs 300").await).await;
     assert_eq!(cheap.status, StatusCode::OK, "{cheap:?}");
-    assert_eq!(stage.channels.claim_all().await.expect("the devnet claims").claimed, COST + 300);
+    assert_eq!(world.channels.claim_all().await.expect("the devnet claims").claimed, COST + 300);
     let (begun, come) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
     let body = Body::from_stream(stream::once({
         let (begun, come) = (begun.clone(), come.clone());
@@ -991,14 +899,14 @@ fn arrived(held: &Arc<Held>) -> Request<Body> {
 
 #[tokio::test]
 async fn requests_that_wait_with_their_bodies_take_little_memory() {
-    let stage = Stage::open().await;
-    let (app, go_on) = holding(&stage);
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, 2 * PRICE).await;
+    let world = World::open().await;
+    let (app, go_on) = holding(&world);
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, 2 * PRICE).await;
     let first = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
     let purchase = customer.pay(&app, evaluate("held")).await;
     let work = ask(&app, purchase.on(evaluate("held")));
-    eventually("they are worked on", async || stage.shop.handled() == 3).await;
+    eventually("they are worked on", async || world.shop.handled() == 3).await;
     let payment = by_voucher(&app, &channel, 2 * COST).await;
     let held = Arc::<Held>::default();
     let waiting: Vec<_> = (0..32).map(|_| ask(&app, paid(arrived(&held), &payment))).collect();
@@ -1029,11 +937,11 @@ impl http_body::Body for Announced {
 
 #[tokio::test]
 async fn payer_is_given_its_answer_while_others_announce_bodies_for_their_payments() {
-    let stage = Stage::open().await;
-    let app = stage.shop.app(stage.shop.layer().vouchers(stage.channels.clone()));
-    let channel = stage.filled(&app).await;
-    let attackers = [stage.filled(&app).await, stage.filled(&app).await];
-    let purchase = Customer::with_funds(&stage.chain, PRICE).await.pay(&app, evaluate("first")).await;
+    let world = World::open().await;
+    let app = world.shop.app(world.layer());
+    let channel = world.filled(&app).await;
+    let attackers = [world.filled(&app).await, world.filled(&app).await];
+    let purchase = Customer::with_funds(&world.chain, PRICE).await.pay(&app, evaluate("first")).await;
     assert_eq!(send(&app, purchase.on(evaluate("first"))).await.status, StatusCode::OK);
     let payments = [by_voucher(&app, &channel, COST).await, purchase.payload()];
     let (come, arrive) = (Arc::new(Semaphore::new(0)), |payment: &serde_json::Value, come: &Arc<Semaphore>| {
@@ -1065,15 +973,12 @@ async fn payer_is_given_its_answer_while_others_announce_bodies_for_their_paymen
 
 #[tokio::test]
 async fn voucher_above_what_is_in_the_channel_has_no_body_kept() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
     let held = Arc::<Held>::default();
     for (max, code) in [(DEPOSIT + 1, "cumulative_amount_mismatch"), (DEPOSIT + COST, "cumulative_amount_mismatch")] {
-        let payload =
-            json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, max).await });
-        let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": payload });
-        refused(&send(&app, paid(stalled(&held), &payment)).await, code);
+        refused(&send(&app, paid(stalled(&held), &by_voucher(&app, &channel, max).await)).await, code);
     }
     assert!(held.most.load(Ordering::SeqCst) <= 1, "and not kept");
 }

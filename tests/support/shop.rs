@@ -17,7 +17,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use tokio::{net::TcpListener, task::JoinHandle};
 use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 use tower_x402::{
     Asset, Network,
@@ -26,6 +26,7 @@ use tower_x402::{
     payment::PaymentKey,
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder, VerifiedPayment},
 };
+use x402_facilitator::FacilitatorService;
 
 use crate::{
     authorization::{self, Signature, TransferWithAuthorization, unix_now},
@@ -125,8 +126,11 @@ impl Shop {
 
     pub async fn record(&self, authorization: &TransferWithAuthorization) -> Option<Record> {
         let (payer, nonce) = (authorization.from, authorization.nonce);
-        let key = PaymentKey { network: self.asset.network, asset: self.asset.address, payer, nonce };
-        self.facilitator.ledger().get(&key).await.expect("the ledger answers")
+        self.record_of(&PaymentKey { network: self.asset.network, asset: self.asset.address, payer, nonce }).await
+    }
+
+    pub async fn record_of(&self, key: &PaymentKey) -> Option<Record> {
+        self.facilitator.ledger().get(key).await.expect("the ledger answers")
     }
 }
 
@@ -334,6 +338,15 @@ impl Answer {
         };
         said.as_str().expect("a reason").to_owned()
     }
+}
+
+/// Serves the shop's facilitator to others, on a port. Returns its URL.
+pub async fn serve_facilitator(shop: &Shop) -> String {
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("a bound socket has an address"));
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await });
+    url
 }
 
 pub async fn send(app: &App, request: Request<Body>) -> Answer {

@@ -1,143 +1,54 @@
-//! Who has shown no money holds nothing: no permit that payers need, and no memory for a body. Who has the price of one request holds little.
+//! Which requests hold a permit that payers need: none of those who have shown no money, and none that waits.
 
 use std::{
     collections::HashSet,
     convert::Infallible,
     net::SocketAddr,
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256, Bytes as Signature};
-use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
 use axum::{Router, body::Body};
-use bytes::Bytes;
-use futures_util::{StreamExt as _, future::join_all, stream};
+use futures_util::{StreamExt as _, future::join_all};
 use http::{Request, StatusCode};
-use http_body::Frame;
 use serde_json::json;
 use support::{
     chain::Chain as _,
-    escrow::Channel,
     eventually::{eventually, in_time},
     gated_ledger::{GatedChannels, Held as HeldCalls},
     scripted,
     shop::{Answer, App, Customer, PRICE, Purchase, ask, demand, evaluate, paid, send, try_send},
-    world::{COST, DEPOSIT, World, by_voucher, offer, pay, payment, refused, voucher},
+    world::{COST, DEPOSIT, World, by_voucher, pay, voucher},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::{Notify, Semaphore},
     task::JoinSet,
 };
-use tower::{BoxError, ServiceExt as _};
+use tower::ServiceExt as _;
 use tower_x402::{
     Clock as _, Network,
     channels::Channels,
     facilitator::channels::{
         ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
     },
-    ledger::{
-        Settlement,
-        channels::{ChannelLedger as _, ChannelStep},
-    },
-    protocol::PaymentFlow,
-    server::{RequirePaymentLayerBuilder, VerifiedPayment},
+    ledger::channels::{ChannelLedger as _, ChannelStep},
     vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
 use x402_devnet::Fault;
 
-/// The number of requests without money, and of requests that may be worked on at once.
+use super::{
+    Held, PLACES, ROOM_OF_ONE, STALLED, WAITING_OF_ONE, both_flows, failing_at_bad, finished, holding, holding_with,
+    is_submitted, stalled, unfunded, worthless,
+};
+
+/// The number of requests without money.
 const STRANGERS: usize = 512;
-const PLACES: usize = 64;
-/// An eighth of the places.
-const ROOM_OF_ONE: usize = 8;
-
-/// A mebibyte of a body, for as long as somebody holds it.
-struct Piece(Vec<u8>, Arc<Held>);
-
-impl AsRef<[u8]> for Piece {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        self.1.now.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// How many pieces are held now, and how many were at most.
-#[derive(Default)]
-struct Held {
-    now: AtomicU64,
-    most: AtomicU64,
-}
-
-/// A body that sends a mebibyte, and then nothing more.
-struct Standing {
-    held: Arc<Held>,
-    begun: bool,
-}
-
-impl http_body::Body for Standing {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if std::mem::replace(&mut self.begun, true) {
-            return Poll::Pending;
-        }
-        let now = self.held.now.fetch_add(1, Ordering::SeqCst) + 1;
-        self.held.most.fetch_max(now, Ordering::SeqCst);
-        let piece = Piece(vec![7; (1 << 20) - 1], self.held.clone());
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(piece)))))
-    }
-}
-
-fn stalled(held: &Arc<Held>) -> Request<Body> {
-    let body = Standing { held: held.clone(), begun: false };
-    Request::post("/evaluate?k=1").body(Body::new(body)).expect("a request")
-}
-
-/// A channel into which nothing was paid, of a payer that has nothing.
-fn unfunded(world: &World, salt: u8) -> Channel {
-    let (payer, voucher_key) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-    let config = ChannelConfig {
-        payer: payer.address(),
-        payer_authorizer: voucher_key.address(),
-        receiver: world.shop.pay_to,
-        receiver_authorizer: world.authorizer.address(),
-        token: world.shop.asset.address,
-        withdraw_delay: 900,
-        salt: B256::repeat_byte(salt),
-    };
-    Channel { config, payer, voucher_key, authorizer: world.authorizer.clone() }
-}
-
-/// Payments of each kind by payers without money.
-pub(super) async fn worthless(world: &World, app: &App, number: usize) -> serde_json::Value {
-    let (channel, customer) = (unfunded(world, 1), scripted::customer());
-    match number % 5 {
-        0 => by_voucher(app, &channel, COST).await,
-        1 => payment("refund", &offer(app, "a").await, &channel, 0).await,
-        2 => {
-            let mut payment = payment("deposit", &offer(app, "a").await, &channel, COST).await;
-            payment["payload"]["deposit"] = json!(world.sign_deposit(&channel, DEPOSIT).await);
-            payment
-        }
-        // The two flows of `exact`.
-        flow => customer.sign(&demand(&send(app, evaluate("a")).await), flow - 3).payload(),
-    }
-}
 
 /// Repeats a request that was told to come again, as clients do: strangers are many, and a test's machine may be slow.
 async fn served(app: &App, request: impl AsyncFn() -> Request<Body>) -> Answer {
@@ -148,10 +59,6 @@ async fn served(app: &App, request: impl AsyncFn() -> Request<Body>) -> Answer {
         }
     }
     answer
-}
-
-fn both_flows(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder {
-    layer.flow(PaymentFlow::Authorization).flow(PaymentFlow::Upfront).max_concurrent(PLACES)
 }
 
 #[tokio::test]
@@ -394,9 +301,6 @@ impl Stalled {
     }
 }
 
-/// How many requests one payer sends whose bodies stand still, to a seller that serves sixteen at once.
-const STALLED: usize = 40;
-
 #[tokio::test]
 async fn payer_with_the_price_of_one_request_keeps_no_other_payer_out() {
     let world = World::open().await;
@@ -514,14 +418,6 @@ async fn payments_that_wait_for_their_payers_balance_keep_no_other_payer_out() {
     assert_eq!(world.shop.handled() - before, 2);
 }
 
-async fn is_submitted(world: &World, purchase: &Purchase) {
-    eventually("the first is submitted", async || {
-        let record = world.shop.record(&purchase.authorization).await;
-        record.is_some_and(|record| record.settlement == Settlement::Submitted)
-    })
-    .await;
-}
-
 /// The same of payments that were worked on before, in vain.
 #[tokio::test]
 async fn payments_presented_again_wait_for_their_payers_balance_and_keep_no_other_payer_out() {
@@ -554,42 +450,6 @@ async fn payments_presented_again_wait_for_their_payers_balance_and_keep_no_othe
     }
 }
 
-/// Of such payments each counts with its body.
-#[tokio::test]
-async fn payments_presented_again_that_wait_with_their_bodies_take_little_memory() {
-    let world = World::with_blocks_every(Duration::from_millis(20)).await;
-    let app = world.shop.app_with(world.shop.layer().max_concurrent(PLACES), failing_at_bad);
-    let attacker = Customer::with_funds(&world.chain, PRICE).await;
-    let demanded = demand(&send(&app, evaluate("a")).await);
-    let held = Arc::<Held>::default();
-    let mut released = Vec::new();
-    for _ in 0..4 {
-        let purchase = attacker.sign(&demanded, 0);
-        let answer = send(&app, purchase.on(arrived(&held))).await;
-        assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY, "{answer:?}");
-        released.push(purchase);
-    }
-    world.chain.devnet.stall(true);
-    let purchase = attacker.sign(&demanded, 0);
-    let first = ask(&app, purchase.on(evaluate("a")));
-    is_submitted(&world, &purchase).await;
-    let mut waiting = Vec::new();
-    for purchase in &released {
-        waiting.push(ask(&app, purchase.on(arrived(&held))));
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-    eventually("all but one make room", async || finished(&waiting) == 3).await;
-    assert!(held.now.load(Ordering::SeqCst) <= 1, "they hold nothing");
-    let last = waiting.pop().unwrap();
-    for request in waiting {
-        let answer = request.await.unwrap();
-        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "busy"), "{answer:?}");
-    }
-    world.chain.devnet.stall(false);
-    assert_eq!(in_time("it is settled", first).await.unwrap().status, StatusCode::OK);
-    assert_eq!(in_time("its balance is spent", last).await.unwrap().status, StatusCode::PAYMENT_REQUIRED);
-}
-
 /// Whoever has the least deposit can sign it for any number of channels. The seller serves one request at once.
 #[tokio::test]
 async fn deposit_on_its_way_keeps_no_other_payer_out() {
@@ -613,13 +473,6 @@ async fn deposit_on_its_way_keeps_no_other_payer_out() {
     world.chain.devnet.stall(false);
     let answer = in_time("it is filled", waiting).await.unwrap();
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
-}
-
-/// Cannot do what is asked of it with "bad", or with a body of this file's pieces.
-async fn failing_at_bad(_: VerifiedPayment, body: Bytes) -> Result<http::Response<Body>, BoxError> {
-    let is_bad = body == "bad" || body.first() == Some(&7);
-    let status = if is_bad { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
-    Ok(http::Response::builder().status(status).body(Body::from(if is_bad { Bytes::new() } else { body })).unwrap())
 }
 
 /// A payment that is on the chain can be presented by anybody.
@@ -712,273 +565,4 @@ async fn requests_for_an_answer_that_streams_keep_nobody_from_a_stored_one() {
         let answer = tokio::time::timeout(Duration::from_secs(3), asked).await.expect("it waits for no stream");
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "first"), "{answer:?}");
     }
-}
-
-/// A seller whose handler holds requests for "held" until it is told to go on, and whose other answers stream without an end if asked so.
-fn holding(world: &World) -> (App, Arc<Semaphore>) {
-    holding_with(world, |layer| layer)
-}
-
-fn holding_with(
-    world: &World,
-    change: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
-) -> (App, Arc<Semaphore>) {
-    let go_on = Arc::new(Semaphore::new(0));
-    let waits = go_on.clone();
-    let layer = change(world.shop.layer()).max_concurrent(PLACES).vouchers(world.channels.clone());
-    let app = world.shop.app_with(layer, move |_, body| {
-        let waits = waits.clone();
-        async move {
-            let pieces = stream::iter([Ok::<_, Infallible>(body.clone())]);
-            Ok(http::Response::new(match &body[..] {
-                b"stream" => Body::from_stream(pieces.chain(stream::pending())),
-                b"held" => {
-                    drop(waits.acquire().await);
-                    Body::from(body)
-                }
-                _ => Body::from(body),
-            }))
-        }
-    });
-    (app, go_on)
-}
-
-/// How many of these requests are answered.
-fn finished(requests: &[tokio::task::JoinHandle<Answer>]) -> usize {
-    requests.iter().filter(|request| request.is_finished()).count()
-}
-
-/// How many small requests one payer or channel has places for where they are waited for, or wait for others: an eighth of 128.
-const WAITING_OF_ONE: usize = 16;
-
-#[tokio::test]
-async fn copies_of_one_payers_payments_keep_no_other_payers_copy_out() {
-    let world = World::open().await;
-    let (app, go_on) = holding(&world);
-    let [payer, attacker] =
-        [Customer::with_funds(&world.chain, PRICE).await, Customer::with_funds(&world.chain, 100 * PRICE).await];
-    let held = payer.pay(&app, evaluate("held")).await;
-    let mut held = [0; 2].map(|_| held.on(evaluate("held"))).map(|request| ask(&app, request));
-    let mut copies = Vec::new();
-    for _ in 0..2 * ROOM_OF_ONE {
-        let purchase = attacker.pay(&app, evaluate("held")).await;
-        copies.extend((0..=ROOM_OF_ONE).map(|_| ask(&app, purchase.on(evaluate("held")))));
-    }
-    // One of each is worked on.
-    let waiting = copies.len() - 2 * ROOM_OF_ONE;
-    eventually("the oldest make room", async || finished(&copies) == waiting - WAITING_OF_ONE).await;
-    assert_eq!(finished(&held), 0);
-    go_on.close();
-    for answer in &mut held {
-        let answer = in_time("it is served", answer).await.unwrap();
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
-    }
-}
-
-/// A payment that is settled before its work is on the chain, where anybody can read it.
-#[tokio::test]
-async fn copies_of_a_payment_on_the_chain_keep_no_copy_of_its_payers_others_out() {
-    let world = World::open().await;
-    let (app, go_on) = holding_with(&world, |layer| layer.flow(PaymentFlow::Upfront));
-    let payer = Customer::with_funds(&world.chain, 2 * PRICE).await;
-    let (public, own) = (payer.pay(&app, evaluate("held")).await, payer.pay(&app, evaluate("held")).await);
-    let works = [&public, &own].map(|purchase| ask(&app, purchase.on(evaluate("held"))));
-    eventually("both are worked on", async || world.shop.handled() == 2).await;
-    let copy = ask(&app, own.on(evaluate("held")));
-    // Whatever takes its place comes later.
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let strangers: Vec<_> = (0..3 * WAITING_OF_ONE).map(|_| ask(&app, public.on(evaluate("held")))).collect();
-    eventually("the oldest make room", async || finished(&strangers) == 2 * WAITING_OF_ONE).await;
-    assert!(!copy.is_finished(), "its place is its payer's");
-    go_on.close();
-    for answer in works.into_iter().chain([copy]) {
-        let answer = in_time("it is served", answer).await.unwrap();
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
-    }
-}
-
-/// Whoever has the price of one request can send any number of them.
-#[tokio::test]
-async fn bodies_of_payers_take_as_much_room_as_has_arrived() {
-    let world = World::open().await;
-    let layer = world.shop.layer().flow(PaymentFlow::Upfront).max_concurrent(PLACES);
-    let app = world.shop.app(layer.vouchers(world.channels.clone()));
-    let channel = world.filled(&app).await;
-    let customer = Customer::with_funds(&world.chain, PRICE).await;
-    let voucher = by_voucher(&app, &channel, 2 * COST).await;
-    let demanded = demand(&send(&app, evaluate("a")).await);
-    for scheme in ["exact", "batch-settlement"] {
-        let held = Arc::<Held>::default();
-        let requests: Vec<_> = (0..2 * ROOM_OF_ONE)
-            .map(|_| match scheme {
-                "exact" => paid(stalled(&held), &customer.sign(&demanded, 0).payload()),
-                _ => paid(stalled(&held), &voucher),
-            })
-            .map(|request| ask(&app, request))
-            .collect();
-        // One of the longest takes the share of its payer.
-        eventually("all but one make room", async || finished(&requests) == 2 * ROOM_OF_ONE - 1).await;
-        assert_eq!(held.now.load(Ordering::SeqCst), 1, "{scheme}");
-        requests.iter().for_each(tokio::task::JoinHandle::abort);
-    }
-}
-
-/// Copies of streams of any number of payers, and refunds of its channel, which anybody can ask for.
-#[tokio::test]
-async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() {
-    let world = World::open().await;
-    let (app, go_on) = holding(&world);
-    let channel = world.filled(&app).await;
-    let first = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
-    eventually("it is worked on", async || world.shop.handled() == 2).await;
-    let second = ask(&app, pay(&app, &channel, 3 * COST, None, "second").await);
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let mut streaming = Vec::new();
-    let mut strangers = Vec::new();
-    let mut refund = by_voucher(&app, &channel, COST).await;
-    refund["payload"]["type"] = "refund".into();
-    refund["payload"]["amount"] = "1".into();
-    strangers.extend((0..2 * WAITING_OF_ONE).map(|_| ask(&app, paid(evaluate("a"), &refund))));
-    eventually("the oldest make room", async || finished(&strangers) == WAITING_OF_ONE).await;
-    for _ in 0..9 {
-        let customer = Customer::with_funds(&world.chain, PRICE).await;
-        let purchase = customer.pay(&app, evaluate("stream")).await;
-        streaming.push(try_send(&app, purchase.on(evaluate("stream"))).await.unwrap());
-        strangers.extend((0..WAITING_OF_ONE).map(|_| ask(&app, purchase.on(evaluate("stream")))));
-    }
-    eventually("no more wait than have places", async || finished(&strangers) == strangers.len() - 8 * WAITING_OF_ONE)
-        .await;
-    assert!(!first.is_finished() && !second.is_finished());
-    go_on.close();
-    let first = in_time("it is served", first).await.unwrap();
-    assert_eq!(first.status, StatusCode::OK, "{first:?}");
-    // Two vouchers were signed beforehand: the second is the right one now.
-    let second = in_time("it is served", second).await.unwrap();
-    assert_eq!((second.status, second.text()), (StatusCode::OK, "second"), "{second:?}");
-    strangers.iter().for_each(tokio::task::JoinHandle::abort);
-}
-
-/// The newest voucher was charged in part, and is on the chain with its signature since that was claimed.
-#[tokio::test]
-async fn copies_of_a_claimed_voucher_take_no_room_of_its_payers_next_request() {
-    let world = World::open().await;
-    let layer = world.layer().max_concurrent(PLACES);
-    let app = world.obeying(layer);
-    let channel = world.filled(&app).await;
-    let cheap = send(&app, pay(&app, &channel, 2 * COST, None, "costs 300").await).await;
-    assert_eq!(cheap.status, StatusCode::OK, "{cheap:?}");
-    assert_eq!(world.channels.claim_all().await.expect("the devnet claims").claimed, COST + 300);
-    let (begun, come) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
-    let body = Body::from_stream(stream::once({
-        let (begun, come) = (begun.clone(), come.clone());
-        async move {
-            begun.notify_one();
-            drop(come.acquire().await);
-            Ok::<_, Infallible>("mine")
-        }
-    }));
-    let next = by_voucher(&app, &channel, COST + 300 + COST).await;
-    let mine = ask(&app, paid(Request::post("/evaluate?k=1").body(body).unwrap(), &next));
-    in_time("its body is waited for", begun.notified()).await;
-    let (public, held) = (by_voucher(&app, &channel, 2 * COST).await, Arc::<Held>::default());
-    let strangers: Vec<_> = (0..STALLED).map(|_| ask(&app, paid(stalled(&held), &public))).collect();
-    eventually("all but the last make room", async || finished(&strangers) == STALLED - 1).await;
-    come.close();
-    let answer = in_time("it is served", mine).await.unwrap();
-    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
-    strangers.iter().for_each(tokio::task::JoinHandle::abort);
-}
-
-/// A mebibyte that has arrived, and is counted for as long as somebody holds it.
-fn arrived(held: &Arc<Held>) -> Request<Body> {
-    let now = held.now.fetch_add(1, Ordering::SeqCst) + 1;
-    held.most.fetch_max(now, Ordering::SeqCst);
-    let piece = Bytes::from_owner(Piece(vec![7; 1 << 20], held.clone()));
-    Request::post("/evaluate?k=1").body(Body::from(piece)).expect("a request")
-}
-
-#[tokio::test]
-async fn requests_that_wait_with_their_bodies_take_little_memory() {
-    let world = World::open().await;
-    let (app, go_on) = holding(&world);
-    let channel = world.filled(&app).await;
-    let customer = Customer::with_funds(&world.chain, 2 * PRICE).await;
-    let first = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
-    let purchase = customer.pay(&app, evaluate("held")).await;
-    let work = ask(&app, purchase.on(evaluate("held")));
-    eventually("they are worked on", async || world.shop.handled() == 3).await;
-    let payment = by_voucher(&app, &channel, 2 * COST).await;
-    let held = Arc::<Held>::default();
-    let waiting: Vec<_> = (0..32).map(|_| ask(&app, paid(arrived(&held), &payment))).collect();
-    eventually("all but one make room", async || finished(&waiting) == 31).await;
-    assert!(held.now.load(Ordering::SeqCst) <= 1, "they hold nothing");
-    assert!(!first.is_finished() && !work.is_finished());
-    go_on.close();
-    for answer in [first, work] {
-        assert_eq!(in_time("it is served", answer).await.unwrap().status, StatusCode::OK);
-    }
-}
-
-/// A body that is announced, and of which nothing comes.
-struct Announced;
-
-impl http_body::Body for Announced {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Pending
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        http_body::SizeHint::with_exact(1 << 20)
-    }
-}
-
-#[tokio::test]
-async fn payer_is_given_its_answer_while_others_announce_bodies_for_their_payments() {
-    let world = World::open().await;
-    let app = world.shop.app(world.layer());
-    let channel = world.filled(&app).await;
-    let attackers = [world.filled(&app).await, world.filled(&app).await];
-    let purchase = Customer::with_funds(&world.chain, PRICE).await.pay(&app, evaluate("first")).await;
-    assert_eq!(send(&app, purchase.on(evaluate("first"))).await.status, StatusCode::OK);
-    let payments = [by_voucher(&app, &channel, COST).await, purchase.payload()];
-    let (come, arrive) = (Arc::new(Semaphore::new(0)), |payment: &serde_json::Value, come: &Arc<Semaphore>| {
-        let come = come.clone();
-        let body = Body::from_stream(stream::once(async move {
-            drop(come.acquire().await);
-            Ok::<_, Infallible>("first")
-        }));
-        ask(&app, paid(Request::post("/evaluate?k=1").body(body).unwrap(), payment))
-    });
-    let waiting = payments.each_ref().map(|payment| arrive(payment, &come));
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let mut strangers = Vec::new();
-    for attacker in &attackers {
-        let payment = by_voucher(&app, attacker, COST).await;
-        for _ in 0..STALLED {
-            let request = Request::post("/evaluate?k=1").body(Body::new(Announced)).unwrap();
-            strangers.push(ask(&app, paid(request, &payment)));
-        }
-    }
-    eventually("the oldest of each make room", async || finished(&strangers) == 2 * (STALLED - 16)).await;
-    come.close();
-    for answer in waiting {
-        let answer = in_time("it is answered", answer).await.unwrap();
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "first"), "{answer:?}");
-    }
-    strangers.iter().for_each(tokio::task::JoinHandle::abort);
-}
-
-#[tokio::test]
-async fn voucher_above_what_is_in_the_channel_has_no_body_kept() {
-    let world = World::open().await;
-    let app = world.app.clone();
-    let channel = world.filled(&app).await;
-    let held = Arc::<Held>::default();
-    for (max, code) in [(DEPOSIT + 1, "cumulative_amount_mismatch"), (DEPOSIT + COST, "cumulative_amount_mismatch")] {
-        refused(&send(&app, paid(stalled(&held), &by_voucher(&app, &channel, max).await)).await, code);
-    }
-    assert!(held.most.load(Ordering::SeqCst) <= 1, "and not kept");
 }

@@ -17,7 +17,7 @@ use support::{
     world::World,
 };
 use tower_x402::{
-    facilitator::{Facilitator as _, RemoteFacilitator},
+    facilitator::RemoteFacilitator,
     ledger::{MemoryLedger, Settlement},
     protocol::PaymentFlow,
     server::{BuildError, RequirePaymentLayer},

@@ -22,18 +22,16 @@ use http::{Request, StatusCode};
 use http_body::Frame;
 use serde_json::json;
 use support::{
-    chain::Chain as _,
     escrow::Channel,
     eventually::eventually,
     scripted,
     shop::{Answer, App, Purchase, demand, evaluate, send},
     world::{COST, DEPOSIT, World, by_voucher, offer, payment},
 };
-use tokio::{io::AsyncReadExt as _, sync::Semaphore};
+use tokio::sync::Semaphore;
 use tower::BoxError;
 use tower_x402::{
-    Clock as _,
-    ledger::{Settlement, channels::ChannelLedger as _},
+    ledger::Settlement,
     protocol::PaymentFlow,
     server::{RequirePaymentLayerBuilder, VerifiedPayment},
     vouchers::ChannelConfig,

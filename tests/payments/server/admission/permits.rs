@@ -14,7 +14,7 @@ use std::{
 use alloy_primitives::{Address, B256, Bytes as Signature};
 use async_trait::async_trait;
 use axum::{Router, body::Body};
-use futures_util::{StreamExt as _, future::join_all};
+use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use serde_json::json;
 use support::{

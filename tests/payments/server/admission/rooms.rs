@@ -10,7 +10,7 @@ use std::{
 
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::stream;
 use http::{Request, StatusCode};
 use http_body::Frame;
 use support::{
@@ -18,11 +18,8 @@ use support::{
     shop::{Customer, PRICE, ask, demand, evaluate, paid, send, try_send},
     world::{COST, DEPOSIT, World, by_voucher, pay, refused},
 };
-use tokio::{
-    io::AsyncReadExt as _,
-    sync::{Notify, Semaphore},
-};
-use tower_x402::{Clock as _, ledger::channels::ChannelLedger as _, protocol::PaymentFlow};
+use tokio::sync::{Notify, Semaphore};
+use tower_x402::protocol::PaymentFlow;
 
 use super::{
     Held, PLACES, Piece, ROOM_OF_ONE, STALLED, WAITING_OF_ONE, failing_at_bad, finished, holding, holding_with,

@@ -10,7 +10,10 @@ use alloy_sol_types::{SolCall as _, SolStruct as _, eip712_domain, sol};
 use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
-use tower_x402::{Network, payment::Prechecked};
+use tower_x402::{
+    Network,
+    payment::{PaymentKey, Prechecked},
+};
 use x402_devnet::Devnet;
 
 use crate::{
@@ -279,6 +282,11 @@ impl Permit {
         paid(request, &self.payload())
     }
 
+    /// The key of its record.
+    pub fn key(&self) -> PaymentKey {
+        PaymentKey { network: self.network, asset: PERMIT2, payer: self.from, nonce: self.message.nonce.into() }
+    }
+
     /// The payer invalidates the permit's nonce.
     pub fn invalidate(&self, devnet: &Devnet) {
         invalidate(devnet, self.from, self.message.nonce);
@@ -448,6 +456,11 @@ impl ExactPermit {
     /// The request with this payment.
     pub fn on(&self, request: Request<Body>) -> Request<Body> {
         paid(request, &self.payload())
+    }
+
+    /// The key of its record.
+    pub fn key(&self) -> PaymentKey {
+        PaymentKey { network: self.network, asset: PERMIT2, payer: self.from, nonce: self.message.nonce.into() }
     }
 
     /// The calldata with which anybody settles it.

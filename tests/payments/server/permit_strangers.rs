@@ -1,24 +1,117 @@
 //! Permits of Permit2 (scheme `exact`) in the hands of strangers: anybody who has seen one can have it executed, or ask a facilitator to.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use alloy_primitives::{B256, U256};
+use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
-use http::StatusCode;
+use http::{Response, StatusCode};
 use serde_json::json;
 use support::{
     chain::Chain as _,
+    devnet::DevnetChain,
     permit::{ExactPermit, approve, invalidate},
-    shop::{App, Customer, PRICE, Shop, app, evaluate, send},
+    shop::{Answer, App, Customer, PRICE, Shop, app, evaluate, send, serve_facilitator},
 };
+use tokio::sync::Notify;
 use tower_x402::{
-    facilitator::{RemoteFacilitator, RemoteFacilitatorBuilder},
-    server::RequirePaymentLayer,
+    facilitator::{Facilitator as _, RemoteFacilitator, RemoteFacilitatorBuilder},
+    ledger::{MemoryLedger, Record},
+    server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use x402_devnet::Fault;
 use x402_facilitator::FacilitatorService;
 
-use super::permits::{Stage, remote_stage, served};
+/// A seller on a devnet, whose handler waits if it is told to.
+struct Stage {
+    chain: DevnetChain,
+    shop: Shop,
+    app: App,
+    payer: PrivateKeySigner,
+    begun: Arc<Notify>,
+    go_on: Arc<Notify>,
+    /// The next work fails.
+    fails: Arc<AtomicBool>,
+}
+
+impl Stage {
+    async fn open() -> Self {
+        Self::with(|layer| layer.permits()).await
+    }
+
+    async fn with(settings: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder) -> Self {
+        let chain = DevnetChain::start(None).await;
+        let shop = Shop::open(&chain).await;
+        let layer = settings(shop.layer());
+        Self::of(chain, shop, layer)
+    }
+
+    fn of(chain: DevnetChain, shop: Shop, layer: RequirePaymentLayerBuilder) -> Self {
+        let signals: (Arc<Notify>, Arc<Notify>, Arc<AtomicBool>) = Default::default();
+        let (begun, go_on, fails) = signals.clone();
+        let app = shop.app_with(layer, move |_, body| {
+            let (begun, go_on, fails) = signals.clone();
+            async move {
+                if body == "held" {
+                    begun.notify_one();
+                    go_on.notified().await;
+                }
+                let mut response = Response::new(Body::from(body));
+                if fails.swap(false, Ordering::SeqCst) {
+                    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                }
+                Ok(response)
+            }
+        });
+        let payer = PrivateKeySigner::random();
+        chain.devnet.mint(payer.address(), tower_x402::Usdc::from_atomic(10 * PRICE)).unwrap();
+        approve(&chain.devnet, payer.address(), U256::MAX >> 1);
+        Self { chain, shop, app, payer, begun, go_on, fails }
+    }
+
+    async fn permit(&self, body: &'static str) -> ExactPermit {
+        ExactPermit::pay(&self.payer, &self.app, evaluate(body)).await
+    }
+
+    async fn record(&self, permit: &ExactPermit) -> Option<Record> {
+        self.shop.facilitator.ledger().get(&permit.key()).await.unwrap()
+    }
+
+    async fn received(&self) -> u64 {
+        self.chain.balance(self.shop.pay_to).await
+    }
+
+    /// Presents a permit, and lets this happen while the handler works.
+    async fn meanwhile(&self, permit: &ExactPermit, what: impl FnOnce()) -> Answer {
+        self.during(permit.on(evaluate("held")), async { what() }).await
+    }
+
+    /// Sends a paid request, and lets this happen while the handler works.
+    async fn during(&self, request: http::Request<Body>, what: impl Future<Output = ()>) -> Answer {
+        let (answer, ()) = tokio::join!(send(&self.app, request), async {
+            self.begun.notified().await;
+            what.await;
+            self.go_on.notify_one();
+        });
+        answer
+    }
+}
+
+/// A seller that has a facilitator's service settle, and a node confirm that if it `confirms`.
+async fn remote_stage(confirms: bool) -> Stage {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let mut remote = RemoteFacilitator::builder(serve_facilitator(&shop).await).ledger(Arc::new(MemoryLedger::new()));
+    if confirms {
+        remote = remote.confirm(chain.asset().network, chain.rpc_url());
+    }
+    let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(chain.asset().network, shop.pay_to);
+    let layer = layer.facilitator(remote.build().await.unwrap()).permits();
+    Stage::of(chain, shop, layer)
+}
 
 /// A request for a settlement by the shop's facilitator, which asks for this amount.
 fn settlement(permit: &ExactPermit, accepted: &str, required: &str) -> http::Request<Body> {
@@ -222,7 +315,7 @@ async fn facilitator_whose_account_is_a_contract_is_offered_no_permits_where_a_n
     let stage = Stage::open().await;
     let account = stage.shop.facilitator.settlement_addresses()[0];
     stage.chain.devnet.set_code(account, vec![0x00]);
-    let url = served(&stage.shop).await;
+    let url = serve_facilitator(&stage.shop).await;
     let network = stage.chain.asset().network;
     let build = async |remote: RemoteFacilitatorBuilder| {
         let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(network, stage.shop.pay_to);

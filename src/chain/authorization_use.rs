@@ -19,6 +19,9 @@ use crate::network::Network;
 /// How many requests search the oldest blocks, where most uses are; the others search the newest.
 pub(crate) const FOR_THE_OLDEST: usize = 64;
 
+/// How many blocks may be replaced, the newest at most: 17 minutes on a chain with a block every two seconds, where blocks are final sooner.
+const REPLACEABLE: u64 = 512;
+
 /// What an authorization was used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AuthorizationUse {
@@ -101,7 +104,19 @@ pub(crate) async fn find(
     seen_unused: u64,
     latest: u64,
 ) -> Result<AuthorizationUse, RpcFailure> {
-    search(rpc, expected, [seen_unused.saturating_add(1), latest], FOR_THE_OLDEST).await
+    search(rpc, expected, [seen_unused.saturating_add(1), latest], FOR_THE_OLDEST, None).await
+}
+
+/// The same for a block `seen_unused` that may have been replaced since. A permit that was used in one of the blocks before has an unknown
+/// use: what was unused in a block that is gone may have been used in the one that took its place.
+pub(crate) async fn find_after_replaceable(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    seen_unused: u64,
+    latest: u64,
+) -> Result<AuthorizationUse, RpcFailure> {
+    let replaceable = [seen_unused.saturating_sub(REPLACEABLE - 1), seen_unused];
+    search(rpc, expected, [seen_unused.saturating_add(1), latest], FOR_THE_OLDEST, Some(replaceable)).await
 }
 
 /// Searches the newest blocks first, for callers that do not know when the authorization was unused. The search may end before all
@@ -112,7 +127,7 @@ pub(crate) async fn find_newest(
     after: u64,
     latest: u64,
 ) -> Result<AuthorizationUse, RpcFailure> {
-    search(rpc, expected, [after.saturating_add(1), latest], 0).await
+    search(rpc, expected, [after.saturating_add(1), latest], 0, None).await
 }
 
 async fn search(
@@ -120,9 +135,10 @@ async fn search(
     expected: &ExpectedTransfer,
     blocks: [u64; 2],
     for_the_oldest: usize,
+    replaceable: Option<[u64; 2]>,
 ) -> Result<AuthorizationUse, RpcFailure> {
     if expected.is_by_permit() {
-        return search_permit(rpc, expected, blocks, for_the_oldest).await;
+        return search_permit(rpc, expected, blocks, for_the_oldest, replaceable).await;
     }
     let topics = json!([
         [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
@@ -141,8 +157,9 @@ async fn search_permit(
     expected: &ExpectedTransfer,
     blocks: [u64; 2],
     for_the_oldest: usize,
+    replaceable: Option<[u64; 2]>,
 ) -> Result<AuthorizationUse, RpcFailure> {
-    let has_searched_uses = match permit::find_use(rpc, expected, blocks, for_the_oldest).await? {
+    let mut has_searched_uses = match permit::find_use(rpc, expected, blocks, for_the_oldest).await? {
         Searched::Found(PermitUse { transaction, block, amount, is_received }) => {
             return Ok(match amount == expected.value && is_received {
                 true => AuthorizationUse::Paid { transaction, block },
@@ -151,6 +168,10 @@ async fn search_permit(
         }
         Searched::NotFound { is_complete } => is_complete,
     };
+    if let Some(blocks) = replaceable.filter(|_| has_searched_uses) {
+        let before = permit::find_use(rpc, expected, blocks, 0).await?;
+        has_searched_uses = matches!(before, Searched::NotFound { is_complete: true });
+    }
     Ok(match permit::find_invalidation(rpc, expected, blocks, for_the_oldest, has_searched_uses).await? {
         Searched::Found((transaction, block)) => AuthorizationUse::Otherwise { transaction, block },
         Searched::NotFound { is_complete } => {

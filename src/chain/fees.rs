@@ -171,6 +171,11 @@ impl FeeOracle {
         }
     }
 
+    /// Returns how far a price of gas exceeds the ceiling.
+    pub(crate) fn above_ceiling(&self, price: u128) -> u128 {
+        self.ceiling.map_or(0, |ceiling| price.saturating_sub(ceiling))
+    }
+
     fn ceiling_or(&self, most: u128) -> Option<u128> {
         self.ceiling.map(|ceiling| ceiling.max(most))
     }

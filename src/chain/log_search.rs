@@ -29,9 +29,9 @@ impl<'a> LogSearch<'a> {
         Self { contract, topics, blocks, for_the_oldest, requests: 0, range: 0 }
     }
 
-    /// Returns `true` if all blocks were searched.
+    /// Returns `true` if all blocks were searched. A search of no blocks proves nothing: they may have been replaced.
     pub(super) const fn is_complete(&self) -> bool {
-        self.blocks[0] > self.blocks[1]
+        self.requests > 0 && self.blocks[0] > self.blocks[1]
     }
 
     /// Returns the logs of the next blocks, or `None` at the end of the search.
@@ -100,4 +100,15 @@ pub(super) async fn find(
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn search_of_no_blocks_is_not_complete() {
+        let topics = Value::Null;
+        assert!(!LogSearch::new(Address::ZERO, &topics, [8, 7], 1).is_complete());
+    }
 }

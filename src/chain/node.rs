@@ -155,6 +155,11 @@ impl Node {
                 Some(permit) => Box::pin(self.look_at_permit(payment, &permit)).await?,
             };
             self.observe_block(result.block);
+            if !result.used && rejection.as_ref().is_some_and(|why| why.reason == Reason::NonceAlreadyUsed) {
+                // One request shows the nonce unused, and a later one a settlement that fails because it is used: a block came in between.
+                sleep(self.poll_interval()).await;
+                continue;
+            }
             if result.used || (rejection.is_none() && !must_be_new) {
                 return Ok(Some((result, rejection)));
             }
@@ -228,7 +233,8 @@ impl Node {
         Ok(!state.is_used && is_over && state.block >= finalized.number.saturating_to::<u64>())
     }
 
-    /// Finds the transaction that used a payment's authorization, in the blocks after `seen_unused` up to `latest`.
+    /// Finds the transaction that used a payment's authorization, in the blocks after `seen_unused` up to `latest`. That a permit's use was
+    /// not found is complete only if the blocks before, which may have been replaced, do not have it either.
     pub(crate) async fn find_use(
         &self,
         payment: &Prechecked,
@@ -236,11 +242,25 @@ impl Node {
         latest: u64,
     ) -> Result<AuthorizationUse, RpcFailure> {
         let expected = ExpectedTransfer::of_payment(payment);
+        let newest = latest;
         let latest = match expected.is_by_permit() && latest.saturating_sub(seen_unused) > PRECISION {
             true => self.last_usable(payment).await?.map_or(latest, |last| last.min(latest)),
             false => latest,
         };
-        authorization_use::find(&self.rpc, &expected, seen_unused, latest).await
+        let found = authorization_use::find_after_replaceable(&self.rpc, &expected, seen_unused, latest).await?;
+        if found == (AuthorizationUse::NotFound { is_complete: true })
+            && !self.numbers_like(seen_unused, newest).await?
+        {
+            return Ok(AuthorizationUse::NotFound { is_complete: false });
+        }
+        Ok(found)
+    }
+
+    /// Returns `true` if a block as new as `seen` is final, and numbered like `newest`. On a chain whose opcode `NUMBER` is another chain's,
+    /// the logs between these two are not those of the time between.
+    async fn numbers_like(&self, seen: u64, newest: u64) -> Result<bool, RpcFailure> {
+        let Some(finalized) = self.rpc.finalized().await? else { return Ok(false) };
+        Ok((seen..=newest.saturating_add(PRECISION)).contains(&finalized.number.saturating_to()))
     }
 
     /// Returns a block that is final and past the time of a permit, if there is one yet. No later one has to be searched, so that a search takes
@@ -333,6 +353,12 @@ impl Node {
     /// Returns the fees to offer for a replacement of a transaction that offered `old` and may offer `most`.
     pub(crate) async fn raised_fees_up_to(&self, old: Fees, most: u128) -> Result<Fees, FeeError> {
         self.fees.raise_up_to(&self.rpc, old, most).await
+    }
+
+    /// Returns what a transaction cost above `max_gas_price`, in wei.
+    pub(crate) fn above_ceiling(&self, receipt: &Receipt) -> u128 {
+        let above = self.fees.above_ceiling(receipt.effective_gas_price.saturating_to());
+        receipt.gas_used.saturating_to::<u128>().saturating_mul(above)
     }
 
     /// Returns what a unit of gas is likely to cost now, in wei.

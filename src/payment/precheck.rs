@@ -192,10 +192,11 @@ impl Prechecked {
         self.known_failures
     }
 
-    /// Charges this much of a maximum, in atomic units. Until then all of it is verified and settled.
+    /// Charges this much of a maximum, in atomic units. Until then all of it is verified and settled. Changes nothing unless the terms are
+    /// a [maximum](crate::protocol::ExactOffer::is_maximum): of anything else the chain moves what was signed for.
     #[must_use]
     pub fn charging(self, amount: U256) -> Self {
-        Self { charged: Some(amount), ..self }
+        if self.terms.offer().is_maximum() { Self { charged: Some(amount), ..self } } else { self }
     }
 
     /// Returns what is charged of what was signed for, if that is decided.

@@ -38,5 +38,6 @@ pub(crate) const CODES: &Codes = &[
 pub(crate) const MISMATCHES: &Codes =
     &[("invalid_payment_requirements", TOKEN_MISMATCH), ("invalid_payment_requirements", SPENDER_MISMATCH)];
 
-/// A permit that is refused with one of these codes was not executed for this request. The others may hide an execution.
+/// A permit that is refused with one of these codes was not executed for this request; but a missing approval is also what remains of a permit
+/// that anybody may have had executed. The others may hide an execution.
 pub(crate) const NOT_EXECUTED: &[&str] = &[ALLOWANCE_REQUIRED, PROXY_NOT_DEPLOYED, ACCOUNT_MISMATCH];

@@ -107,4 +107,9 @@ impl Permit {
     pub const fn is_maximum(&self) -> bool {
         self.facilitator.is_some()
     }
+
+    /// Returns `true` if anybody who has it may have it executed, for what was signed for.
+    pub const fn is_for_anybody(&self) -> bool {
+        self.facilitator.is_none()
+    }
 }

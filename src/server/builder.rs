@@ -646,7 +646,8 @@ pub enum BuildError {
     NotServed(Network),
     /// No facilitator settles permits of this scheme on this network: add one that does, or offer none.
     #[error(
-        "no facilitator settles permits of the scheme {scheme} on {network}: add one whose /supported has it, or leave the permits out"
+        "no facilitator settles permits of the scheme {scheme} on {network} so that they can be confirmed: add one whose /supported has it \
+         and whose accounts are no contracts, or leave the permits out"
     )]
     NoPermits {
         /// The network.

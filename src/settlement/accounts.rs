@@ -640,11 +640,11 @@ impl NonceLease {
     /// Goes on to a nonce from `next` on, since another process uses this one.
     pub(super) fn skip_to(&mut self, next: u64) {
         let mut nonces = self.account.nonces();
-        let gas = nonces.gas.leave(self.nonce);
+        let moved = nonces.gas.leave(self.nonce);
         nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
         // With `next` known, `take` returns a nonce.
-        let nonce = nonces.take(gas).unwrap_or(next);
-        nonces.gas.go_on(self.nonce, nonce);
+        let nonce = nonces.take(moved.gas).unwrap_or(next);
+        nonces.gas.hurry(nonce, moved.worth);
         self.nonce = nonce;
     }
 

@@ -2,11 +2,14 @@
 
 use std::{
     collections::HashMap,
+    future::{Future as _, poll_fn},
     mem,
+    pin::pin,
     sync::{
         Arc, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -19,9 +22,9 @@ use tokio::{
 use super::{
     FacilitatorError, NotReady,
     gas::{KEPT_GAS, TYPICAL_GAS},
-    line::Lane,
-    load::{Call, Load},
-    submitter::{AttemptResult, Place, Progress, Submitter},
+    line::{Lane, Urgency},
+    load::{Call, Load, Progress, SharedCall},
+    submitter::{AttemptResult, Place, Submitter},
 };
 use crate::{chain::rpc::Receipt, ledger::NONCE_HELD_SECONDS};
 
@@ -47,7 +50,9 @@ pub(crate) enum CallOutcome {
 struct Asked {
     call: Call,
     progress: watch::Sender<Progress>,
-    /// A node may have taken its transaction, before another one took the nonce: whoever has seen it can make the call.
+    urgency: watch::Receiver<Urgency>,
+    /// A transaction of it may be known or be sent later: a node may have taken it before another one took the nonce, or the ledger may keep
+    /// it. Whoever has seen it can make the call.
     may_be_seen: bool,
     /// When its newest transaction was signed.
     signed: Option<Instant>,
@@ -64,6 +69,10 @@ impl Load for Asked {
         self.call.clone()
     }
 
+    fn worth(&self) -> u128 {
+        self.urgency.borrow().worth()
+    }
+
     fn signed(&mut self, transaction: B256) {
         self.signed = Some(Instant::now());
         self.progress.send_replace(Progress::Sending(Some(transaction)));
@@ -71,6 +80,10 @@ impl Load for Asked {
 
     fn must_wait(&mut self) {
         self.must_wait = true;
+    }
+
+    fn may_be_kept(&mut self) {
+        self.may_be_seen = true;
     }
 
     fn lost_nonce(&mut self, is_late: bool) {
@@ -111,7 +124,7 @@ impl Submitter {
 
     /// Returns what becomes of the call that does `what`, if one is under way.
     pub(crate) async fn join(&self, what: &B256) -> Option<Result<CallOutcome, FacilitatorError>> {
-        let progress = self.calls().get(what).cloned()?;
+        let progress = self.calls().get(what)?.progress.clone();
         Some(self.outcome(progress).await)
     }
 
@@ -139,14 +152,18 @@ impl Submitter {
         used: Arc<AtomicU64>,
     ) -> watch::Receiver<Progress> {
         let mut under_way = self.calls();
-        if let Some(progress) = under_way.get(&what) {
-            return progress.clone();
+        if let Some(shared) = under_way.get(&what) {
+            shared.join(place.urgency);
+            return shared.progress.clone();
         }
         let (sender, progress) = watch::channel(Progress::Sending(None));
-        under_way.insert(what, progress.clone());
+        let (urgency, urgency_now) = watch::channel(place.urgency);
+        under_way.insert(what, SharedCall { progress: progress.clone(), urgency });
         let entry = UnderWay { submitter: self.clone(), what };
         let (may_be_seen, may_be_made, must_wait) = Default::default();
-        let mut asked = Asked { call, progress: sender, may_be_seen, signed: None, may_be_made, must_wait };
+        let signed = None;
+        let mut asked =
+            Asked { call, progress: sender, urgency: urgency_now, may_be_seen, signed, may_be_made, must_wait };
         tokio::spawn(async move {
             let ended = match entry.submitter.make_call(place, &mut asked).await {
                 Ok(Some(receipt)) => {
@@ -174,7 +191,6 @@ impl Submitter {
 
     /// Sends a call, again if another transaction took its nonce. Returns `None` if its outcome is not known at the end.
     async fn make_call(self: &Arc<Self>, place: Place, asked: &mut Asked) -> Result<Option<Receipt>, FacilitatorError> {
-        let urgency = place.urgency;
         let mut place = Ok(place);
         let (mut attempts, mut waits) = (0, 0);
         let error = loop {
@@ -182,7 +198,10 @@ impl Submitter {
                 Ok(place) => self.make(place, asked).await.result,
                 Err(error) => break error,
             };
-            match mem::take(&mut asked.must_wait) && urgency.lane() >= Lane::Claim && waits < MAX_WAITS {
+            let lane = asked.urgency.borrow().lane();
+            // What was checked of a deposit may have changed while it waited, and anybody can sign one that expires. It is checked again first.
+            let most = if lane == Lane::Deposit { 1 } else { MAX_ATTEMPTS };
+            match mem::take(&mut asked.must_wait) && lane >= Lane::Payment && waits < MAX_WAITS {
                 true => waits += 1,
                 false => attempts += 1,
             }
@@ -190,7 +209,7 @@ impl Submitter {
                 AttemptResult::Included(receipt) => return Ok(Some(receipt)),
                 // Whoever asked looks at the chain.
                 AttemptResult::Retry if asked.may_be_made => return Ok(None),
-                AttemptResult::Retry if attempts < MAX_ATTEMPTS => {}
+                AttemptResult::Retry if attempts < most => {}
                 AttemptResult::Retry => {
                     let what = "the nonces of the sender";
                     break FacilitatorError::Busy { what, retry_after: Duration::from_secs(2) };
@@ -198,12 +217,27 @@ impl Submitter {
                 AttemptResult::Failed(error) => break error,
                 AttemptResult::Unresolved => return Ok(None),
             }
-            place = self.enter(urgency).await;
+            place = self.enter_again(&mut asked.urgency).await;
         };
         if asked.may_be_seen { Ok(None) } else { Err(error) }
     }
 
-    fn calls(&self) -> MutexGuard<'_, HashMap<B256, watch::Receiver<Progress>>> {
+    /// Waits for a place for a call that may become more urgent meanwhile.
+    async fn enter_again(&self, urgency: &mut watch::Receiver<Urgency>) -> Result<Place, FacilitatorError> {
+        loop {
+            let known = *urgency.borrow_and_update();
+            let (mut entering, mut changed) = (pin!(self.enter(known)), pin!(urgency.changed()));
+            let entered = poll_fn(|cx| match entering.as_mut().poll(cx) {
+                Poll::Ready(place) => Poll::Ready(Some(place)),
+                Poll::Pending => changed.as_mut().poll(cx).map(|_| None),
+            });
+            if let Some(place) = entered.await {
+                return place;
+            }
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, HashMap<B256, SharedCall>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Confirmation {
     journal: Journal,
     costs: Arc<Costs>,
     backoff: Arc<PayerBackoff>,
+    /// Payers whose permits somebody had executed before our transactions, where nobody sees it.
+    executed_unseen: PayerBackoff,
     accounts: Accounts,
     depths: Depths,
     timeout: Duration,
@@ -71,7 +73,8 @@ impl Confirmation {
         accounts: Accounts,
         (depths, timeout): (Depths, Duration),
     ) -> Self {
-        Self { node, journal, costs, backoff, accounts, depths, timeout }
+        let executed_unseen = PayerBackoff::default();
+        Self { node, journal, costs, backoff, executed_unseen, accounts, depths, timeout }
     }
 
     /// Ends the settlement of a payment that this transaction paid, once enough blocks are on top of it. `fee` is in wei.
@@ -141,15 +144,14 @@ impl Confirmation {
             }
             Some((_, rejection)) => (None, rejection),
         };
-        // What used an authorization may be looked up later. What used a permit, nobody may ever tell.
-        let is_by_permit = queued.expected().is_by_permit();
-        let is_wasted = match &found {
-            None | Some(Ok(SettlementOutcome::Failed { .. })) => true,
-            Some(Ok(SettlementOutcome::Settled { .. })) => false,
-            Some(Ok(SettlementOutcome::Unknown { .. }) | Err(_)) => is_by_permit,
-        };
-        if is_wasted {
-            self.backoff.note_revert(queued.key().payer);
+        let (payer, permit) = (queued.key().payer, queued.payment.terms().permit());
+        match (&found, permit) {
+            (None | Some(Ok(SettlementOutcome::Failed { .. })), _) => self.backoff.note_revert(payer),
+            // What used an authorization may be looked up later.
+            (Some(Ok(SettlementOutcome::Settled { .. })), _) | (_, None) => {}
+            // What used a permit, nobody may ever tell. Its payer need not have to do with it.
+            (_, Some(permit)) if permit.is_for_anybody() => self.executed_unseen.note_revert(payer),
+            (_, Some(_)) => self.backoff.note_revert(payer),
         }
         if let Some(found) = found {
             return found.unwrap_or(unknown);
@@ -159,6 +161,16 @@ impl Confirmation {
             None => (Reason::InvalidTransactionState, "the transaction was included and did not pay".into()),
         };
         SettlementOutcome::Failed { reason, detail, transaction: Some(transaction), dead: false }
+    }
+
+    /// Returns the reason if permits like this one of the same payer are refused now: others execute them first, at the cost of our gas. What the
+    /// payer pays otherwise is not, nor a permit that was verified before: its work may be done.
+    pub(super) fn rejection(&self, payment: &Prechecked) -> Option<Rejection> {
+        payment.terms().permit().filter(|permit| permit.is_for_anybody())?;
+        let Rejection { reason, .. } = self.executed_unseen.rejection(payment.authorization().from)?;
+        let detail =
+            "permits of this payer were executed by others where nobody can see it; pay by an authorization, or later";
+        Some(Rejection::new(reason, detail))
     }
 
     /// Verifies a payment that this included transaction did not pay. Returns `None` if that does not explain why: the node lags

@@ -102,7 +102,7 @@ impl Deployment {
         let late =
             FacilitatorError::Busy { what: "the batch settler's deployment", retry_after: Duration::from_secs(5) };
         let place =
-            timeout(QUEUE_TIMEOUT, self.submitter.enter(Urgency::claim())).await.map_err(|_| late.clone())??;
+            timeout(QUEUE_TIMEOUT, self.submitter.enter(Urgency::payment())).await.map_err(|_| late.clone())??;
         let input = BatchSettler::deployment();
         let gas_limit = transfer::intrinsic_gas(&input).saturating_add(DEPLOYMENT_GAS);
         let call = Call { to: BatchSettler::DEPLOYER, input, gas_limit };

@@ -223,12 +223,12 @@ impl Engine {
         self.queue.check_room()?;
         self.node.check_known_fees()?;
         self.node.check_known_receipts()?;
-        self.accounts.check_known_balances(Lane::Claim)
+        self.accounts.check_known_balances(Lane::Payment)
     }
 
     /// Fails if this account, which alone may send a payment, could not pay for gas a moment ago. Does not ask the node.
     pub(crate) fn check_sender(&self, account: Address) -> Result<(), FacilitatorError> {
-        let balance = self.accounts.get(account).and_then(|account| account.resting(Lane::Claim));
+        let balance = self.accounts.get(account).and_then(|account| account.resting(Lane::Payment));
         balance.map_or(Ok(()), |balance| Err(FacilitatorError::InsufficientGas { balance }))
     }
 
@@ -248,9 +248,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the reason if payments of this payer are refused now, since earlier ones were sent and did not pay.
-    pub(crate) fn check_payer(&self, payer: Address) -> Option<Rejection> {
-        self.backoff.rejection(payer)
+    /// Returns the reason if payments like this one of its payer are refused now, since earlier ones were sent and did not pay.
+    pub(crate) fn check_payer(&self, payment: &Prechecked) -> Option<Rejection> {
+        self.backoff.rejection(payment.authorization().from).or_else(|| self.confirmation.rejection(payment))
     }
 
     /// Simulates the payment in the newest block. Returns what the chain shows, and why the payment would fail, if it would.
@@ -339,7 +339,7 @@ impl Engine {
         // The sender is in the engine, so it is not closed.
         let _ = caught_up.wait_for(|caught_up| *caught_up).await;
         loop {
-            if let Ok(place) = self.submitter.enter(Urgency::claim()).await {
+            if let Ok(place) = self.submitter.enter(Urgency::payment()).await {
                 return place;
             }
             sleep(self.node.poll_interval()).await;

@@ -23,26 +23,26 @@ const REST: Duration = Duration::from_secs(30);
 /// What the balance of an account has to pay for, and what is known of the balance.
 #[derive(Debug, Default)]
 pub(super) struct Gas {
-    /// The gas of the transactions in flight, by nonce.
-    in_flight: BTreeMap<u64, u64>,
+    /// The transactions in flight, by nonce.
+    in_flight: BTreeMap<u64, InFlight>,
     /// The gas of transactions that were announced and have no nonce yet.
     announced: u64,
     /// The gas of journalled transactions that are not of this process.
     others: u64,
-    /// Nonces whose transactions must not wait for a ceiling.
-    urgent: BTreeMap<u64, Hurry>,
     /// What the node told last, less what was spent since, in wei.
     balance: Option<U256>,
     rest: Option<Rest>,
 }
 
-/// What a transaction may cost that must not wait for a ceiling, together with those that it waits for.
-#[derive(Clone, Copy, Debug)]
-struct Hurry {
-    /// In wei.
-    worth: u128,
-    /// The gas that it and those in flight below it may use.
-    gas: u64,
+/// A transaction in flight.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InFlight {
+    /// The most gas that it may use.
+    pub(super) gas: u64,
+    /// What may be spent above the ceiling, in wei, on it and on those that it waits for.
+    pub(super) worth: u128,
+    /// What was spent of that on those that it waited for.
+    spent: u128,
 }
 
 /// An account that could not pay for calls of this lane. It is used for them, and for less urgent ones, only if there is no other.
@@ -109,7 +109,8 @@ impl Gas {
 
     /// Returns how much gas the transactions in flight may use.
     pub(super) fn in_flight(&self) -> u64 {
-        self.in_flight.values().fold(self.announced.saturating_add(self.others), |sum, gas| sum.saturating_add(*gas))
+        let known = self.announced.saturating_add(self.others);
+        self.in_flight.values().fold(known, |sum, other| sum.saturating_add(other.gas))
     }
 
     /// Counts so much gas as in flight, and returns how much was before.
@@ -131,26 +132,14 @@ impl Gas {
         self.others = gas.map(|other| other.gas_limit()).fold(0, u64::saturating_add);
     }
 
-    /// Enters a transaction that may use so much gas. Those above that hurry wait for it, too.
+    /// Enters a transaction that may use so much gas.
     pub(super) fn enter(&mut self, nonce: u64, gas: u64) {
-        self.in_flight.insert(nonce, gas);
-        for (urgent, hurry) in &mut self.urgent {
-            if *urgent > nonce {
-                hurry.gas = hurry.gas.saturating_add(gas);
-            }
-        }
+        self.in_flight.insert(nonce, InFlight { gas, ..InFlight::default() });
     }
 
-    /// Removes a transaction, and returns its gas.
-    pub(super) fn leave(&mut self, nonce: u64) -> u64 {
+    /// Removes a transaction.
+    pub(super) fn leave(&mut self, nonce: u64) -> InFlight {
         self.in_flight.remove(&nonce).unwrap_or_default()
-    }
-
-    /// Moves a transaction to another nonce.
-    pub(super) fn go_on(&mut self, from: u64, to: u64) {
-        if let Some(hurry) = self.urgent.remove(&from) {
-            self.urgent.insert(to, hurry);
-        }
     }
 
     /// Returns the nonces in flight, the lowest first.
@@ -158,21 +147,32 @@ impl Gas {
         self.in_flight.keys().copied()
     }
 
-    /// Lets the transaction with this nonce and those with lower ones, for which it waits, cost so much in wei. They may use so much gas.
-    pub(super) fn hurry(&mut self, nonce: u64, worth: u128, gas: u64) {
-        self.urgent.retain(|nonce, _| self.in_flight.contains_key(nonce));
-        // Some may have taken a lower nonce since the gas was added up.
-        let below = self.in_flight.range(..=nonce).fold(0, |sum: u64, (_, gas)| sum.saturating_add(*gas));
-        self.urgent.insert(nonce, Hurry { worth, gas: gas.max(below) });
+    /// Lets the transaction with this nonce and those with lower ones, for which it waits, cost so much in wei above the ceiling.
+    pub(super) fn hurry(&mut self, nonce: u64, worth: u128) {
+        if let Some(hurried) = self.in_flight.get_mut(&nonce) {
+            hurried.worth = worth;
+        }
     }
 
-    /// Returns what may be offered for a unit of gas, in wei, with this nonce, since a transaction with a higher one must not wait for a
-    /// ceiling. `more` is the gas of transactions that are not counted yet.
-    pub(super) fn hurried_above(&self, nonce: u64, more: u64) -> u128 {
-        let others = self.others.saturating_add(more);
-        let waits = |(urgent, _): &(&u64, &Hurry)| **urgent > nonce && self.in_flight.contains_key(*urgent);
-        let most = |(_, hurry): (&u64, &Hurry)| hurry.worth / u128::from(hurry.gas.saturating_add(others).max(1));
-        self.urgent.iter().filter(waits).map(most).max().unwrap_or(0)
+    /// Notes that a transaction with this nonce cost so much in wei above the ceiling, which those above it may not spend again.
+    pub(super) fn spend_above_ceiling(&mut self, nonce: u64, wei: u128) {
+        for (_, waiting) in self.in_flight.range_mut(nonce..) {
+            waiting.spent = waiting.spent.saturating_add(wei);
+        }
+    }
+
+    /// Returns what may be offered for a unit of gas with this nonce, in wei, where that is more than the ceiling: what a transaction with this
+    /// nonce or a higher one may spend, divided by its gas and by that of all that it waits for. `more` is the gas of transactions that are
+    /// not counted yet.
+    pub(super) fn most(&self, nonce: u64, more: u64) -> u128 {
+        let (mut gas, mut most) = (self.others.saturating_add(more), 0);
+        for (other, waiting) in &self.in_flight {
+            gas = gas.saturating_add(waiting.gas);
+            if *other >= nonce {
+                most = most.max(waiting.worth.saturating_sub(waiting.spent) / u128::from(gas.max(1)));
+            }
+        }
+        most
     }
 }
 
@@ -231,14 +231,36 @@ mod tests {
         let mut gas = Gas::default();
         gas.enter(7, 300);
         gas.enter(8, 100);
-        gas.hurry(8, 1_000, 100);
-        assert_eq!((gas.hurried_above(7, 0), gas.hurried_above(8, 0)), (2, 0), "the one below is counted");
+        gas.hurry(8, 1_000);
+        assert_eq!([7, 8, 9].map(|nonce| gas.most(nonce, 0)), [2, 2, 0], "the one below is counted");
         // The lower nonce was given back, and a large batch has it.
         gas.leave(7);
         gas.enter(7, 600);
-        assert_eq!(gas.hurried_above(7, 0), 1);
+        assert_eq!(gas.most(7, 0), 1);
+        // It is taken and given back again and again.
+        for _ in 0..15 {
+            gas.leave(7);
+            gas.enter(7, 600);
+        }
+        assert_eq!(gas.most(7, 0), 1);
+        // It is in a block.
+        gas.leave(7);
+        assert_eq!(gas.most(8, 0), 10);
+        gas.spend_above_ceiling(7, 400);
+        assert_eq!(gas.most(8, 0), 6);
         // A dead process left others below.
         gas.others = 700;
-        assert_eq!(gas.hurried_above(5, 0), 0);
+        assert_eq!(gas.most(5, 0), 0);
+    }
+
+    #[test]
+    fn a_nonce_that_a_claim_gave_back_hurries_nobody() {
+        let mut gas = Gas::default();
+        gas.enter(7, 100);
+        gas.enter(8, 100);
+        gas.hurry(8, 1_000);
+        gas.leave(8);
+        gas.enter(8, 100);
+        assert_eq!(gas.most(7, 0), 0);
     }
 }

@@ -19,14 +19,17 @@ const WEI_PER_UNIT: u128 = 100_000_000;
 /// The kinds of calls, the least urgent first.
 ///
 /// Who can wait without a loss, or can make many at no cost, is behind those who cannot: strangers send deposits at will; a refund is only
-/// late, and needs money in a channel; a claim takes what was earned out of the payer's reach; a claim at risk is lost if it is late.
+/// late, and needs money in a channel; a seller's own claim takes what was earned out of the payer's reach; a claim at risk is lost if it is
+/// late. What others signed is never at risk here, since a channel of one's own costs nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
     /// Deposits into channels.
     Deposit,
     /// Refunds to payers.
     Refund,
-    /// Claims, transfers of what was claimed, and payments.
+    /// Payments, claims that others signed, and transfers of what was claimed. All up to here leave the gas that is kept for claims.
+    Payment,
+    /// Claims of one's own.
     Claim,
     /// Claims of what an announced withdrawal could take.
     AtRisk,
@@ -52,25 +55,16 @@ impl Urgency {
         Self { lane: Lane::Refund, amount, worth: 0, gas: 0 }
     }
 
-    /// A claim, a transfer of what was claimed, or payments.
-    pub(crate) const fn claim() -> Self {
-        Self { lane: Lane::Claim, amount: 0, worth: 0, gas: 0 }
+    /// Payments, a claim that somebody else signed, or a transfer of what was claimed.
+    pub(crate) const fn payment() -> Self {
+        Self { lane: Lane::Payment, amount: 0, worth: 0, gas: 0 }
     }
 
-    /// A claim of which this amount is at risk, if any is.
-    pub(crate) const fn claim_at_risk(amount: u128) -> Self {
-        match amount {
-            0 => Self::claim(),
-            _ => Self { lane: Lane::AtRisk, amount, worth: 0, gas: 0 },
-        }
-    }
-
-    /// Lets the call, which may use so much gas, spend what it is worth, even if gas costs more than the ceiling.
-    pub(crate) const fn at_any_price(self, gas: u64) -> Self {
-        match self.lane {
-            Lane::AtRisk => Self { worth: self.amount.saturating_mul(WEI_PER_UNIT), gas, ..self },
-            _ => self,
-        }
+    /// A claim of one's own, which may use so much gas. If an amount of it is at risk, it may spend that, even if gas costs more than the
+    /// ceiling.
+    pub(crate) const fn claim(at_risk: u128, gas: u64) -> Self {
+        let lane = if at_risk > 0 { Lane::AtRisk } else { Lane::Claim };
+        Self { lane, amount: at_risk, worth: at_risk.saturating_mul(WEI_PER_UNIT), gas }
     }
 
     pub(super) const fn lane(&self) -> Lane {
@@ -82,8 +76,14 @@ impl Urgency {
         self.worth
     }
 
+    /// Who has more is served first. A claim of one's own that is not at risk waits for the payments that came before it.
+    fn rank(&self) -> (Lane, u128) {
+        let lane = if self.lane == Lane::Payment { Lane::Claim } else { self.lane };
+        (lane, self.amount)
+    }
+
     /// Returns the most that may be offered for a unit of gas, in wei, where that is more than the ceiling.
-    pub(super) fn max_fee(&self, gas: u64) -> u128 {
+    fn max_fee(&self, gas: u64) -> u128 {
         self.worth / u128::from(gas.max(1))
     }
 }
@@ -115,8 +115,8 @@ impl<P> Line<P> {
         let in_lane = || waiting.iter().enumerate().filter(|(_, other)| other.urgency.lane == urgency.lane);
         if in_lane().count() >= MAX_WAITING {
             // Of those with the least amount, the one that came last.
-            let (index, least) = in_lane().rev().min_by_key(|(_, other)| other.urgency)?;
-            if least.urgency >= urgency {
+            let (index, least) = in_lane().rev().min_by_key(|(_, other)| other.urgency.rank())?;
+            if least.urgency.rank() >= urgency.rank() {
                 return None;
             }
             waiting.remove(index);
@@ -133,7 +133,7 @@ impl<P> Line<P> {
         waiting.retain(|other| !other.place.is_closed());
         let mut passed = 0;
         // Of those that are as urgent, the one that came first.
-        waiting.sort_by_key(|other| Reverse(other.urgency));
+        waiting.sort_by_key(|other| Reverse(other.urgency.rank()));
         while let Some(first) = waiting.get(passed) {
             match (take(&first.urgency, first.of), first.of) {
                 // Whoever has just gone drops its place, which frees it.
@@ -180,16 +180,18 @@ mod tests {
             join("a large deposit", Urgency::deposit(9)),
             join("another small deposit", Urgency::deposit(1)),
             join("a refund", Urgency::refund(1)),
-            join("a claim", Urgency::claim()),
-            join("another claim", Urgency::claim_at_risk(0)),
-            join("a claim at risk", Urgency::claim_at_risk(5)),
-            join("a larger claim at risk", Urgency::claim_at_risk(6)),
+            join("a payment", Urgency::payment()),
+            join("a claim", Urgency::claim(0, 1)),
+            join("another payment", Urgency::payment()),
+            join("a claim at risk", Urgency::claim(5, 1)),
+            join("a larger claim at risk", Urgency::claim(6, 1)),
         ];
         let served = [
             "a larger claim at risk",
             "a claim at risk",
+            "a payment",
             "a claim",
-            "another claim",
+            "another payment",
             "a refund",
             "a large deposit",
             "a small deposit",
@@ -203,7 +205,7 @@ mod tests {
         let line = Line::<()>::default();
         let mut small: Vec<_> = (0..MAX_WAITING).map(|_| line.join(Urgency::deposit(1), None).unwrap()).collect();
         assert!(line.join(Urgency::deposit(1), None).is_none(), "the lane is full");
-        let claim = line.join(Urgency::claim(), None);
+        let claim = line.join(Urgency::claim(0, 1), None);
         let refund = line.join(Urgency::refund(1), None);
         assert!(claim.is_some() && refund.is_some());
         let large = line.join(Urgency::deposit(2), None);
@@ -219,8 +221,8 @@ mod tests {
     fn what_one_account_must_send_waits_for_that_one_and_keeps_nobody_else_waiting() {
         let line = Line::default();
         let busy = Address::repeat_byte(1);
-        let mut permit = line.join(Urgency::claim(), Some(busy)).unwrap();
-        let mut claim = line.join(Urgency::claim(), None).unwrap();
+        let mut permit = line.join(Urgency::payment(), Some(busy)).unwrap();
+        let mut claim = line.join(Urgency::payment(), None).unwrap();
         let mut places = 0..1;
         line.serve(|_, of| if of == Some(busy) { None } else { places.next() });
         assert_eq!((claim.try_recv().ok(), permit.try_recv().ok()), (Some(0), None));
@@ -231,10 +233,10 @@ mod tests {
     #[test]
     fn a_claim_at_risk_may_spend_what_it_is_worth() {
         // $1, where an ether costs $10,000: 10^14 wei.
-        let claim = Urgency::claim_at_risk(1_000_000);
-        assert_eq!((claim.max_fee(100_000), claim.at_any_price(1).max_fee(100_000)), (0, 1_000_000_000));
-        assert_eq!(Urgency::deposit(1_000_000).at_any_price(1).max_fee(100_000), 0);
-        assert_eq!(Urgency::claim().at_any_price(1).max_fee(0), 0);
+        assert_eq!(Urgency::claim(1_000_000, 1).max_fee(100_000), 1_000_000_000);
+        for other in [Urgency::deposit(1_000_000), Urgency::payment(), Urgency::claim(0, 1)] {
+            assert_eq!(other.max_fee(0), 0);
+        }
     }
 
     #[test]
@@ -242,7 +244,7 @@ mod tests {
         let line = Line::<()>::default();
         let _deposit = line.join(Urgency::deposit(u128::MAX), None).unwrap();
         assert_eq!(line.most(1), 0);
-        let claim = line.join(Urgency::claim_at_risk(1_000_000).at_any_price(100_000), None).unwrap();
+        let claim = line.join(Urgency::claim(1_000_000, 100_000), None).unwrap();
         assert_eq!(line.most(300_000), 250_000_000);
         drop(claim);
         assert_eq!(line.most(1), 0);

@@ -2,13 +2,16 @@
 
 use alloy_consensus::{Transaction as _, TxEip1559, TxEnvelope};
 use alloy_primitives::{Address, B256, Bytes, TxKind};
+use tokio::sync::watch;
 
 use super::{
+    FacilitatorError,
     accounts::{Account, FILLER_GAS},
+    line::Urgency,
     queue::QueuedPayment,
 };
 use crate::{
-    chain::{fees::Fees, node::Node},
+    chain::{fees::Fees, node::Node, rpc::Receipt},
     payment::PaymentKey,
 };
 
@@ -50,6 +53,32 @@ impl Call {
     }
 }
 
+/// What the task that makes a call tells its callers.
+#[derive(Clone, Debug)]
+pub(super) enum Progress {
+    Sending(Option<B256>),
+    Included(Receipt),
+    Failed(FacilitatorError),
+}
+
+/// A call under way, as those see it who ask for the same.
+pub(super) struct SharedCall {
+    pub(super) progress: watch::Receiver<Progress>,
+    /// As urgent as the most urgent of them.
+    pub(super) urgency: watch::Sender<Urgency>,
+}
+
+impl SharedCall {
+    /// Lets the call be as urgent as this.
+    pub(super) fn join(&self, urgency: Urgency) {
+        self.urgency.send_if_modified(|known| {
+            let is_more = urgency > *known;
+            *known = urgency.max(*known);
+            is_more
+        });
+    }
+}
+
 /// What a transaction is sent for: payments, or a call.
 pub(super) trait Load: Send {
     /// It only uses up a nonce: this one, or none.
@@ -63,6 +92,11 @@ pub(super) trait Load: Send {
 
     /// Returns the call to make.
     fn call(&self) -> Call;
+
+    /// Returns what may be spent on it, in wei, even if gas costs more than the ceiling.
+    fn worth(&self) -> u128 {
+        0
+    }
 
     /// Returns the payments that the call settles. They are journalled with it.
     fn payments(&self) -> &[QueuedPayment] {
@@ -79,6 +113,9 @@ pub(super) trait Load: Send {
 
     /// Notes that no node took the transaction. It may be sent again unless the journal `has_removed` it.
     fn refused(&mut self, _transaction: B256, _has_removed: bool) {}
+
+    /// Notes that the ledger may keep a transaction of it that was not sent, even if that was never answered, and that is sent again then.
+    fn may_be_kept(&mut self) {}
 
     /// Notes that it has to wait for the account's other transactions, which is no failed attempt.
     fn must_wait(&mut self) {}

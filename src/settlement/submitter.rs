@@ -29,7 +29,7 @@ use super::{
     gas::{Affords, KEPT_GAS, TYPICAL_GAS},
     journal::Journal,
     line::{Lane, Line, Urgency},
-    load::{Call, Filler, Load, MAX_REPLACEMENTS},
+    load::{Call, Filler, Load, MAX_REPLACEMENTS, SharedCall},
     queue::{QueuedPayment, known_failures},
 };
 use crate::{
@@ -69,14 +69,6 @@ const DEPOSIT_PATIENCE: Duration = Duration::from_secs(600);
 const WINDOW: usize = 16;
 /// The same where claims are sent: below a full window the gaps that a reorganization leaves would be filled one per block.
 const WINDOW_FOR_CLAIMS: usize = 8;
-
-/// What the task that makes a call tells its callers.
-#[derive(Clone, Debug)]
-pub(super) enum Progress {
-    Sending(Option<B256>),
-    Included(Receipt),
-    Failed(FacilitatorError),
-}
 
 /// The right to have one more transaction in flight.
 #[derive(Debug)]
@@ -120,8 +112,6 @@ impl Sent {
 struct Flight {
     transaction: TxEip1559,
     fees: Fees,
-    /// The most that it may offer for a unit of gas, in wei, where that is more than the ceiling.
-    most: u128,
     lease: NonceLease,
     pending: PendingTransaction,
     started: Instant,
@@ -142,8 +132,8 @@ pub(crate) struct Submitter {
     sends_claims: AtomicBool,
     /// What an earlier process journalled has been sent again.
     pub(super) has_recovered: watch::Sender<bool>,
-    /// What becomes of the calls that are under way, by what they do.
-    pub(super) under_way: Mutex<HashMap<B256, watch::Receiver<Progress>>>,
+    /// The calls that are under way, by what they do.
+    pub(super) under_way: Mutex<HashMap<B256, SharedCall>>,
     costs: Arc<Costs>,
     confirm_timeout: Duration,
     /// Transactions that a task of this process follows.
@@ -239,7 +229,7 @@ impl Submitter {
             Lane::Deposit => DEPOSIT_PATIENCE,
             Lane::Refund => self.confirm_timeout,
             // What would be lost if it lost its place waits for one.
-            Lane::Claim | Lane::AtRisk => return entering.await,
+            Lane::Payment | Lane::Claim | Lane::AtRisk => return entering.await,
         };
         timeout(patience, entering).await.map_err(|_| busy())?
     }
@@ -302,7 +292,7 @@ impl Submitter {
         load: &mut L,
     ) -> Result<Sent, FacilitatorError> {
         let (call, lane) = (load.call(), urgency.lane());
-        let leaves_gas = self.keeps_for_claims() && (!L::IS_CALL || lane < Lane::Claim);
+        let leaves_gas = self.keeps_for_claims() && lane < Lane::Claim;
         if leaves_gas {
             // If the ledger fails, what is known counts.
             let _ = self.submissions(&account).await;
@@ -310,7 +300,7 @@ impl Submitter {
         let (announced, before) = account.announce(call.gas_limit);
         // Those that it waits for may have to offer as much.
         let gas = call.gas_limit.saturating_add(before);
-        let most = urgency.max_fee(gas);
+        let most = load.worth() / u128::from(gas.max(1));
         let fees = self.node.fees_up_to(most).await?;
         if leaves_gas {
             let affords = account.affords(call.gas_limit, before, KEPT_GAS, fees.max_fee).await;
@@ -326,10 +316,8 @@ impl Submitter {
         }
         let lease = account.take(permit, call.gas_limit).await?;
         drop(announced);
-        if most > 0 {
-            account.gas(|known| known.hurry(lease.nonce(), urgency.worth(), gas));
-        }
-        self.send(lease, call, (fees, most), load).await
+        account.gas(|gas| gas.hurry(lease.nonce(), load.worth()));
+        self.send(lease, call, fees, load).await
     }
 
     /// Waits if the account may pay for the transaction later, or else has it rest for this lane. Fails if no account can pay for it.
@@ -365,7 +353,7 @@ impl Submitter {
         self: &Arc<Self>,
         mut lease: NonceLease,
         call: Call,
-        (fees, most): (Fees, u128),
+        fees: Fees,
         load: &mut L,
     ) -> Result<Sent, FacilitatorError> {
         let signed = self.sign_and_journal(&mut lease, call, fees, load).await;
@@ -373,7 +361,7 @@ impl Submitter {
             if L::IS_FILLER && signed.is_ok() {
                 lease.abandon();
             } else {
-                self.give_back(lease).await;
+                self.give_back(lease, load).await;
             }
             signed?;
             return Ok(Sent::RETRY);
@@ -406,7 +394,7 @@ impl Submitter {
             SendResult::Pooled | SendResult::Unknown | SendResult::NonceUsed => {
                 let certainly = matches!(sent, SendResult::Pooled);
                 let pending = self.node.pending(signed.raw, signed.hash, certainly);
-                let flight = Flight { transaction, fees, most, lease, pending, started, watched };
+                let flight = Flight { transaction, fees, lease, pending, started, watched };
                 return Ok(Sent::InFlight(Box::new(flight)));
             }
             refusal => {
@@ -414,7 +402,7 @@ impl Submitter {
                     account.narrow(is_delegated);
                     load.must_wait();
                 }
-                let has_removed = self.give_back(lease).await;
+                let has_removed = self.give_back(lease, load).await;
                 load.refused(signed.hash, has_removed);
                 match self.refused(&account, refusal, fees, load).await {
                     Ok(()) => AttemptResult::Retry,
@@ -442,12 +430,12 @@ impl Submitter {
         Ok(journalled)
     }
 
-    /// Returns what may be offered for a unit of gas with this nonce, in wei, since a claim at risk waits for it that must not wait for a
-    /// ceiling: with a higher nonce, or for a place in a window. `more` is the gas of transactions that are not counted yet.
+    /// Returns what may be offered for a unit of gas with this nonce, in wei, since it is a claim at risk, which must not wait for a ceiling, or
+    /// since one waits for it: with a higher nonce, or for a place in a window. `more` is the gas of transactions that are not counted yet.
     pub(super) fn hurried(&self, account: &Account, nonce: u64, more: u64) -> u128 {
         let all = self.accounts.iter().map(|account| account.gas(|gas| gas.in_flight()));
         let waiting = self.line.most(all.fold(more, u64::saturating_add));
-        account.gas(|gas| gas.hurried_above(nonce, more)).max(waiting)
+        account.gas(|gas| gas.most(nonce, more)).max(waiting)
     }
 
     /// Signs and journals a transaction without payments that uses this nonce. Returns `None` if another process has the nonce.
@@ -467,13 +455,14 @@ impl Submitter {
 
     /// Gives a nonce back, and makes sure that no later transaction waits for it. Returns `true` if the ledger took it back; otherwise
     /// its transaction may be sent again.
-    async fn give_back(self: &Arc<Self>, lease: NonceLease) -> bool {
+    async fn give_back<L: Load>(self: &Arc<Self>, lease: NonceLease, load: &mut L) -> bool {
         let account = lease.account().clone();
         // The ledger comes first, while nobody here can take the nonce: it must not free one that is in use again already.
         let (sender, nonce) = (self.sender(&account), lease.nonce());
         let freed = self.journal.ledger().free_nonce(&sender, nonce, self.journal.process_id()).await;
         if let Err(error) = &freed {
             tracing::warn!(%error, account_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
+            load.may_be_kept();
         }
         lease.release();
         self.fill_gaps_of(&account);
@@ -616,7 +605,10 @@ impl Submitter {
             }
             (check_at, checks) = (stop_at.min(Instant::now() + self.node.check_interval()), checks + 1);
             let is_next = self.is_next(&flight.lease, checks).await;
-            let is_hurried = self.hurried(flight.lease.account(), flight.lease.nonce(), 0) > 0;
+            let (account, nonce) = (flight.lease.account(), flight.lease.nonce());
+            // It may have come to be at risk since it was sent.
+            account.gas(|gas| gas.hurry(nonce, load.worth()));
+            let is_hurried = self.hurried(account, nonce, 0) > 0;
             let is_due = !is_patient || is_hurried || STUCK_CHECKS.contains(&checks) || checks % PATIENT_CHECKS == 0;
             let most = if is_hurried { MAX_REPLACEMENTS } else { L::MAX_REPLACEMENTS };
             if replacements >= most || !is_due {
@@ -648,7 +640,7 @@ impl Submitter {
         (is_next, checks): (bool, usize),
     ) -> Result<bool, FacilitatorError> {
         let (account, account_nonce) = (flight.lease.account(), flight.lease.nonce());
-        let most = flight.most.max(self.hurried(account, account_nonce, 0));
+        let most = self.hurried(account, account_nonce, 0);
         let Some((fees, reason)) = self.raised(is_next, flight.fees, checks, most).await? else { return Ok(false) };
         let better = TxEip1559 {
             max_fee_per_gas: fees.max_fee,
@@ -689,7 +681,11 @@ impl Submitter {
     fn included<L: Load>(&self, lease: NonceLease, receipt: Receipt, started: Instant) -> AttemptResult {
         self.node.observe_block(receipt.block());
         self.costs.count_included(&receipt, L::IS_CALL, started.elapsed());
-        lease.account().gas(|gas| gas.spend(receipt.cost()));
+        let above = self.node.above_ceiling(&receipt);
+        lease.account().gas(|gas| {
+            gas.spend(receipt.cost());
+            gas.spend_above_ceiling(lease.nonce(), above);
+        });
         lease.consumed();
         AttemptResult::Included(receipt)
     }
@@ -746,7 +742,7 @@ impl FillGaps for Submitter {
         let most = self.hurried(lease.account(), lease.nonce(), 0);
         let fees = self.node.fees_up_to(most).await?;
         let mut filler = Filler(Call::filler(lease.account()));
-        match self.send(lease, filler.call(), (fees, most), &mut filler).await? {
+        match self.send(lease, filler.call(), fees, &mut filler).await? {
             Sent::InFlight(flight) => {
                 let this = self.clone();
                 tokio::spawn(async move { this.follow(*flight, &mut filler).await });
@@ -812,8 +808,8 @@ mod tests {
         let taken = submitter.enter(Urgency::deposit(1)).await.unwrap();
         let deposit = entered(&submitter, Urgency::deposit(1)).await;
         let refund = entered(&submitter, Urgency::refund(1)).await;
-        let claim = entered(&submitter, Urgency::claim()).await;
-        let at_risk = entered(&submitter, Urgency::claim_at_risk(1)).await;
+        let claim = entered(&submitter, Urgency::claim(0, 1)).await;
+        let at_risk = entered(&submitter, Urgency::claim(1, 1)).await;
         // A filler that went without a place ends: nothing is free.
         submitter.freed.notify_one();
         sleep(Duration::from_millis(1)).await;
@@ -829,11 +825,11 @@ mod tests {
     async fn the_last_place_of_a_window_is_for_claims_at_risk() {
         let submitter = submitter_on(&Devnet::start().await.unwrap(), 3);
         let _taken =
-            [submitter.enter(Urgency::claim()).await.unwrap(), submitter.enter(Urgency::refund(1)).await.unwrap()];
+            [submitter.enter(Urgency::claim(0, 1)).await.unwrap(), submitter.enter(Urgency::refund(1)).await.unwrap()];
         let others =
-            [Urgency::deposit(1), Urgency::refund(9), Urgency::claim()].map(|urgency| entered(&submitter, urgency));
+            [Urgency::deposit(1), Urgency::refund(9), Urgency::claim(0, 1)].map(|urgency| entered(&submitter, urgency));
         let others = futures_util::future::join_all(others).await;
-        submitter.enter(Urgency::claim_at_risk(1)).await.unwrap();
+        submitter.enter(Urgency::claim(1, 1)).await.unwrap();
         assert!(others.iter().all(|waits| !waits.is_finished()));
     }
 
@@ -843,25 +839,25 @@ mod tests {
         let submitter = submitter_with(&Devnet::start().await.unwrap(), 2, 2);
         let mut first = Vec::new();
         for _ in 0..2 {
-            first.push(submitter.enter(Urgency::claim()).await.unwrap());
+            first.push(submitter.enter(Urgency::claim(0, 1)).await.unwrap());
         }
         let busy = first[0].account.address();
         let other = first.pop().unwrap();
         assert_ne!(other.account.address(), busy);
         drop(other);
         for _ in 0..1_200 {
-            let (submitter, place) = (submitter.clone(), submitter.enter(Urgency::claim()).await.unwrap());
+            let (submitter, place) = (submitter.clone(), submitter.enter(Urgency::claim(0, 1)).await.unwrap());
             tokio::spawn(async move { submitter.exchange(place, busy, Instant::now() + SYNC_TIMEOUT).await });
             sleep(Duration::from_millis(1)).await;
         }
-        submitter.enter(Urgency::claim()).await.unwrap();
+        submitter.enter(Urgency::claim(0, 1)).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn claims_keep_their_place_in_the_line_and_the_others_are_told_to_come_again() {
         let submitter = submitter_on(&Devnet::start().await.unwrap(), 1);
-        let taken = submitter.enter(Urgency::claim()).await.unwrap();
-        let claim = entered(&submitter, Urgency::claim()).await;
+        let taken = submitter.enter(Urgency::claim(0, 1)).await.unwrap();
+        let claim = entered(&submitter, Urgency::claim(0, 1)).await;
         for (urgency, patience) in [(Urgency::refund(1), 10), (Urgency::deposit(1), 600)] {
             let (begun, told) = (Instant::now(), submitter.enter(urgency).await);
             assert!(matches!(told, Err(FacilitatorError::Busy { .. })), "{told:?}");

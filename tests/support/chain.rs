@@ -114,6 +114,13 @@ pub trait Chain: Send + Sync {
         self.receipt(transaction).await.gas_used
     }
 
+    /// A new key with an ether, to pay for gas.
+    async fn gas_key(&self) -> PrivateKeySigner {
+        let key = PrivateKeySigner::random();
+        self.fund(key.address(), U256::from(10).pow(U256::from(18))).await;
+        key
+    }
+
     /// A new account with a hundred ether that sends transactions.
     async fn relayer(&self) -> Relayer {
         let signer = PrivateKeySigner::random();

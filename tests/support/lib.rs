@@ -9,6 +9,7 @@
 //! rpc_proxy.rs      counts and delays JSON-RPC requests, and makes them fail
 //! eventually.rs     waiting for what must happen, with an end
 //! engine_stage.rs   an on-chain facilitator on the devnet, and payments for it
+//! world.rs          a seller on the devnet with all that a test turns on it, and payers by each scheme
 //! shop.rs           a service that charges, and customers who pay it by hand
 //! script.rs         a server that answers by a script, for the paying client
 //! student_stage.rs  evaluators for hire on the devnet, and a student; crowd.rs has their judges
@@ -56,6 +57,7 @@ pub mod student_stage;
 pub mod thread_time;
 pub mod token;
 pub mod uploads;
+pub mod world;
 
 /// Returns the value after this change.
 pub fn changed<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {

@@ -1,13 +1,19 @@
 //! Payers by permit, who pay by hand: what they sign and send is built without this crate.
 
-use alloy_primitives::{Address, B256, Bytes, U256, address};
+use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
+use alloy_eips::Encodable2718 as _;
+use alloy_network::TxSignerSync as _;
+use alloy_primitives::{Address, B256, Bytes, TxKind, U256, address};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, SolStruct as _, eip712_domain, sol};
 use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
-use tower_x402::{Network, payment::Prechecked};
+use tower_x402::{
+    Network,
+    payment::{PaymentKey, Prechecked},
+};
 use x402_devnet::Devnet;
 
 use crate::{
@@ -276,6 +282,11 @@ impl Permit {
         paid(request, &self.payload())
     }
 
+    /// The key of its record.
+    pub fn key(&self) -> PaymentKey {
+        PaymentKey { network: self.network, asset: PERMIT2, payer: self.from, nonce: self.message.nonce.into() }
+    }
+
     /// The payer invalidates the permit's nonce.
     pub fn invalidate(&self, devnet: &Devnet) {
         invalidate(devnet, self.from, self.message.nonce);
@@ -319,6 +330,38 @@ pub mod exact {
 
         function settle(PermitTransferFrom permit, address owner, Witness witness, bytes signature);
     }
+}
+
+/// A transaction of a stranger that settles a permit for exactly a price, signed.
+///
+/// # Panics
+/// If it is no permit.
+pub fn transaction_of_a_stranger(devnet: &Devnet, payment: &Prechecked) -> Vec<u8> {
+    let signed = payment.authorization();
+    let token = payment.terms().permit().expect("a permit").token;
+    let call = exact::settleCall {
+        permit: exact::PermitTransferFrom {
+            permitted: exact::TokenPermissions { token, amount: signed.value },
+            nonce: signed.nonce.into(),
+            deadline: signed.valid_before,
+        },
+        owner: signed.from,
+        witness: exact::Witness { to: signed.to, validAfter: signed.valid_after },
+        signature: payment.signature().as_bytes().to_vec().into(),
+    };
+    let stranger = PrivateKeySigner::random();
+    devnet.fund(stranger.address(), U256::from(10).pow(U256::from(18)));
+    let mut transaction = TxEip1559 {
+        chain_id: devnet.chain_id(),
+        gas_limit: 400_000,
+        max_fee_per_gas: 1_000_000_000,
+        max_priority_fee_per_gas: 2_000_000,
+        to: TxKind::Call(EXACT_PROXY),
+        input: call.abi_encode().into(),
+        ..TxEip1559::default()
+    };
+    let signature = stranger.sign_transaction_sync(&mut transaction).expect("a local key");
+    TxEnvelope::from(transaction.into_signed(signature)).encoded_2718()
 }
 
 /// A signed permit for exactly a price, open to every kind of abuse.
@@ -413,6 +456,11 @@ impl ExactPermit {
     /// The request with this payment.
     pub fn on(&self, request: Request<Body>) -> Request<Body> {
         paid(request, &self.payload())
+    }
+
+    /// The key of its record.
+    pub fn key(&self) -> PaymentKey {
+        PaymentKey { network: self.network, asset: PERMIT2, payer: self.from, nonce: self.message.nonce.into() }
     }
 
     /// The calldata with which anybody settles it.

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tokio::{net::TcpListener, task::JoinHandle};
 use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 use tower_x402::{
     Asset, Network,
@@ -25,6 +26,7 @@ use tower_x402::{
     payment::PaymentKey,
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder, VerifiedPayment},
 };
+use x402_facilitator::FacilitatorService;
 
 use crate::{
     authorization::{self, Signature, TransferWithAuthorization, unix_now},
@@ -70,9 +72,7 @@ impl Shop {
         chain: &dyn Chain,
         settings: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
     ) -> Self {
-        let settler = PrivateKeySigner::random();
-        chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
-        let builder = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).signer(settler);
+        let builder = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).signer(chain.gas_key().await);
         let facilitator = settings(builder).build().await.expect("the facilitator reaches its chain");
         Self {
             facilitator: Arc::new(facilitator),
@@ -126,8 +126,11 @@ impl Shop {
 
     pub async fn record(&self, authorization: &TransferWithAuthorization) -> Option<Record> {
         let (payer, nonce) = (authorization.from, authorization.nonce);
-        let key = PaymentKey { network: self.asset.network, asset: self.asset.address, payer, nonce };
-        self.facilitator.ledger().get(&key).await.expect("the ledger answers")
+        self.record_of(&PaymentKey { network: self.asset.network, asset: self.asset.address, payer, nonce }).await
+    }
+
+    pub async fn record_of(&self, key: &PaymentKey) -> Option<Record> {
+        self.facilitator.ledger().get(key).await.expect("the ledger answers")
     }
 }
 
@@ -337,11 +340,26 @@ impl Answer {
     }
 }
 
+/// Serves the shop's facilitator to others, on a port. Returns its URL.
+pub async fn serve_facilitator(shop: &Shop) -> String {
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("a bound socket has an address"));
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback_service(service)).await });
+    url
+}
+
 pub async fn send(app: &App, request: Request<Body>) -> Answer {
     let response = try_send(app, request).await.expect("the service answers");
     let (parts, body) = response.into_parts();
     let body = tokio::time::timeout(Duration::from_secs(30), body.collect()).await.expect("the body ends");
     Answer { status: parts.status, headers: parts.headers, body: body.expect("a whole body").to_bytes() }
+}
+
+/// Sends a request, and goes on.
+pub fn ask(app: &App, request: Request<Body>) -> JoinHandle<Answer> {
+    let app = app.clone();
+    tokio::spawn(async move { send(&app, request).await })
 }
 
 pub async fn try_send(app: &App, request: Request<Body>) -> Result<Response<Body>, BoxError> {

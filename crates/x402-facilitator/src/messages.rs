@@ -84,8 +84,8 @@ impl ParsedRequest {
                     serde_json::from_str(requirements).map_err(invalid(Reason::InvalidPaymentRequirements))?;
                 let mut exact = ExactOffer::try_from(&offer)?;
                 let payload = read_payload(&payment.payload)?;
-                // A permit is settled for what is charged, and was accepted for what was signed for.
-                let is_charge = operation == Operation::Settle && exact.permit().is_some();
+                // A maximum is settled for what is charged, and was accepted for what was signed for.
+                let is_charge = operation == Operation::Settle && exact.is_maximum();
                 let charged = is_charge.then_some(exact.amount);
                 if is_charge {
                     exact.amount = payload.authorization.value;
@@ -113,9 +113,11 @@ impl ParsedRequest {
                     serde_json::from_str(requirements).map_err(invalid(Reason::InvalidPaymentRequirements))?;
                 let terms = Terms::new(ExactOffer::try_from(&offer)?);
                 let network = Network::from_v1_name(&payment.network);
+                // No offer of v1 is to be paid by permit.
+                let is_offered = payment.scheme == "exact" && terms.permit().is_none();
                 Ok(Self {
                     version: Version::V1,
-                    is_accepted: payment.scheme == "exact" && network == Some(terms.offer().network()),
+                    is_accepted: is_offered && network == Some(terms.offer().network()),
                     charged: None,
                     payload: read_payload(&payment.payload)?,
                     terms: Arc::new(terms),

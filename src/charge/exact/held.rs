@@ -109,8 +109,9 @@ impl ExactHeld {
         let Self { request, lease, read } = self;
         let is_new = lease.record().settlement == Settlement::None;
         if is_new && request.verified.is_none() {
-            request.verify().await?;
+            request.verify(lease.record_mut()).await?;
         }
+        let is_new = lease.record().settlement == Settlement::None;
         let is_upfront = request.is_upfront();
         if is_new {
             request.leave_place();

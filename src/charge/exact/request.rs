@@ -14,7 +14,7 @@ use crate::charge::{
 };
 use crate::{
     clock::age,
-    facilitator::Facilitator,
+    facilitator::{Facilitator, VerifyError},
     ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
     payment::{Authenticity, PaymentKey, Prechecked, Verified},
     protocol::{PaymentFlow, Reason, SettlementResponse, TransferMethod},
@@ -219,9 +219,16 @@ impl ExactRequest {
         Ok(record.is_some_and(|record| is_same_payment(&record, &self.payment)))
     }
 
-    /// Verifies the payment with the facilitator.
-    pub(super) async fn verify(&mut self) -> Result<(), Refusal> {
-        self.verified = Some(self.facilitator.as_ref().verify(&self.payment).await?);
+    /// Verifies the payment with the facilitator. One that was worked on in vain may have been executed since by somebody else: then it is paid
+    /// for, and `record` becomes what the chain shows (invariant I8).
+    pub(super) async fn verify(&mut self, record: &mut Record) -> Result<(), Refusal> {
+        match self.facilitator.as_ref().verify(&self.payment).await {
+            Ok(verified) => self.verified = Some(verified),
+            Err(VerifyError::Invalid(why)) if why.reason == Reason::NonceAlreadyUsed && record.attempts > 0 => {
+                Box::pin(self.credit_use(record, why)).await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
         Ok(())
     }
 

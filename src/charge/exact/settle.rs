@@ -11,7 +11,7 @@ use crate::{
     clock::Clock,
     facilitator::{Facilitator, FacilitatorError},
     ledger::{Ledger, PaymentStep, Record, Settlement, SettlementStep, settle_with_retries},
-    payment::{PaymentKey, Prechecked, SettlementOutcome, Verified},
+    payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
     protocol::Reason,
 };
 
@@ -149,6 +149,20 @@ impl ExactRequest {
             if is_known { Ok(()) } else { Err(copy.pending(&record, None)) }
         };
         Known::of(self).run(asking).await?
+    }
+
+    /// Credits a payment whose authorization was used while nobody had asked for its settlement, if that paid. It is `refused` only if it did
+    /// not: a payer whose money may have moved is not told to pay anew.
+    pub(super) async fn credit_use(&self, record: &mut Record, refused: Rejection) -> Result<(), Refusal> {
+        match reconcile(self.facilitator.as_ref(), record, self.seller.now()).await {
+            Ok(Outcome::Settled { .. }) => Ok(()),
+            Ok(Outcome::Failed { reason, detail, transaction }) => {
+                Err(self.not_settled(record, reason, &detail, transaction))
+            }
+            Ok(Outcome::Unrecorded(_)) => Err(refused.into()),
+            Ok(Outcome::Unknown(transaction)) => Err(self.pending(record, transaction)),
+            Err(error) => Err(Refusal::from(&error)),
+        }
     }
 
     /// The response is gone before it was paid for. Its payer is told to make another payment only if nobody settles this one any more: another

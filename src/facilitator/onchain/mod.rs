@@ -49,7 +49,8 @@ use crate::{
 /// - **Nothing is verified that could not be settled**: while the queue is full, no key can pay for gas, gas is known to cost more than
 ///   the maximum, or the facilitator shuts down.
 /// - **Payers that waste gas have to wait.** After two payments of a payer that were sent and did not pay, nothing is verified or sent
-///   for it for 30 seconds, and twice as long after each further one.
+///   for it for 30 seconds, and twice as long after each further one. A permit that anybody may have executed counts only against others of
+///   its payer like it, if somebody had it executed first, where nobody can see it.
 /// - **Outcomes** come from the logs of receipts only: [`SettlementOutcome::Settled`] means `AuthorizationUsed` and exactly the
 ///   matching `Transfer` ([EIP-3009]). A transfer that somebody else sent counts if the payment was reserved here, and its authorization
 ///   seen unused, before its block.
@@ -247,7 +248,7 @@ impl OnchainFacilitator {
         if payment.amount().is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());
         }
-        if let Some(rejection) = self.engine.check_payer(authorization.from) {
+        if let Some(rejection) = self.engine.check_payer(payment) {
             return Err(rejection.into());
         }
         self.engine.check_loss(payment.amount()).await?;

@@ -186,7 +186,8 @@ impl RemoteFacilitatorBuilder {
 /// Looks which of the permits that the facilitator settles each node can confirm, if it was not done before.
 pub(super) async fn look_at_permits(observers: &[ChainObserver], supported: &Supported) {
     for observer in observers {
-        observer.look_at(&supported.permit_methods(observer.network())).await;
+        let network = observer.network();
+        observer.look_at(&supported.permit_methods(network), &supported.settlers(network)).await;
     }
 }
 

@@ -130,7 +130,7 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked, is_believed
         let reason = sanitized(&Reason::from(said.error_reason.as_deref().unwrap_or_default()));
         return match reason {
             Reason::SettlementPending | Reason::DuplicateSettlement => Reply::Pending(transaction),
-            reason if is_final(&reason) => {
+            reason if is_final(&reason) && !may_follow_execution(&reason, payment) => {
                 Reply::Refused { reason, detail: detail(said.error_message.as_deref()), transaction }
             }
             // It may have been executed by another's transaction, or in spite of the error.
@@ -197,6 +197,14 @@ fn is_final(reason: &Reason) -> bool {
         | Reason::UnexpectedSettleError => false,
         Reason::Other(code) => permit2::NOT_EXECUTED.contains(&&**code),
     }
+}
+
+/// Returns `true` if this reason may be what the execution of a permit by somebody else leaves: an approval of just its amount is used up by
+/// it, and so may the balance be. A facilitator may look at these before it looks at the nonce.
+fn may_follow_execution(reason: &Reason, payment: &Prechecked) -> bool {
+    let is_for_anybody = payment.terms().permit().is_some_and(|permit| permit.is_for_anybody());
+    let is_money = matches!(reason, Reason::InsufficientFunds | Reason::InsufficientBalance);
+    is_for_anybody && (is_money || reason.as_str() == permit2::ALLOWANCE_REQUIRED)
 }
 
 /// Returns a reason that may be passed on. Foreign text must consist of the characters of codes.

@@ -129,15 +129,16 @@ mod confirming {
             Ok(Self { finality, node, permit_methods: OnceLock::new() })
         }
 
-        /// Looks which of these methods by permit can be confirmed, once.
-        pub(in super::super) async fn look_at(&self, methods: &[TransferMethod]) {
+        /// Looks which of these methods by permit can be confirmed, once. `settlers` are the accounts that the facilitator sends transactions
+        /// from.
+        pub(in super::super) async fn look_at(&self, methods: &[TransferMethod], settlers: &[Address]) {
             if self.permit_methods.get().is_some() {
                 return;
             }
             let mut confirmable = Vec::new();
             for method in methods {
                 let looking = async || match method.permit(Address::ZERO) {
-                    Some(permit) => self.is_confirmable(&permit).await,
+                    Some(permit) => self.is_confirmable(&permit, settlers).await,
                     None => Ok(Err("they are no permits")),
                 };
                 let why_not = match looking().await {
@@ -155,16 +156,23 @@ mod confirming {
 
         /// Returns why it could not be seen which of the permits like this was settled: the chain lacks the contracts, or a contract settles
         /// them, or an account that delegates to one. It may settle many in a transaction whose calldata does not say which.
-        async fn is_confirmable(&self, permit: &Permit) -> Result<Result<(), &'static str>, RpcFailure> {
+        async fn is_confirmable(
+            &self,
+            permit: &Permit,
+            settlers: &[Address],
+        ) -> Result<Result<(), &'static str>, RpcFailure> {
             if !self.node.takes_permit(permit).await? {
                 return Ok(Err("the chain lacks the contracts"));
             }
-            Ok(match permit.facilitator {
-                Some(account) if !self.node.rpc().code(account).await?.is_empty() => {
-                    Err("a contract settles them, which cannot be confirmed")
+            let named = permit.facilitator.as_slice();
+            for account in if named.is_empty() { settlers } else { named } {
+                if !self.node.rpc().code(*account).await?.is_empty() {
+                    return Ok(Err(
+                        "a contract settles them, which no receipt shows; leave out the node, or the permits",
+                    ));
                 }
-                _ => Ok(()),
-            })
+            }
+            Ok(Ok(()))
         }
 
         /// Returns `true` if settlements by this method can be confirmed.
@@ -290,7 +298,7 @@ mod confirming {
 mod missing {
     use std::sync::Arc;
 
-    use alloy_primitives::B256;
+    use alloy_primitives::{Address, B256};
 
     use super::{Fate, Observation};
     use crate::{
@@ -305,7 +313,7 @@ mod missing {
             match *self {}
         }
 
-        pub(in super::super) async fn look_at(&self, _: &[TransferMethod]) {
+        pub(in super::super) async fn look_at(&self, _: &[TransferMethod], _: &[Address]) {
             match *self {}
         }
 

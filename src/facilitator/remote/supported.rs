@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::Address;
 use tokio::time::Instant;
 
 use super::{
@@ -24,6 +25,8 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// How many networks have metrics of their own.
 const MAX_NETWORKS: usize = 16;
+/// How many of a facilitator's accounts are looked at.
+const MAX_SETTLERS: usize = 16;
 
 /// Returns what an answer to `/supported` says, if it is one of a facilitator.
 pub(super) fn read(answer: &Answer) -> Option<SupportedResponse> {
@@ -85,6 +88,14 @@ impl Supported {
         let kinds = known.iter().flat_map(|(_, said)| &said.kinds);
         let here = kinds.filter(|kind| kind.x402_version == 2 && (kind.network == named || kind.network == "eip155:*"));
         here.filter_map(TransferMethod::of_kind).collect()
+    }
+
+    /// Returns the accounts that its last answer names as those that settle on this network, or some of them.
+    pub(super) fn settlers(&self, network: Network) -> Vec<Address> {
+        let (known, named) = (self.lock(), network.to_string());
+        let signers = known.iter().flat_map(|(_, said)| &said.signers);
+        let here = signers.filter(|(pattern, _)| **pattern == named || *pattern == "eip155:*");
+        here.flat_map(|(_, accounts)| accounts).filter_map(|account| account.parse().ok()).take(MAX_SETTLERS).collect()
     }
 
     /// Returns the networks that its last answer names for `exact` payments of v2.

@@ -13,26 +13,18 @@ use http::{HeaderMap, Request, Response, StatusCode, header::ACCEPT_ENCODING};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use support::{
-    escrow::Channel,
     scripted::{self, Scripted, layer, serve},
     shop::{Answer, App, Customer, PRICE, app, demand, evaluate, paid, send},
+    world::{COST, World, by_voucher, told},
 };
 use tower::{BoxError, Layer as _};
 use tower_x402::server::RequestBody;
-
-use super::vouchers::{COST, Stage, offer, told, voucher};
 
 const ID: &str = "pay_7d5d747be160e280504c099d984bcfe0";
 const OTHER_ID: &str = "an-entirely-different-id";
 
 fn list() -> Request<Body> {
     Request::get("/list").body(Body::empty()).expect("a request")
-}
-
-/// A payment by voucher.
-async fn by_voucher(app: &App, channel: &Channel, max: u128) -> Value {
-    let payload = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": voucher(channel, max).await });
-    json!({ "x402Version": 2, "accepted": offer(app, "a").await, "payload": payload })
 }
 
 fn named(mut payment: Value, id: impl Into<Value>) -> Value {
@@ -48,27 +40,27 @@ fn sold(answer: &Answer) -> (StatusCode, &str, String) {
 
 #[tokio::test]
 async fn a_paid_answer_is_given_again_after_the_offer_changed() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
     let payments = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("a")).await.payload()];
     for payment in &payments {
         let answer = send(&app, paid(evaluate("a"), payment)).await;
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
     }
-    let vouchers = |layer: tower_x402::server::RequirePaymentLayerBuilder| layer.vouchers(stage.channels.clone());
+    let vouchers = |layer: tower_x402::server::RequirePaymentLayerBuilder| layer.vouchers(world.channels.clone());
     for changed in [
-        stage.shop.app(vouchers(stage.shop.layer().price("$0.002"))),
-        stage.shop.app(vouchers(stage.shop.layer().max_timeout(Duration::from_secs(240)))),
-        stage.shop.app(vouchers(stage.shop.layer().payment_identifier(true))),
+        world.shop.app(vouchers(world.shop.layer().price("$0.002"))),
+        world.shop.app(vouchers(world.shop.layer().max_timeout(Duration::from_secs(240)))),
+        world.shop.app(vouchers(world.shop.layer().payment_identifier(true))),
     ] {
         for payment in &payments {
             let answer = send(&changed, paid(evaluate("a"), payment)).await;
             assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
         }
     }
-    let dear = stage.shop.app(vouchers(stage.shop.layer().price("$0.002")));
+    let dear = world.shop.app(vouchers(world.shop.layer().price("$0.002")));
     // A new voucher is for the present price, and the old one for no other request.
     let outdated = by_voucher(&app, &channel, 3 * COST).await;
     for refused in [paid(evaluate("a"), &outdated), paid(evaluate("b"), &payments[0])] {
@@ -76,17 +68,15 @@ async fn a_paid_answer_is_given_again_after_the_offer_changed() {
         assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
         assert_eq!(answer.reason(), "invalid_payment_requirements");
     }
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 2 * COST));
+    assert_eq!((world.shop.handled(), world.charged(&channel).await), (3, 2 * COST));
 }
 
 #[tokio::test]
 async fn a_response_to_a_request_without_a_secret_is_given_again_three_times() {
-    let stage = Stage::open().await;
-    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), |_, _| async {
-        Ok(Response::new(Body::from("public price list")))
-    });
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::open().await;
+    let app = world.shop.app_with(world.layer(), |_, _| async { Ok(Response::new(Body::from("public price list"))) });
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
     let payments = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, list()).await.payload()];
     for payment in payments {
         for _ in 0..4 {
@@ -99,22 +89,22 @@ async fn a_response_to_a_request_without_a_secret_is_given_again_three_times() {
             assert_eq!(answer.settlement().expect("it was paid")["success"], true);
         }
     }
-    assert_eq!(stage.shop.handled(), 3);
+    assert_eq!(world.shop.handled(), 3);
 }
 
 #[tokio::test]
 async fn work_that_fails_is_tried_as_often_as_is_allowed() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let seen = attempts.clone();
-    let layer = stage.shop.layer().vouchers(stage.channels.clone()).max_attempts(2).payment_identifier(true);
-    let app = stage.shop.app_with(layer, move |payment, body| {
+    let layer = world.layer().max_attempts(2).payment_identifier(true);
+    let app = world.shop.app_with(layer, move |payment, body| {
         seen.lock().unwrap().push(payment.attempt);
         let status = if body == "bad" { 500 } else { 200 };
         async move { Ok(Response::builder().status(status).body(Body::from(body)).unwrap()) }
     });
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
     let payments = [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("bad")).await.payload()]
         .map(|payment| named(payment, ID));
     for payment in &payments {
@@ -133,11 +123,11 @@ async fn work_that_fails_is_tried_as_often_as_is_allowed() {
 
 #[tokio::test]
 async fn an_altered_extension_is_refused() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().vouchers(stage.channels.clone()).payment_identifier(true);
-    let app = stage.shop.app(layer);
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::open().await;
+    let layer = world.layer().payment_identifier(true);
+    let app = world.shop.app(layer);
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
     for mut payment in [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("a")).await.payload()] {
         payment["extensions"] = json!({ "payment-identifier": { "info": { "required": true } } });
         let answer = send(&app, paid(evaluate("a"), &payment)).await;
@@ -146,21 +136,21 @@ async fn an_altered_extension_is_refused() {
             (StatusCode::PAYMENT_REQUIRED, "extension_echo_mismatch")
         );
     }
-    assert_eq!(stage.charged(&channel).await, COST);
+    assert_eq!(world.charged(&channel).await, COST);
 }
 
 #[tokio::test]
 async fn a_malformed_payment_identifier_is_a_bad_request() {
-    let stage = Stage::open().await;
-    let layer = |asks| stage.shop.layer().vouchers(stage.channels.clone()).payment_identifier(asks);
-    let [app, silent] = [true, false].map(|asks| stage.shop.app(layer(asks)));
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let layer = |asks| world.layer().payment_identifier(asks);
+    let [app, silent] = [true, false].map(|asks| world.shop.app(layer(asks)));
+    let channel = world.filled(&app).await;
     let payment = by_voucher(&app, &channel, 2 * COST).await;
     for id in [json!("fifteen-letters"), json!(1), json!("with a space in it")] {
         let answer = send(&app, paid(evaluate("a"), &named(payment.clone(), id))).await;
         assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::BAD_REQUEST, "invalid_payload"));
     }
-    assert_eq!(stage.charged(&channel).await, COST);
+    assert_eq!(world.charged(&channel).await, COST);
     // Where ids are not offered they mean nothing.
     let answer = send(&silent, paid(evaluate("a"), &named(payment.clone(), "short"))).await;
     assert_eq!(sold(&answer), (StatusCode::OK, "a", "2000".into()));
@@ -170,10 +160,10 @@ async fn a_malformed_payment_identifier_is_a_bad_request() {
 
 #[tokio::test]
 async fn a_named_request_that_is_signed_anew_gets_its_answer_and_costs_nothing() {
-    let stage = Stage::open().await;
-    let layer = stage.shop.layer().vouchers(stage.channels.clone()).payment_identifier(true);
-    let app = stage.shop.app(layer);
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let layer = world.layer().payment_identifier(true);
+    let app = world.shop.app(layer);
+    let channel = world.filled(&app).await;
     let first = named(by_voucher(&app, &channel, 2 * COST).await, ID);
     let answer = send(&app, paid(evaluate("a"), &first)).await;
     assert_eq!(sold(&answer), (StatusCode::OK, "a", "2000".into()));
@@ -184,7 +174,7 @@ async fn a_named_request_that_is_signed_anew_gets_its_answer_and_costs_nothing()
     }
     let answer = send(&app, paid(evaluate("b"), &named(anew.clone(), ID))).await;
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_identifier_conflict"));
-    assert_eq!((stage.charged(&channel).await, stage.shop.handled()), (2 * COST, 2));
+    assert_eq!((world.charged(&channel).await, world.shop.handled()), (2 * COST, 2));
     // The voucher was not used.
     let answer = send(&app, paid(evaluate("b"), &named(anew, OTHER_ID))).await;
     assert_eq!(sold(&answer), (StatusCode::OK, "b", "3000".into()));
@@ -192,19 +182,19 @@ async fn a_named_request_that_is_signed_anew_gets_its_answer_and_costs_nothing()
 
 #[tokio::test]
 async fn status_url_is_not_declared_where_only_vouchers_are_taken() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let declared = async |layer: tower_x402::server::RequirePaymentLayerBuilder| {
-        let app = stage.shop.app(layer.status_url("/payments/status"));
+        let app = world.shop.app(layer.status_url("/payments/status"));
         demand(&send(&app, evaluate("a")).await)["extensions"]["payment-status"]["info"]["url"].clone()
     };
-    assert_eq!(declared(stage.shop.layer().vouchers(stage.channels.clone())).await, "/payments/status");
-    assert_eq!(declared(stage.shop.layer().vouchers_only(stage.channels.clone())).await, Value::Null);
+    assert_eq!(declared(world.layer()).await, "/payments/status");
+    assert_eq!(declared(world.shop.layer().vouchers_only(world.channels.clone())).await, Value::Null);
 }
 
 /// A seller that compresses for clients that accept it.
-fn compressing(stage: &Stage) -> App {
-    let layer = stage.shop.layer().vouchers(stage.channels.clone()).build().expect("a complete layer");
-    let handled = stage.shop.handled.clone();
+fn compressing(world: &World) -> App {
+    let layer = world.layer().build().expect("a complete layer");
+    let handled = world.shop.handled.clone();
     app(layer.layer(tower::service_fn(move |request: Request<RequestBody<Body>>| {
         handled.fetch_add(1, Ordering::SeqCst);
         let accepted = request.headers().get(ACCEPT_ENCODING).cloned();
@@ -222,10 +212,10 @@ fn compressing(stage: &Stage) -> App {
 
 #[tokio::test]
 async fn an_encoded_answer_is_given_again_only_to_clients_that_can_decode_it() {
-    let stage = Stage::open().await;
-    let app = compressing(&stage);
-    let channel = stage.filled(&app).await;
-    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let world = World::open().await;
+    let app = compressing(&world);
+    let channel = world.filled(&app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
     let accepting = |encoding: Option<&'static str>, payment: &Value| {
         let mut request = paid(evaluate("a"), payment);
         if let Some(encoding) = encoding {
@@ -248,7 +238,7 @@ async fn an_encoded_answer_is_given_again_only_to_clients_that_can_decode_it() {
             assert_eq!(answer.headers["content-encoding"], "gzip");
         }
     }
-    assert_eq!(stage.shop.handled(), 3);
+    assert_eq!(world.shop.handled(), 3);
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ mod ledger_answers;
 mod paid_request;
 mod payees;
 mod payment_identifier;
+mod permit_strangers;
 mod permits;
 mod presented_again;
 mod produced;

@@ -4,12 +4,12 @@ use std::{process::Command, time::Duration};
 
 use axum::{Router, body::Body};
 use http::{Request, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 use support::{
-    authorization::unix_now,
     eventually::{eventually, in_time},
     scripted::{Scripted, customer as customer_without_money},
     shop::{App, Customer, PRICE, demand, evaluate, send, try_send},
+    world::{COST, World, by_voucher, pay},
 };
 use tokio::{
     io::AsyncWriteExt as _,
@@ -23,10 +23,7 @@ use tower_x402::{
 };
 use x402_facilitator::FacilitatorService;
 
-use super::{
-    admission::worthless,
-    vouchers::{COST, Stage, pay, voucher},
-};
+use super::admission::worthless;
 
 /// How many strangers there are of each kind, and how many requests may be worked on at once.
 const STRANGERS: usize = 512;
@@ -77,14 +74,14 @@ fn of_payment(payment: &Value) -> Stalled {
 #[tokio::test]
 #[ignore = "the process that is measured; the other test starts it"]
 async fn scenario() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let app = |layer: RequirePaymentLayerBuilder| {
-        stage.shop.app(layer.max_concurrent(PLACES).vouchers(stage.channels.clone()))
+        world.shop.app(layer.max_concurrent(PLACES).vouchers(world.channels.clone()))
     };
     let [authorization, upfront] =
-        [PaymentFlow::Authorization, PaymentFlow::Upfront].map(|flow| app(stage.shop.layer().flow(flow)));
+        [PaymentFlow::Authorization, PaymentFlow::Upfront].map(|flow| app(world.shop.layer().flow(flow)));
     let credit = Usdc::from_atomic(100 * PRICE);
-    let deferred = app(stage.shop.layer().deferred(DeferredPolicy::default().per_payer(credit)));
+    let deferred = app(world.shop.layer().deferred(DeferredPolicy::default().per_payer(credit)));
     let service = FacilitatorService::builder(Scripted::new()).max_concurrent(PLACES).build();
     let router = |app: &App| {
         let app = app.clone();
@@ -94,27 +91,24 @@ async fn scenario() {
         [listen(router(&authorization)).await, listen(router(&upfront)).await, listen(router(&deferred)).await];
     let service = listen(Router::new().fallback_service(service)).await;
 
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, 90 * COST, unix_now() + 60).await;
+    let channel = world.channel().await;
+    let deposit = world.sign_deposit(&channel, 90 * COST).await;
     let answer = send(&authorization, pay(&authorization, &channel, COST, Some(&deposit), "first").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-    let customer = Customer::with_funds(&stage.chain, 1_000 * PRICE).await;
+    let customer = Customer::with_funds(&world.chain, 1_000 * PRICE).await;
     let mut paid = 1;
     serve_payers(&[&authorization, &upfront, &deferred], (&channel, &mut paid), &customer).await;
     let known = customer.pay(&authorization, evaluate("known")).await;
     assert_eq!(send(&authorization, known.on(evaluate("known"))).await.status, StatusCode::OK);
 
-    let accepted = super::vouchers::offer(&authorization, "a").await;
-    let charged = voucher(&channel, COST).await;
-    let charged = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": charged });
-    let charged = json!({ "x402Version": 2, "accepted": accepted, "payload": charged });
+    let charged = by_voucher(&authorization, &channel, COST).await;
     let facilitators = |path| move || Stalled { path, header: None, length: 60_000 };
 
     let mut kinds: Vec<(&str, std::net::SocketAddr, Vec<Stalled>)> = Vec::new();
     for (kind, name) in ["voucher", "refund", "deposit", "exact"].into_iter().enumerate() {
         let mut requests = Vec::new();
         for _ in 0..STRANGERS {
-            requests.push(of_payment(&worthless(&stage, &authorization, kind).await));
+            requests.push(of_payment(&worthless(&world, &authorization, kind).await));
         }
         kinds.push((name, first, requests));
     }

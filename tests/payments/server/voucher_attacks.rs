@@ -9,100 +9,47 @@ use std::{
 };
 
 use alloy_primitives::U256;
-use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use support::{
     authorization::unix_now,
-    chain::{Chain as _, Relayer},
-    devnet::DevnetChain,
-    escrow::{Channel, send as execute},
+    chain::Chain as _,
+    escrow::Channel,
     eventually::in_time,
     rpc_proxy::{Fate, RpcProxy},
-    shop::{App, demand, evaluate, paid, send},
+    shop::{ask, demand, evaluate, paid, send},
+    world::{COST, DEPOSIT, World, by_voucher, offer, pay, payment, refund, refused, told},
 };
-use tokio::sync::Notify;
 use tower_x402::{
-    Clock as _, Network, Usdc,
-    channels::{Channels, ChannelsBuildError, ChannelsBuilder, ClaimPolicy},
-    facilitator::channels::{OnchainChannels, OnchainChannelsBuilder},
+    Clock as _, Usdc,
+    channels::{Channels, ChannelsBuildError},
     ledger::channels::ChannelLedger,
     server::{ActualPrice, BuildError},
-    vouchers::{AuthorizerKey, abi::BatchSettlement},
 };
 use x402_devnet::Orphans;
-
-use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refund, refused, told, voucher};
-
-/// Another process of the same seller, which sends with a key of its own.
-async fn process(
-    stage: &Stage,
-    ledger: Arc<dyn ChannelLedger>,
-    url: &str,
-    settings: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder,
-) -> Channels {
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
-    let contract = settings(contract).build().await.expect("the contracts are on the devnet");
-    channels_with(stage, contract, ledger).build().expect("complete settings")
-}
-
-fn channels_with(stage: &Stage, contract: OnchainChannels, ledger: Arc<dyn ChannelLedger>) -> ChannelsBuilder {
-    let never = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
-    Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()))
-        .ledger(ledger)
-        .claims(never)
-        .clock(stage.clock.clone())
-}
-
-/// Announces the withdrawal of all that is in a channel.
-async fn announce_withdrawal(chain: &DevnetChain, channel: &Channel) {
-    chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
-    let payer = Relayer::of(&chain.rpc_url(), channel.payer.clone());
-    let withdraw = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount: DEPOSIT };
-    assert!(execute(chain, &payer, &withdraw).await.status());
-}
-
-/// An app whose handler waits when the body is "slow": until notified, and says when it has begun.
-fn slow_app(stage: &Stage, layer: tower_x402::server::RequirePaymentLayerBuilder) -> (App, Arc<Notify>, Arc<Notify>) {
-    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let signals = (started.clone(), go_on.clone());
-    let app = stage.shop.app_with(layer, move |_, body| {
-        let (started, go_on) = signals.clone();
-        async move {
-            if &body[..] == b"slow" {
-                started.notify_one();
-                go_on.notified().await;
-            }
-            Ok(Response::new(Body::from(body)))
-        }
-    });
-    (app, started, go_on)
-}
 
 /// Behind one URL there are two nodes: one that showed the books a later block, and one that has fallen behind it.
 #[tokio::test]
 async fn a_node_that_is_behind_the_books_sells_nothing() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
-    let behind = process(&stage, stage.ledger.clone(), proxy.url(), |contract| contract).await;
-    let behind = stage.shop.app(stage.shop.layer().vouchers(behind));
-    stage.clock.advance(301);
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    let proxy = RpcProxy::start(world.chain.rpc_url()).await;
+    let contract = world.contract(|contract| contract.rpc_url(proxy.url())).await;
+    let behind = world.seller(world.channels_of(contract).build().unwrap());
+    world.clock.advance(301);
     assert_eq!(send(&behind, pay(&app, &channel, 2 * COST, None, "a").await).await.status, StatusCode::OK);
     // The books learn of a later block, in which the channel still is as it was.
-    stage.chain.devnet.mine();
-    stage.clock.advance(301);
+    world.chain.devnet.mine();
+    world.clock.advance(301);
     assert_eq!(send(&app, pay(&app, &channel, 3 * COST, None, "b").await).await.status, StatusCode::OK);
-    announce_withdrawal(&stage.chain, &channel).await;
-    stage.clock.advance(301);
+    world.announce_withdrawal(&channel, DEPOSIT).await;
+    world.clock.advance(301);
     proxy.judge(|_| Fate::Stale);
     let answer = send(&behind, pay(&app, &channel, 4 * COST, None, "c").await).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 3 * COST));
+    assert_eq!((world.shop.handled(), world.charged(&channel).await), (3, 3 * COST));
     proxy.judge(|_| Fate::Pass);
     let answer = send(&behind, pay(&app, &channel, 4 * COST, None, "c").await).await;
     refused(&answer, "cumulative_exceeds_balance");
@@ -110,73 +57,71 @@ async fn a_node_that_is_behind_the_books_sells_nothing() {
 
 #[tokio::test]
 async fn a_node_that_stands_still_sells_nothing() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
-    let clock = stage.clock.clone();
-    let still = process(&stage, stage.ledger.clone(), proxy.url(), |contract| {
-        contract.clock(clock).max_block_age(Duration::from_secs(310))
-    });
-    let still = still.await;
-    let still = stage.shop.app(stage.shop.layer().vouchers(still));
-    stage.clock.advance(301);
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    let proxy = RpcProxy::start(world.chain.rpc_url()).await;
+    let clock = world.clock.clone();
+    let contract =
+        world.contract(|contract| contract.rpc_url(proxy.url()).clock(clock).max_block_age(Duration::from_secs(310)));
+    let still = world.seller(world.channels_of(contract.await).build().unwrap());
+    world.clock.advance(301);
     assert_eq!(send(&still, pay(&app, &channel, 2 * COST, None, "a").await).await.status, StatusCode::OK);
-    announce_withdrawal(&stage.chain, &channel).await;
+    world.announce_withdrawal(&channel, DEPOSIT).await;
     // The node shows the same block for five minutes and more. It is not an earlier one than the books have.
-    stage.clock.advance(301);
+    world.clock.advance(301);
     proxy.judge(|_| Fate::Stale);
     let answer = send(&still, pay(&app, &channel, 3 * COST, None, "b").await).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
+    assert_eq!((world.shop.handled(), world.charged(&channel).await), (2, 2 * COST));
 }
 
 #[tokio::test]
 async fn a_claim_that_a_reorganization_removed_is_claimed_again() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let claimed = stage.channels.claim_all().await.expect("the devnet claims");
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    let claimed = world.channels.claim_all().await.expect("the devnet claims");
     assert_eq!((claimed.claimed, claimed.transactions.len()), (COST, 2));
     // The claim and the transfer. Nobody uses the channel any more.
-    stage.chain.devnet.reorg(2, Orphans::Lost);
-    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
-    stage.clock.advance(151);
+    world.chain.devnet.reorg(2, Orphans::Lost);
+    assert_eq!(channel.state(&world.chain).await, (DEPOSIT, 0));
+    world.clock.advance(151);
     in_time("the channel is claimed again", async {
-        while channel.state(&stage.chain).await.1 < COST {
-            let _ = stage.channels.claim_all().await;
-            stage.chain.devnet.mine();
+        while channel.state(&world.chain).await.1 < COST {
+            let _ = world.channels.claim_all().await;
+            world.chain.devnet.mine();
         }
     })
     .await;
     in_time("and transferred", async {
-        while stage.chain.balance(stage.shop.pay_to).await < COST as u64 {
-            let _ = stage.channels.claim_all().await;
+        while world.chain.balance(world.shop.pay_to).await < COST as u64 {
+            let _ = world.channels.claim_all().await;
         }
     })
     .await;
-    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, COST));
+    assert_eq!(channel.state(&world.chain).await, (DEPOSIT, COST));
 }
 
 #[tokio::test]
 async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_the_seller_looks() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 600).await;
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.channel().await;
+    let deposit = channel.sign_deposit(&world.chain, DEPOSIT, unix_now() + 600).await;
     let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
     assert_eq!(first.status, StatusCode::OK, "{first:?}");
-    stage.chain.devnet.reorg(1, Orphans::Lost);
+    world.chain.devnet.reorg(1, Orphans::Lost);
     // It is sent again, and in no block yet.
-    stage.chain.devnet.stall(true);
-    assert_eq!(channel.state(&stage.chain).await, (0, 0));
+    world.chain.devnet.stall(true);
+    assert_eq!(channel.state(&world.chain).await, (0, 0));
     let unnoticed = send(&app, pay(&app, &channel, 2 * COST, None, "b").await).await;
     assert_eq!(unnoticed.status, StatusCode::OK, "{unnoticed:?}");
-    stage.clock.advance(301);
+    world.clock.advance(301);
     let answer = send(&app, pay(&app, &channel, 3 * COST, None, "c").await).await;
     refused(&answer, "cumulative_exceeds_balance");
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
-    stage.chain.devnet.stall(false);
+    assert_eq!((world.shop.handled(), world.charged(&channel).await), (2, 2 * COST));
+    world.chain.devnet.stall(false);
     // The same deposit again pays for what was charged, too.
     let again = in_time("the deposit is made again", async {
         loop {
@@ -184,24 +129,19 @@ async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_th
             if answer.status != StatusCode::SERVICE_UNAVAILABLE {
                 return answer;
             }
-            stage.chain.devnet.mine();
+            world.chain.devnet.mine();
         }
     })
     .await;
     assert_eq!((again.status, told(&again)), (StatusCode::OK, ("1000".into(), "3000".into())), "{again:?}");
-    assert_eq!(stage.channels.claim_all().await.expect("the devnet claims").claimed, 3 * COST);
+    assert_eq!(world.channels.claim_all().await.expect("the devnet claims").claimed, 3 * COST);
 }
 
 #[tokio::test]
 async fn work_that_may_outlast_a_withdrawal_is_not_offered() {
-    let stage = Stage::open().await;
-    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
-    stage.chain.fund(stage.authorizer.address(), U256::from(10).pow(U256::from(18))).await;
-    let contract = contract.signer(stage.authorizer.clone()).build().await.expect("the contracts are on the devnet");
-    let seller = |delay: u64| {
-        let channels = channels_with(&stage, contract.clone(), stage.ledger.clone());
-        channels.withdraw_delay(Duration::from_secs(delay)).build()
-    };
+    let world = World::open().await;
+    let contract = world.contract(|contract| contract).await;
+    let seller = |delay: u64| world.channels_of(contract.clone()).withdraw_delay(Duration::from_secs(delay)).build();
     for delay in [899, 2_592_001] {
         assert!(matches!(seller(delay), Err(ChannelsBuildError::WithdrawDelay(_))), "{delay}");
     }
@@ -209,78 +149,72 @@ async fn work_that_may_outlast_a_withdrawal_is_not_offered() {
     for delay in [900, 1_000] {
         let channels = seller(delay).expect("a delay that the contract allows");
         let layer = |deadline: u64| {
-            let layer = stage.shop.layer().vouchers(channels.clone());
+            let layer = world.shop.layer().vouchers(channels.clone());
             layer.handler_deadline(Duration::from_secs(deadline)).max_timeout(Duration::from_secs(2_000)).build()
         };
         // Looked at five minutes ago, and claimed four minutes before the withdrawal can end.
         assert!(layer(delay - 300 - 240 - 15).is_ok());
         let refused = layer(delay - 300 - 240 - 14).expect_err("the withdrawal may end first");
         assert!(matches!(refused, BuildError::WithdrawDelayTooShort { .. }), "{refused:?}");
-        let offer = offer(&stage.shop.app(stage.shop.layer().vouchers(channels.clone())), "a").await;
+        let offer = offer(&world.shop.app(world.shop.layer().vouchers(channels.clone())), "a").await;
         assert_eq!(offer["extra"]["withdrawDelay"], delay);
     }
 }
 
 #[tokio::test]
 async fn a_channel_is_not_given_to_another_process_while_its_handler_may_run() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let layer = |channels: &Channels| {
-        let layer = stage.shop.layer().vouchers(channels.clone()).clock(stage.clock.clone());
+        let layer = world.shop.layer().vouchers(channels.clone()).clock(world.clock.clone());
         layer.max_wait(Duration::from_millis(300))
     };
-    let (app, started, go_on) = slow_app(&stage, layer(&stage.channels));
-    let other = process(&stage, stage.ledger.clone(), &stage.chain.rpc_url(), |contract| contract).await;
-    let other = stage.shop.app(layer(&other));
-    let channel = stage.filled(&app).await;
-    let slow = tokio::spawn({
-        let (app, request) = (app.clone(), pay(&app, &channel, 2 * COST, None, "slow").await);
-        async move { send(&app, request).await }
-    });
-    started.notified().await;
-    let pending = stage.ledger.channel(&channel.id()).await.unwrap().unwrap().pending.expect("it is worked on");
-    assert_eq!(pending.until - stage.clock.now(), 60 + 2 * 15 + 30, "nor for much longer, if its process is gone");
+    let app = world.obeying(layer(&world.channels));
+    let other = world.process(world.ledger.clone()).await;
+    let other = world.shop.app(layer(&other));
+    let channel = world.filled(&app).await;
+    let slow = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
+    world.begun.notified().await;
+    let pending = world.record(&channel).await.pending.expect("it is worked on");
+    assert_eq!(pending.until - world.clock.now(), 60 + 2 * 15 + 30, "nor for much longer, if its process is gone");
     // The handler may take a minute, its response is charged within the margin.
     for _ in 0..3 {
-        stage.clock.advance(25);
+        world.clock.advance(25);
         let answer = send(&other, pay(&app, &channel, 2 * COST, None, "other").await).await;
         refused(&answer, "channel_busy");
     }
-    go_on.notify_one();
+    world.go_on.notify_one();
     let slow = slow.await.unwrap();
     assert_eq!((slow.status, told(&slow)), (StatusCode::OK, ("1000".into(), "2000".into())), "{slow:?}");
     let next = send(&other, pay(&app, &channel, 3 * COST, None, "other").await).await;
-    assert_eq!((next.status, stage.shop.handled()), (StatusCode::OK, 3), "{next:?}");
+    assert_eq!((next.status, world.shop.handled()), (StatusCode::OK, 3), "{next:?}");
 }
 
 /// Its process stood still for so long that another one has sold on the channel.
 #[tokio::test]
 async fn work_that_lost_its_channel_is_not_given_away() {
-    let stage = Stage::open().await;
-    let layer = |channels: &Channels| stage.shop.layer().vouchers(channels.clone()).clock(stage.clock.clone());
-    let (app, started, go_on) = slow_app(&stage, layer(&stage.channels));
-    let other = process(&stage, stage.ledger.clone(), &stage.chain.rpc_url(), |contract| contract).await;
-    let other = stage.shop.app(layer(&other));
-    let channel = stage.filled(&app).await;
-    let slow = tokio::spawn({
-        let (app, request) = (app.clone(), pay(&app, &channel, 2 * COST, None, "slow").await);
-        async move { send(&app, request).await }
-    });
-    started.notified().await;
-    stage.clock.advance(121);
+    let world = World::open().await;
+    let layer = |channels: &Channels| world.shop.layer().vouchers(channels.clone()).clock(world.clock.clone());
+    let app = world.obeying(layer(&world.channels));
+    let other = world.process(world.ledger.clone()).await;
+    let other = world.shop.app(layer(&other));
+    let channel = world.filled(&app).await;
+    let slow = ask(&app, pay(&app, &channel, 2 * COST, None, "held").await);
+    world.begun.notified().await;
+    world.clock.advance(121);
     let sold = send(&other, pay(&app, &channel, 2 * COST, None, "other").await).await;
     assert_eq!((sold.status, told(&sold)), (StatusCode::OK, ("1000".into(), "2000".into())), "{sold:?}");
-    go_on.notify_one();
+    world.go_on.notify_one();
     refused(&slow.await.unwrap(), "channel_busy");
-    assert_eq!(stage.charged(&channel).await, 2 * COST);
+    assert_eq!(world.charged(&channel).await, 2 * COST);
 }
 
 #[tokio::test]
 async fn a_filling_request_cannot_be_charged_more_than_its_price() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let dear = Arc::new(AtomicU64::new(1));
     let app = {
         let dear = dear.clone();
-        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+        world.shop.app_with(world.layer(), move |_, body| {
             let amount = 1_000 + dear.swap(0, Ordering::SeqCst);
             async move {
                 let mut response = Response::new(Body::from(body));
@@ -289,8 +223,8 @@ async fn a_filling_request_cannot_be_charged_more_than_its_price() {
             }
         })
     };
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let channel = world.channel().await;
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
     assert_eq!(told(&answer), ("0".into(), "0".into()));
@@ -301,32 +235,28 @@ async fn a_filling_request_cannot_be_charged_more_than_its_price() {
 /// Each deposit costs the seller a transaction, whatever it is for.
 #[tokio::test]
 async fn small_deposits_are_not_executed_if_the_seller_requires_a_larger_one() {
-    let stage = Stage::open().await;
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let contract =
-        OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url()).signer(sender);
-    let contract = contract.build().await.expect("the contracts are on the devnet");
-    let channels = channels_with(&stage, contract, stage.ledger.clone()).min_deposit("$0.005").require_min_deposit();
-    let app = stage.shop.app(stage.shop.layer().vouchers(channels.build().expect("complete settings")));
-    let channel = stage.payer().await;
+    let world = World::open().await;
+    let contract = world.contract(|contract| contract).await;
+    let channels = world.channels_of(contract).min_deposit("$0.005").require_min_deposit();
+    let app = world.seller(channels.build().expect("complete settings"));
+    let channel = world.channel().await;
     for units in [COST, 4_999] {
-        let deposit = channel.sign_deposit(&stage.chain, units, unix_now() + 60).await;
+        let deposit = world.sign_deposit(&channel, units).await;
         let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
         refused(&answer, "deposit_below_min_deposit");
     }
-    assert_eq!((stage.shop.handled(), channel.state(&stage.chain).await), (0, (0, 0)));
-    let deposit = channel.sign_deposit(&stage.chain, 5_000, unix_now() + 60).await;
+    assert_eq!((world.shop.handled(), channel.state(&world.chain).await), (0, (0, 0)));
+    let deposit = world.sign_deposit(&channel, 5_000).await;
     let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
 }
 
 #[tokio::test]
 async fn a_deposit_for_another_channel_or_by_another_payer_moves_nothing() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let (channel, victim) = (stage.payer().await, stage.payer().await);
-    let theirs = victim.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let world = World::open().await;
+    let app = world.app.clone();
+    let (channel, victim) = (world.channel().await, world.channel().await);
+    let theirs = world.sign_deposit(&victim, DEPOSIT).await;
     let answer = send(&app, pay(&app, &channel, COST, Some(&theirs), "a").await).await;
     refused(&answer, "receive_authorization_signature");
     // A channel of the victim's money whose vouchers a stranger signs: the nonce of the deposit names the other channel.
@@ -334,19 +264,17 @@ async fn a_deposit_for_another_channel_or_by_another_payer_moves_nothing() {
     stolen.config.payer_authorizer = channel.voucher_key.address();
     let answer = send(&app, pay(&app, &stolen, COST, Some(&theirs), "a").await).await;
     refused(&answer, "receive_authorization_signature");
-    assert_eq!(stage.shop.handled(), 0);
+    assert_eq!(world.shop.handled(), 0);
     let answer = send(&app, pay(&app, &victim, COST, Some(&theirs), "a").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
 }
 
 #[tokio::test]
 async fn vouchers_that_the_contract_would_not_take_buy_nothing() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    let good = json!({
-        "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, 2 * COST).await,
-    });
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    let good = by_voucher(&app, &channel, 2 * COST).await["payload"].take();
     let signature = good["voucher"]["signature"].as_str().expect("text");
     let bytes = alloy_primitives::hex::decode(signature).expect("hex");
     let with = |bytes: &[u8]| {
@@ -373,7 +301,7 @@ async fn vouchers_that_the_contract_would_not_take_buy_nothing() {
         let answer = send(&app, paid(evaluate("a"), &payment)).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{amount}: {answer:?}");
     }
-    assert_eq!(stage.charged(&channel).await, COST);
+    assert_eq!(world.charged(&channel).await, COST);
     // An id in another case is the same channel, not a second one.
     let mut upper = good;
     let id = channel.id().to_string();
@@ -381,48 +309,43 @@ async fn vouchers_that_the_contract_would_not_take_buy_nothing() {
     let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": upper });
     let answer = send(&app, paid(evaluate("a"), &payment)).await;
     assert_eq!((answer.status, told(&answer)), (StatusCode::OK, ("1000".into(), "2000".into())), "{answer:?}");
-    assert_eq!(stage.ledger.channels(None, 10).await.unwrap().len(), 1);
+    assert_eq!(world.ledger.channels(None, 10).await.unwrap().len(), 1);
 }
 
 #[tokio::test]
 async fn nothing_is_served_for_one_unit_after_a_refund_and_a_new_deposit() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
     assert_eq!(refund(&app, &channel, COST, None).await.status, StatusCode::OK);
-    assert_eq!(channel.state(&stage.chain).await, (COST, COST));
+    assert_eq!(channel.state(&world.chain).await, (COST, COST));
     for max in [1, COST, COST + 1] {
-        let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+        let deposit = world.sign_deposit(&channel, DEPOSIT).await;
         let answer = send(&app, pay(&app, &channel, max, Some(&deposit), "a").await).await;
         refused(&answer, "cumulative_amount_mismatch");
     }
-    assert_eq!(channel.state(&stage.chain).await, (COST, COST), "none of the deposits was made");
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    assert_eq!(channel.state(&world.chain).await, (COST, COST), "none of the deposits was made");
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "a").await).await;
     assert_eq!((answer.status, told(&answer)), (StatusCode::OK, ("1000".into(), "2000".into())), "{answer:?}");
-    assert_eq!(stage.shop.handled(), 2);
+    assert_eq!(world.shop.handled(), 2);
 }
 
 /// Whoever reads the newest voucher in the transaction that claimed it.
 #[tokio::test]
 async fn a_voucher_that_was_claimed_buys_a_stranger_nothing() {
-    let stage = Stage::open().await;
-    let app = stage.app();
-    let channel = stage.filled(&app).await;
-    stage.channels.claim_all().await.expect("the devnet claims");
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    world.channels.claim_all().await.expect("the devnet claims");
     for body in ["another", "first, but not quite"] {
         refused(&send(&app, pay(&app, &channel, COST, None, body).await).await, "cumulative_amount_mismatch");
     }
-    let forward = paid(
-        http::Request::get("/evaluate").body(Body::empty()).unwrap(),
-        &json!({
-            "x402Version": 2, "accepted": offer(&app, "first").await,
-            "payload": { "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, COST).await },
-        }),
-    );
-    let answer = send(&app, forward).await;
+    let forward = http::Request::get("/evaluate").body(Body::empty()).unwrap();
+    let by = payment("voucher", &offer(&app, "first").await, &channel, COST).await;
+    let answer = send(&app, paid(forward, &by)).await;
     refused(&answer, "cumulative_amount_mismatch");
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (1, COST));
+    assert_eq!((world.shop.handled(), world.charged(&channel).await), (1, COST));
     // It is told the sums, and the voucher that it has.
     let demand = demand(&answer);
     let is_ours = |offer: &&Value| offer["scheme"] == "batch-settlement";
@@ -449,14 +372,13 @@ mod postgres {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn two_processes_on_one_channel_charge_each_request_once() {
-        let (stage, server) = (Stage::open().await, Server::shared());
-        let (schema, url) = (server.new_schema(), stage.chain.rpc_url());
+        let (world, server) = (World::open().await, Server::shared());
+        let schema = server.new_schema();
         let ledgers = [ledger(server, &schema).await, ledger(server, &schema).await];
-        let one = process(&stage, ledgers[0].clone(), &url, |contract| contract).await;
-        let other = process(&stage, ledgers[1].clone(), &url, |contract| contract).await;
-        let (app, started, go_on) = slow_app(&stage, stage.shop.layer().vouchers(one.clone()));
-        let apps = [app.clone(), stage.shop.app(stage.shop.layer().vouchers(other.clone()))];
-        let channel = stage.filled(&app).await;
+        let [one, other] = [world.process(ledgers[0].clone()).await, world.process(ledgers[1].clone()).await];
+        let app = world.obeying(world.shop.layer().vouchers(one.clone()));
+        let apps = [app.clone(), world.shop.app(world.shop.layer().vouchers(other.clone()))];
+        let channel = world.filled(&app).await;
 
         // Copies of a request at both.
         let copies = (0..8).map(|copy| {
@@ -468,21 +390,18 @@ mod postgres {
             assert_eq!((answer.status, answer.text()), (StatusCode::OK, "copy"), "{answer:?}");
             assert_eq!(told(&answer), ("1000".into(), "2000".into()));
         }
-        assert_eq!(stage.shop.handled(), 2);
+        assert_eq!(world.shop.handled(), 2);
 
         // The next request comes to the other process while the first works.
-        let slow = tokio::spawn({
-            let (app, request) = (app.clone(), pay(&app, &channel, 3 * COST, None, "slow").await);
-            async move { send(&app, request).await }
-        });
-        started.notified().await;
+        let slow = ask(&app, pay(&app, &channel, 3 * COST, None, "held").await);
+        world.begun.notified().await;
         let rivals = [(4 * COST, "next"), (3 * COST, "rival")].map(|(max, body)| {
             let (app, channel) = (apps[1].clone(), channel.clone());
             tokio::spawn(async move { send(&app, pay(&app, &channel, max, None, body).await).await })
         });
         tokio::time::sleep(Duration::from_millis(250)).await;
-        assert!(rivals.iter().all(|rival| !rival.is_finished()) && stage.shop.handled() == 3);
-        go_on.notify_one();
+        assert!(rivals.iter().all(|rival| !rival.is_finished()) && world.shop.handled() == 3);
+        world.go_on.notify_one();
         assert_eq!(told(&slow.await.unwrap()), ("1000".into(), "3000".into()));
         let [next, rival] = rivals;
         assert_eq!(told(&next.await.unwrap()), ("1000".into(), "4000".into()));
@@ -495,28 +414,28 @@ mod postgres {
         let (one, other) = tokio::join!(one.claim_all(), other.claim_all());
         let claimed = [one, other].map(|report| report.expect("the devnet claims").claimed);
         assert_eq!(claimed.iter().sum::<u128>(), 4 * COST, "{claimed:?}");
-        assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 4 * COST));
-        assert_eq!(u128::from(stage.chain.balance(stage.shop.pay_to).await), 4 * COST);
+        assert_eq!(channel.state(&world.chain).await, (DEPOSIT, 4 * COST));
+        assert_eq!(u128::from(world.chain.balance(world.shop.pay_to).await), 4 * COST);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_database_that_fails_during_the_work_loses_no_charge_and_makes_none_twice() {
-        let (stage, server) = (Stage::open().await, Server::start());
+        let (world, server) = (World::open().await, Server::start());
         let ledger = ledger(&server, "channels").await;
-        let channels = process(&stage, ledger.clone(), &stage.chain.rpc_url(), |contract| contract).await;
-        let layer = stage.shop.layer().vouchers(channels).clock(stage.clock.clone());
-        let (app, started, go_on) = slow_app(&stage, layer);
-        let channel = stage.filled(&app).await;
+        let channels = world.process(ledger.clone()).await;
+        let layer = world.shop.layer().vouchers(channels).clock(world.clock.clone());
+        let app = world.obeying(layer);
+        let channel = world.filled(&app).await;
         let slow = |max: u128| {
             let (app, channel) = (app.clone(), channel.clone());
-            tokio::spawn(async move { send(&app, pay(&app, &channel, max, None, "slow").await).await })
+            tokio::spawn(async move { send(&app, pay(&app, &channel, max, None, "held").await).await })
         };
 
         // It is back before the seller gives up.
         let answer = slow(2 * COST);
-        started.notified().await;
+        world.begun.notified().await;
         tokio::task::block_in_place(|| server.kill());
-        go_on.notify_one();
+        world.go_on.notify_one();
         tokio::task::block_in_place(|| server.start_again());
         let answer = answer.await.unwrap();
         let mut total = COST;
@@ -530,12 +449,12 @@ mod postgres {
         assert_eq!(charged(&ledger, &channel).await, total);
 
         // It is away for longer: the work is given to nobody, and whether it was charged is told when it is back.
-        stage.clock.advance(200);
-        let before = stage.shop.handled();
+        world.clock.advance(200);
+        let before = world.shop.handled();
         let answer = slow(total + COST);
-        started.notified().await;
+        world.begun.notified().await;
         tokio::task::block_in_place(|| server.kill());
-        go_on.notify_one();
+        world.go_on.notify_one();
         let answer = in_time("it gives up", answer).await.unwrap();
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
         let receipt = answer.settlement().expect("a receipt");
@@ -543,12 +462,12 @@ mod postgres {
         tokio::task::block_in_place(|| server.start_again());
         assert_eq!(charged(&ledger, &channel).await, total);
         // The lease of that request ends by itself.
-        stage.clock.advance(200);
+        world.clock.advance(200);
         let again = slow(total + COST);
-        started.notified().await;
-        go_on.notify_one();
+        world.begun.notified().await;
+        world.go_on.notify_one();
         let again = again.await.unwrap();
         assert_eq!(told(&again), ("1000".into(), (total + COST).to_string()), "{again:?}");
-        assert_eq!((charged(&ledger, &channel).await, stage.shop.handled()), (total + COST, before + 2));
+        assert_eq!((charged(&ledger, &channel).await, world.shop.handled()), (total + COST, before + 2));
     }
 }

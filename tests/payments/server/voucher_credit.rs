@@ -1,28 +1,25 @@
 //! The most that a payer can owe: selling on a channel stops when too much of it is unclaimed, or for too long, whatever keeps claims from
 //! being made, and in every process that has the ledger.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
 use http::StatusCode;
 use support::{
     authorization::unix_now,
-    chain::{Chain as _, Relayer},
+    chain::Chain as _,
     escrow::{Channel, send as execute},
     eventually::eventually,
     shop::{Answer, App, send},
+    world::{COST, DEPOSIT, World, pay},
 };
 use tower_x402::{
-    Network, Usdc,
+    Usdc,
     channels::{Channels, ClaimPolicy},
-    facilitator::channels::OnchainChannels,
-    ledger::channels::ChannelLedger as _,
-    vouchers::{AuthorizerKey, abi::BatchSettlement, reason},
+    vouchers::{abi::BatchSettlement, reason},
 };
 use x402_devnet::Devnet;
-
-use super::vouchers::{COST, DEPOSIT, Stage, pay};
 
 /// How many requests a payer can owe for.
 const CREDIT: u128 = 5;
@@ -56,26 +53,22 @@ impl Trouble {
     }
 
     /// A seller whose claims this befalls. It claims whatever is charged.
-    async fn seller(self, stage: &Stage, sender: &PrivateKeySigner) -> (Channels, App) {
-        let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
-        let contract = contract.signer(sender.clone()).max_gas_price(4_000_000_000);
-        let contract = contract.block_time(Duration::from_millis(100)).build().await.expect("the devnet answers");
+    async fn seller(self, world: &World, sender: &PrivateKeySigner) -> (Channels, App) {
+        let contract = world.contract_by(sender.clone(), |contract| {
+            contract.max_gas_price(4_000_000_000).block_time(Duration::from_millis(100))
+        });
         let policy = ClaimPolicy::default().amount(Usdc::from_atomic(1_000)).age(Duration::from_secs(3_600));
-        let channels = Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()))
-            .ledger(stage.ledger.clone())
-            .claims(policy.credit(Usdc::from_atomic((CREDIT * COST) as u64)))
-            .clock(stage.clock.clone())
-            .build()
-            .expect("complete settings");
-        let layer = stage.shop.layer().clock(stage.clock.clone()).vouchers(channels.clone());
-        (channels, stage.shop.app(layer))
+        let policy = policy.credit(Usdc::from_atomic((CREDIT * COST) as u64));
+        let channels = world.channels_of(contract.await).claims(policy).build().expect("complete settings");
+        let layer = world.shop.layer().clock(world.clock.clone()).vouchers(channels.clone());
+        (channels, world.shop.app(layer))
     }
 }
 
 /// A channel that its payer filled without the seller.
-async fn filled_by_its_payer(stage: &Stage) -> Channel {
-    let channel = stage.payer().await;
-    channel.deposit(&stage.chain, &stage.chain.relayer().await, DEPOSIT).await;
+async fn filled_by_its_payer(world: &World) -> Channel {
+    let channel = world.channel().await;
+    channel.deposit(&world.chain, &world.chain.relayer().await, DEPOSIT).await;
     channel
 }
 
@@ -86,37 +79,34 @@ fn is_stopped(answer: &Answer) {
 }
 
 async fn payer_owes_at_most_the_credit(trouble: Trouble) {
-    let stage = Stage::open().await;
-    stage.chain.devnet.set_base_fee(1_000_000_000);
+    let world = World::open().await;
+    world.chain.devnet.set_base_fee(1_000_000_000);
     let sender = PrivateKeySigner::random();
     if !matches!(trouble, Trouble::NoGas) {
-        stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+        world.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
     }
-    let (channels, app) = trouble.seller(&stage, &sender).await;
-    let channel = filled_by_its_payer(&stage).await;
-    trouble.begin(&stage.chain.devnet);
+    let (channels, app) = trouble.seller(&world, &sender).await;
+    let channel = filled_by_its_payer(&world).await;
+    trouble.begin(&world.chain.devnet);
     for n in 1..=CREDIT {
         let answer = send(&app, pay(&app, &channel, n * COST, None, "on credit").await).await;
         assert_eq!(answer.status, StatusCode::OK, "{n}: {answer:?}");
     }
     // In this process and in the next.
-    let (_next, restarted) = trouble.seller(&stage, &PrivateKeySigner::random()).await;
+    let (_next, restarted) = trouble.seller(&world, &PrivateKeySigner::random()).await;
     for app in [&app, &restarted] {
         is_stopped(&send(app, pay(app, &channel, (CREDIT + 1) * COST, None, "on credit").await).await);
     }
-    assert_eq!(stage.charged(&channel).await, CREDIT * COST);
+    assert_eq!(world.charged(&channel).await, CREDIT * COST);
 
     // When claims are made again, it goes on.
-    trouble.end(&stage.chain.devnet, &sender);
+    trouble.end(&world.chain.devnet, &sender);
     eventually("all is claimed", async || {
         let _ = channels.claim_all().await;
-        channel.state(&stage.chain).await.1 == CREDIT * COST
+        channel.state(&world.chain).await.1 == CREDIT * COST
     })
     .await;
-    eventually("the books know it", async || {
-        stage.ledger.channel(&channel.id()).await.unwrap().unwrap().unclaimed() == 0
-    })
-    .await;
+    eventually("the books know it", async || world.record(&channel).await.unclaimed() == 0).await;
     let answer = send(&app, pay(&app, &channel, (CREDIT + 1) * COST, None, "more").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
 }
@@ -139,50 +129,47 @@ async fn a_payer_owes_at_most_the_credit_while_the_gas_account_is_empty() {
 /// The worst that can happen to a seller: the payer uses its credit, and withdraws before a claim is made.
 #[tokio::test]
 async fn a_payer_that_withdraws_takes_at_most_the_credit() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let trouble = Trouble::NoGas;
-    let (_channels, app) = trouble.seller(&stage, &PrivateKeySigner::random()).await;
-    let channel = filled_by_its_payer(&stage).await;
-    let had = stage.chain.balance(channel.payer.address()).await;
+    let (_channels, app) = trouble.seller(&world, &PrivateKeySigner::random()).await;
+    let channel = filled_by_its_payer(&world).await;
+    let had = world.chain.balance(channel.payer.address()).await;
     for n in 1..=CREDIT {
         let answer = send(&app, pay(&app, &channel, n * COST, None, "on credit").await).await;
         assert_eq!(answer.status, StatusCode::OK, "{n}: {answer:?}");
     }
-    stage.chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
-    let payer = Relayer::of(&stage.chain.rpc_url(), channel.payer.clone());
-    let withdraw = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount: DEPOSIT };
-    assert!(execute(&stage.chain, &payer, &withdraw).await.status());
+    let payer = world.announce_withdrawal(&channel, DEPOSIT).await;
     // Before the seller notices, and when it has looked at the channel again, of which nothing stays.
     is_stopped(&send(&app, pay(&app, &channel, (CREDIT + 1) * COST, None, "more").await).await);
-    stage.clock.advance(301);
+    world.clock.advance(301);
     let answer = send(&app, pay(&app, &channel, (CREDIT + 1) * COST, None, "more").await).await;
     assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
     assert_eq!(answer.reason(), reason::CUMULATIVE_EXCEEDS_BALANCE, "{answer:?}");
-    stage.chain.set_next_timestamp(unix_now() + 1_000).await;
+    world.chain.set_next_timestamp(unix_now() + 1_000).await;
     let finalize = BatchSettlement::finalizeWithdrawCall { config: (&channel.config).into() };
-    assert!(execute(&stage.chain, &payer, &finalize).await.status());
-    assert_eq!(stage.chain.balance(channel.payer.address()).await, had + DEPOSIT as u64);
-    assert_eq!(stage.charged(&channel).await, CREDIT * COST, "what the seller lost");
+    assert!(execute(&world.chain, &payer, &finalize).await.status());
+    assert_eq!(world.chain.balance(channel.payer.address()).await, had + DEPOSIT as u64);
+    assert_eq!(world.charged(&channel).await, CREDIT * COST, "what the seller lost");
 }
 
 #[tokio::test]
 async fn selling_stops_ten_minutes_after_a_claim_is_overdue() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let trouble = Trouble::NoGas;
     let sender = PrivateKeySigner::random();
-    let (channels, app) = trouble.seller(&stage, &sender).await;
-    let channel = filled_by_its_payer(&stage).await;
+    let (channels, app) = trouble.seller(&world, &sender).await;
+    let channel = filled_by_its_payer(&world).await;
     for (n, later) in [(1, 0), (2, 3_600 + 600)] {
-        stage.clock.advance(later);
+        world.clock.advance(later);
         let answer = send(&app, pay(&app, &channel, n * COST, None, "on credit").await).await;
         assert_eq!(answer.status, StatusCode::OK, "{n}: {answer:?}");
     }
-    stage.clock.advance(1);
+    world.clock.advance(1);
     is_stopped(&send(&app, pay(&app, &channel, 3 * COST, None, "late").await).await);
-    trouble.end(&stage.chain.devnet, &sender);
+    trouble.end(&world.chain.devnet, &sender);
     eventually("all is claimed", async || {
         let _ = channels.claim_all().await;
-        stage.ledger.channel(&channel.id()).await.unwrap().unwrap().unclaimed() == 0
+        world.record(&channel).await.unclaimed() == 0
     })
     .await;
     let answer = send(&app, pay(&app, &channel, 3 * COST, None, "late").await).await;
@@ -192,35 +179,28 @@ async fn selling_stops_ten_minutes_after_a_claim_is_overdue() {
 /// Neither its amount nor its age says so.
 #[tokio::test]
 async fn half_of_the_credit_is_claimed_at_once() {
-    let stage = Stage::open().await;
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
-    let contract = contract.signer(sender).build().await.expect("the devnet answers");
+    let world = World::open().await;
+    let contract = world.contract(|contract| contract).await;
     let policy = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(86_400));
-    let channels = Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()));
-    let channels =
-        channels.ledger(Arc::clone(&stage.ledger) as _).claims(policy.credit(Usdc::from_atomic(4 * COST as u64)));
-    let app = stage.shop.app(stage.shop.layer().vouchers(channels.build().expect("complete settings")));
-    let channel = filled_by_its_payer(&stage).await;
+    let channels = world.channels_of(contract).claims(policy.credit(Usdc::from_atomic(4 * COST as u64)));
+    let app = world.seller(channels.build().expect("complete settings"));
+    let channel = filled_by_its_payer(&world).await;
     for n in 1..=3 {
         let answer = send(&app, pay(&app, &channel, n * COST, None, "on credit").await).await;
         assert_eq!(answer.status, StatusCode::OK, "{n}: {answer:?}");
     }
-    eventually("it is claimed", async || channel.state(&stage.chain).await.1 == 3 * COST).await;
+    eventually("it is claimed", async || channel.state(&world.chain).await.1 == 3 * COST).await;
 }
 
 /// One request may cost more than the credit, if nothing is unclaimed.
 #[tokio::test]
 async fn a_request_above_the_credit_is_sold_alone() {
-    let stage = Stage::open().await;
-    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url());
-    let contract = contract.signer(PrivateKeySigner::random()).build().await.expect("the devnet answers");
-    let channels = Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()));
+    let world = World::open().await;
+    let contract = world.contract_by(PrivateKeySigner::random(), |contract| contract).await;
     let policy = ClaimPolicy::default().credit(Usdc::from_atomic(1));
-    let channels = channels.ledger(Arc::clone(&stage.ledger) as _).claims(policy).build().expect("complete settings");
-    let app = stage.shop.app(stage.shop.layer().vouchers(channels));
-    let channel = filled_by_its_payer(&stage).await;
+    let channels = world.channels_of(contract).claims(policy).build().expect("complete settings");
+    let app = world.seller(channels);
+    let channel = filled_by_its_payer(&world).await;
     let answer = send(&app, pay(&app, &channel, COST, None, "one").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     is_stopped(&send(&app, pay(&app, &channel, 2 * COST, None, "two").await).await);

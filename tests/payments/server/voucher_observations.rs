@@ -6,35 +6,27 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::{Address, Bytes, U256};
-use alloy_signer_local::PrivateKeySigner;
+use alloy_primitives::{Address, Bytes};
 use async_trait::async_trait;
 use http::StatusCode;
 use support::{
     authorization::unix_now,
-    chain::{Chain as _, Relayer},
+    chain::Chain as _,
     escrow::{Channel, refund_call, send as execute},
     eventually::eventually,
     rpc_proxy::{Fate, RpcProxy},
     shop::{App, send},
+    world::{COST, DEPOSIT, World, pay, refused},
 };
 use tower_x402::{
-    Clock as _, ManualClock, Network, Usdc,
-    channels::{Channels, ClaimPolicy},
+    Clock as _, ManualClock, Network,
     facilitator::{
         FacilitatorError,
-        channels::{
-            ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, OnchainChannelsBuilder, Settled,
-            SignedRefund,
-        },
+        channels::{ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund},
     },
     ledger::channels::{ChannelLedger as _, ChannelStep},
-    vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher, abi::BatchSettlement,
-    },
+    vouchers::{AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Voucher},
 };
-
-use super::vouchers::{COST, DEPOSIT, Stage, pay, refused};
 
 type Change = Box<dyn FnOnce(&mut ChannelObservation) + Send>;
 
@@ -99,29 +91,15 @@ impl ChannelFacilitator for Misread {
     }
 }
 
-async fn contract(
-    stage: &Stage,
-    url: &str,
-    settings: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder,
-) -> OnchainChannels {
-    let sender = PrivateKeySigner::random();
-    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
-    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
-    settings(contract).build().await.expect("the contracts are on the devnet")
-}
-
-fn seller(stage: &Stage, contract: impl ChannelFacilitator, clock: Arc<ManualClock>) -> App {
-    let never = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
-    let channels = Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()));
-    let channels = channels.ledger(stage.ledger.clone()).claims(never).clock(clock).build().expect("complete settings");
-    stage.shop.app(stage.shop.layer().vouchers(channels))
+fn seller(world: &World, contract: impl ChannelFacilitator, clock: Arc<ManualClock>) -> App {
+    world.seller(world.channels_of(contract).clock(clock).build().expect("complete settings"))
 }
 
 /// A seller whose node can be misread.
-async fn misreading(stage: &Stage) -> (Misread, App) {
-    let inner = contract(stage, &stage.chain.rpc_url(), |contract| contract).await;
+async fn misreading(world: &World) -> (Misread, App) {
+    let inner = world.contract(|contract| contract).await;
     let misread = Misread { inner, next: Arc::default() };
-    let app = seller(stage, misread.clone(), stage.clock.clone());
+    let app = seller(world, misread.clone(), world.clock.clone());
     (misread, app)
 }
 
@@ -131,104 +109,96 @@ impl Misread {
     }
 }
 
-async fn announce_withdrawal(stage: &Stage, channel: &Channel) {
-    stage.chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
-    let payer = Relayer::of(&stage.chain.rpc_url(), channel.payer.clone());
-    let withdraw = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount: DEPOSIT - COST };
-    assert!(execute(&stage.chain, &payer, &withdraw).await.status());
-}
-
 /// Takes all out of the channel, without the seller that has the ledger.
-async fn empty(stage: &Stage, channel: &Channel) {
-    let relayer = stage.chain.relayer().await;
-    assert!(execute(&stage.chain, &relayer, &refund_call(channel, DEPOSIT, 0)).await.status());
-    assert_eq!(channel.state(&stage.chain).await, (0, 0));
+async fn empty(world: &World, channel: &Channel) {
+    let relayer = world.chain.relayer().await;
+    assert!(execute(&world.chain, &relayer, &refund_call(channel, DEPOSIT, 0)).await.status());
+    assert_eq!(channel.state(&world.chain).await, (0, 0));
 }
 
 #[tokio::test]
 async fn a_clock_that_is_set_back_makes_no_channel_fresh() {
-    let stage = Stage::open().await;
-    let channel = stage.filled(&stage.app()).await;
-    stage.channels.claim_all().await.expect("the devnet claims");
-    announce_withdrawal(&stage, &channel).await;
-    let inner = contract(&stage, &stage.chain.rpc_url(), |contract| contract).await;
-    let app = seller(&stage, inner, Arc::new(ManualClock::at(stage.clock.now() - 3_600)));
+    let world = World::open().await;
+    let channel = world.filled(&world.app).await;
+    world.channels.claim_all().await.expect("the devnet claims");
+    world.announce_withdrawal(&channel, DEPOSIT - COST).await;
+    let inner = world.contract(|contract| contract).await;
+    let app = seller(&world, inner, Arc::new(ManualClock::at(world.clock.now() - 3_600)));
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "an hour ago").await).await;
     refused(&answer, "cumulative_exceeds_balance");
-    assert_eq!(stage.shop.handled(), 1);
+    assert_eq!(world.shop.handled(), 1);
 }
 
 /// An hour ago, a node that is an hour behind would have the newest block.
 #[tokio::test]
 async fn a_block_of_a_time_to_come_is_not_relied_on() {
-    let stage = Stage::open().await;
-    let url = stage.chain.rpc_url();
+    let world = World::open().await;
     for (ahead, is_good) in [(0, true), (100, true), (3_600, false)] {
         let clock = Arc::new(ManualClock::at(unix_now() - ahead));
-        let contract = contract(&stage, &url, |contract| contract.clock(clock)).await;
-        let observed = contract.observe(&[stage.payer().await.id()]).await;
+        let contract = world.contract(|contract| contract.clock(clock)).await;
+        let observed = contract.observe(&[world.channel().await.id()]).await;
         assert_eq!(observed.is_ok(), is_good, "{ahead}: {observed:?}");
     }
 }
 
 #[tokio::test]
 async fn a_block_that_is_too_high_closes_no_channel() {
-    let stage = Stage::open().await;
-    let (misread, app) = misreading(&stage).await;
-    let channel = stage.filled(&app).await;
-    stage.clock.advance(301);
+    let world = World::open().await;
+    let (misread, app) = misreading(&world).await;
+    let channel = world.filled(&app).await;
+    world.clock.advance(301);
     misread.next(|seen| seen.block += 20_000_000);
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "high").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     // With the next block of the chain.
-    stage.clock.advance(301);
+    world.clock.advance(301);
     eventually("the books find back", async || {
         send(&app, pay(&app, &channel, 3 * COST, None, "next").await).await.status == StatusCode::OK
     })
     .await;
-    let record = stage.ledger.channel(&channel.id()).await.unwrap().unwrap();
+    let record = world.record(&channel).await;
     assert!(record.observed.block < 20_000_000, "{record:?}");
-    assert_eq!(stage.shop.handled(), 3);
+    assert_eq!(world.shop.handled(), 3);
 }
 
 #[tokio::test]
 async fn an_executed_deposit_is_no_cover_after_its_money_has_left() {
-    let stage = Stage::open().await;
-    let (misread, app) = misreading(&stage).await;
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 600).await;
+    let world = World::open().await;
+    let (misread, app) = misreading(&world).await;
+    let channel = world.channel().await;
+    let deposit = channel.sign_deposit(&world.chain, DEPOSIT, unix_now() + 600).await;
     let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "first").await).await;
     assert_eq!(first.status, StatusCode::OK, "{first:?}");
-    stage.clock.advance(301);
+    world.clock.advance(301);
     misread.next(|seen| seen.block += 20_000_000);
     let second = send(&app, pay(&app, &channel, 2 * COST, None, "second").await).await;
     assert_eq!(second.status, StatusCode::OK, "{second:?}");
-    empty(&stage, &channel).await;
+    empty(&world, &channel).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let answer = send(&app, pay(&app, &channel, 3 * COST, Some(&deposit), "third").await).await;
     refused(&answer, "cumulative_exceeds_balance");
-    assert_eq!(stage.shop.handled(), 2);
+    assert_eq!(world.shop.handled(), 2);
 }
 
 /// The books know a later block than the node that finds the deposit.
 #[tokio::test]
 async fn an_executed_deposit_makes_no_stale_channel_fresh() {
-    let stage = Stage::open().await;
-    let (_, app) = misreading(&stage).await;
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 600).await;
+    let world = World::open().await;
+    let (_, app) = misreading(&world).await;
+    let channel = world.channel().await;
+    let deposit = channel.sign_deposit(&world.chain, DEPOSIT, unix_now() + 600).await;
     let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "first").await).await;
     assert_eq!(first.status, StatusCode::OK, "{first:?}");
-    let seen = stage.ledger.channel(&channel.id()).await.unwrap().unwrap().observed;
+    let seen = world.record(&channel).await.observed;
     let later = ChannelObservation { block: seen.block + 50, time: seen.time + 400, ..seen };
-    stage.clock.advance(301);
-    let step = ChannelStep::Observe { observation: later, now: stage.clock.now() };
-    stage.ledger.advance(&channel.id(), &step).await.unwrap();
-    stage.clock.advance(301);
-    empty(&stage, &channel).await;
+    world.clock.advance(301);
+    let step = ChannelStep::Observe { observation: later, now: world.clock.now() };
+    world.ledger.advance(&channel.id(), &step).await.unwrap();
+    world.clock.advance(301);
+    empty(&world, &channel).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "second").await).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
-    assert_eq!(stage.shop.handled(), 1);
+    assert_eq!(world.shop.handled(), 1);
 }
 
 /// Behind the node's address is, for once, a node of another chain: of Base, and not of Base Sepolia.
@@ -236,25 +206,25 @@ async fn an_executed_deposit_makes_no_stale_channel_fresh() {
 async fn a_node_of_another_chain_is_not_heard() {
     const HERE: &str = "0000000000000000000000000000000000000000000000000000000000014a34";
     const ELSEWHERE: &str = "0000000000000000000000000000000000000000000000000000000000002105";
-    let stage = Stage::open().await;
-    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
-    let contract = contract(&stage, proxy.url(), |contract| contract).await;
-    let app = seller(&stage, contract.clone(), stage.clock.clone());
-    let channel = stage.filled(&app).await;
-    let before = stage.ledger.channel(&channel.id()).await.unwrap();
-    stage.clock.advance(301);
+    let world = World::open().await;
+    let proxy = RpcProxy::start(world.chain.rpc_url()).await;
+    let contract = world.contract(|contract| contract.rpc_url(proxy.url())).await;
+    let app = seller(&world, contract.clone(), world.clock.clone());
+    let channel = world.filled(&app).await;
+    let before = world.ledger.channel(&channel.id()).await.unwrap();
+    world.clock.advance(301);
     proxy.judge(|_| Fate::Replace(HERE, ELSEWHERE));
     let observed = contract.observe(&[channel.id()]).await;
     let is_unreachable = matches!(observed, Err(ChannelError::Unavailable(FacilitatorError::Unreachable { .. })));
     assert!(is_unreachable, "{observed:?}");
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "elsewhere").await).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
-    assert_eq!(stage.ledger.channel(&channel.id()).await.unwrap(), before);
+    assert_eq!(world.ledger.channel(&channel.id()).await.unwrap(), before);
     proxy.judge(|_| Fate::Pass);
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "at home").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-    assert_eq!(stage.shop.handled(), 2);
+    assert_eq!(world.shop.handled(), 2);
 }
 
 /// Nobody can make the contract pay out what was claimed, or claim what is not there.
@@ -262,11 +232,11 @@ async fn a_node_of_another_chain_is_not_heard() {
 async fn a_claim_beyond_the_balance_is_not_believed() {
     const DEPOSITED: &str = "0000000000000000000000000000000000000000000000000000000000002710";
     const LESS: &str = "00000000000000000000000000000000000000000000000000000000000003e7";
-    let stage = Stage::open().await;
-    let channel = stage.filled(&stage.app()).await;
-    stage.channels.claim_all().await.unwrap();
-    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
-    let contract = contract(&stage, proxy.url(), |contract| contract).await;
+    let world = World::open().await;
+    let channel = world.filled(&world.app).await;
+    world.channels.claim_all().await.unwrap();
+    let proxy = RpcProxy::start(world.chain.rpc_url()).await;
+    let contract = world.contract(|contract| contract.rpc_url(proxy.url())).await;
     let seen = contract.observe(&[channel.id()]).await.unwrap()[0].state;
     assert_eq!((seen.balance, seen.total_claimed), (10_000, 1_000));
     proxy.judge(|_| Fate::Replace(DEPOSITED, LESS));
@@ -277,38 +247,38 @@ async fn a_claim_beyond_the_balance_is_not_believed() {
 
 #[tokio::test]
 async fn a_claim_that_was_never_made_counts_until_the_next_look() {
-    let stage = Stage::open().await;
-    let (misread, app) = misreading(&stage).await;
-    let channel = stage.filled(&app).await;
-    stage.clock.advance(301);
+    let world = World::open().await;
+    let (misread, app) = misreading(&world).await;
+    let channel = world.filled(&app).await;
+    world.clock.advance(301);
     misread.next(|seen| seen.state.total_claimed = 5 * COST);
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "misread").await).await;
     refused(&answer, "cumulative_amount_mismatch");
-    assert_eq!(stage.charged(&channel).await, 5 * COST);
-    stage.clock.advance(301);
+    assert_eq!(world.charged(&channel).await, 5 * COST);
+    world.clock.advance(301);
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "read").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-    assert_eq!(stage.charged(&channel).await, 2 * COST);
-    stage.channels.claim_all().await.unwrap();
-    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 2 * COST));
+    assert_eq!(world.charged(&channel).await, 2 * COST);
+    world.channels.claim_all().await.unwrap();
+    assert_eq!(channel.state(&world.chain).await, (DEPOSIT, 2 * COST));
 }
 
 /// What a pass once saw on another chain does not make a deposit that was executed useless.
 #[tokio::test]
 async fn a_deposit_pays_although_its_channel_was_seen_empty() {
-    let stage = Stage::open().await;
-    let (misread, app) = misreading(&stage).await;
-    let channel = stage.filled(&app).await;
-    stage.clock.advance(301);
+    let world = World::open().await;
+    let (misread, app) = misreading(&world).await;
+    let channel = world.filled(&app).await;
+    world.clock.advance(301);
     misread.next(|seen| {
         seen.block += 20_000_000;
         seen.state.balance = 0;
     });
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     let lost = send(&app, pay(&app, &channel, 2 * COST, None, "lost").await).await;
     assert_eq!(lost.status, StatusCode::PAYMENT_REQUIRED, "{lost:?}");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "found").await).await;
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-    assert_eq!(channel.state(&stage.chain).await, (2 * DEPOSIT, 0));
+    assert_eq!(channel.state(&world.chain).await, (2 * DEPOSIT, 0));
 }

@@ -8,19 +8,17 @@ use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use support::{
-    authorization::unix_now,
     eventually::in_time,
-    shop::{Answer, App, send, try_send},
+    shop::{Answer, App, ask, send, try_send},
+    world::{COST, DEPOSIT, World, pay, told},
 };
 use tokio::sync::Notify;
 
-use super::vouchers::{COST, DEPOSIT, Stage, pay, told};
-
 /// A seller whose handler streams three pieces, the second when notified.
-fn streaming_app(stage: &Stage) -> (App, Arc<Notify>) {
+fn streaming_app(world: &World) -> (App, Arc<Notify>) {
     let go_on = Arc::new(Notify::new());
     let signal = go_on.clone();
-    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+    let app = world.shop.app_with(world.layer(), move |_, body| {
         let go_on = signal.clone();
         async move {
             let pieces: Vec<io::Result<Bytes>> = match &body[..] {
@@ -48,9 +46,9 @@ fn streaming_app(stage: &Stage) -> (App, Arc<Notify>) {
 
 #[tokio::test]
 async fn a_stream_whose_client_went_away_is_answered_again_and_charged_once() {
-    let stage = Stage::open().await;
-    let (app, go_on) = streaming_app(&stage);
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let (app, go_on) = streaming_app(&world);
+    let channel = world.filled(&app).await;
     let request = || pay(&app, &channel, 2 * COST, None, "slow");
     let mut response = try_send(&app, request().await).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
@@ -60,10 +58,7 @@ async fn a_stream_whose_client_went_away_is_answered_again_and_charged_once() {
     // Other requests of the channel need not wait for the end of the stream; a copy of this one does.
     let next = send(&app, pay(&app, &channel, 3 * COST, None, "next").await).await;
     assert_eq!((next.text(), told(&next)), ("one, two, three", ("1000".into(), "3000".into())));
-    let copy = tokio::spawn({
-        let (app, request) = (app.clone(), request().await);
-        async move { send(&app, request).await }
-    });
+    let copy = ask(&app, request().await);
     tokio::task::yield_now().await;
     assert!(!copy.is_finished());
     go_on.notify_one();
@@ -71,53 +66,53 @@ async fn a_stream_whose_client_went_away_is_answered_again_and_charged_once() {
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one, two, three"), "{answer:?}");
         assert_eq!(told(&answer), ("1000".into(), "2000".into()));
     }
-    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 3 * COST));
+    assert_eq!((world.shop.handled(), world.charged(&channel).await), (3, 3 * COST));
 }
 
 #[tokio::test]
 async fn a_stream_that_fails_before_its_first_piece_costs_nothing() {
-    let stage = Stage::open().await;
-    let (app, _) = streaming_app(&stage);
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let (app, _) = streaming_app(&world);
+    let channel = world.filled(&app).await;
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "fails at once").await).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
-    assert_eq!(stage.charged(&channel).await, COST);
+    assert_eq!(world.charged(&channel).await, COST);
     // One without any piece is complete.
     let answer = send(&app, pay(&app, &channel, 2 * COST, None, "nothing").await).await;
     assert_eq!((answer.text(), told(&answer)), ("", ("1000".into(), "2000".into())));
     assert_eq!(send(&app, pay(&app, &channel, 2 * COST, None, "nothing").await).await.status, StatusCode::OK);
-    assert_eq!(stage.charged(&channel).await, 2 * COST);
+    assert_eq!(world.charged(&channel).await, 2 * COST);
 }
 
 #[tokio::test]
 async fn a_stream_that_is_not_kept_is_charged_once_and_not_produced_again() {
-    let stage = Stage::open().await;
-    let (app, _) = streaming_app(&stage);
-    let channel = stage.filled(&app).await;
+    let world = World::open().await;
+    let (app, _) = streaming_app(&world);
+    let channel = world.filled(&app).await;
     for (number, body) in [(2, "breaks off"), (3, "endless")] {
         let response = try_send(&app, pay(&app, &channel, number * COST, None, body).await).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         let whole = response.into_body().collect().await;
         assert_eq!(whole.is_ok(), body == "endless");
-        let handled = stage.shop.handled();
+        let handled = world.shop.handled();
         let again = send(&app, pay(&app, &channel, number * COST, None, body).await).await;
         assert_eq!(
             (again.status, again.json()["error"].as_str()),
             (StatusCode::CONFLICT, Some("payment_already_used"))
         );
         assert_eq!(told(&again), ("1000".into(), (number * COST).to_string()), "it says what was charged");
-        assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (handled, number * COST));
+        assert_eq!((world.shop.handled(), world.charged(&channel).await), (handled, number * COST));
     }
 }
 
 /// Two replicas share their books, and only one of them knows of the stream.
 #[tokio::test]
 async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone() {
-    let stage = Stage::open().await;
+    let world = World::open().await;
     let go_on = Arc::new(Notify::new());
     let replica = || {
         let go_on = go_on.clone();
-        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+        world.shop.app_with(world.layer(), move |_, body| {
             let go_on = go_on.clone();
             async move {
                 let rest = match &body[..] {
@@ -133,8 +128,8 @@ async fn an_answer_that_streams_at_another_replica_is_in_progress_and_not_gone()
         })
     };
     let (here, there) = (replica(), replica());
-    let channel = stage.payer().await;
-    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let channel = world.channel().await;
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     let first = pay(&here, &channel, COST, Some(&deposit), "streams").await;
     let streaming = try_send(&here, first).await.unwrap();
     assert_eq!(streaming.status(), StatusCode::OK);

@@ -1,6 +1,6 @@
 //! One gas key for payments and payment channels: one line, nonces without gaps, one journal, and gas that is kept for claims.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::{SignableTransaction as _, Transaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
@@ -13,19 +13,20 @@ use futures_util::future::join_all;
 use support::{
     devnet::DevnetChain,
     engine_stage::{Stage, new_key, paid_by, settlement_key},
-    escrow::Channel,
+    escrow::{Channel, claim_call},
     eventually::{eventually, in_time},
+    faulty_ledger::{self, How, faulty},
 };
 use tower_x402::{
-    Network,
+    ManualClock, Network,
     facilitator::{
         Facilitator as _, FacilitatorError, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder,
         VerifyError,
-        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
+        channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder},
     },
-    ledger::{JournaledTransaction, Sender},
+    ledger::{JournaledTransaction, Ledger, MemoryLedger, ResponseLimits, Sender},
     payment::{Prechecked, SettlementOutcome, Verified},
-    vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow},
+    vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
 use x402_devnet::{BlockTime, DevnetBuilder, Fault, Orphans};
 
@@ -55,11 +56,22 @@ impl OneKey {
         blocks: u64,
         set: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
     ) -> Self {
+        let clock = Arc::new(ManualClock::at(1_800_000_000));
+        Self::over(memory(&clock), clock, blocks, set).await
+    }
+
+    async fn over(
+        ledger: Arc<dyn Ledger>,
+        clock: Arc<ManualClock>,
+        blocks: u64,
+        set: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+    ) -> Self {
         let devnet = |devnet: DevnetBuilder| devnet.block_time(BlockTime::Every(BLOCKS)).finality_depth(blocks);
         let set = |builder: OnchainFacilitatorBuilder| {
+            let builder = builder.signer(settlement_key());
             set(builder.block_time(BLOCKS).reconcile_interval(PASS).confirm_timeout(PATIENCE))
         };
-        let stage = Stage::with(devnet, set).await;
+        let stage = Stage::build(clock, ledger, devnet, set).await;
         let chain = DevnetChain::of(stage.devnet.clone()).await;
         let channels = OnchainChannels::builder().facilitator(&stage.facilitator).build().await.unwrap();
         Self { stage, chain, channels, authorizer: new_key() }
@@ -102,9 +114,13 @@ impl OneKey {
     /// The same, and its payer withdraws all of it.
     async fn withdrawn(&self, units: u128) -> Channel {
         let channel = self.filled(units).await;
+        self.withdraw(&channel, units);
+        channel
+    }
+
+    fn withdraw(&self, channel: &Channel, units: u128) {
         let withdraw = escrow::initiateWithdrawCall { config: (&channel.config).into(), amount: units };
         self.stage.devnet.execute(channel.config.payer, Escrow::ADDRESS, withdraw.abi_encode()).unwrap();
-        channel
     }
 
     async fn claim(&self, channel: &Channel, units: u128) -> Result<u128, ChannelError> {
@@ -180,6 +196,10 @@ impl OneKey {
     fn a_minute_later(&self) {
         self.stage.clock.advance(61);
     }
+}
+
+fn memory(clock: &Arc<ManualClock>) -> Arc<dyn Ledger> {
+    Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone()))
 }
 
 fn is_paid(outcome: &Result<SettlementOutcome, FacilitatorError>) {
@@ -308,6 +328,23 @@ async fn a_claim_at_risk_does_not_wait_for_the_ceiling_of_a_payment_before_it() 
     assert_eq!((withdrawn.state(&one.chain).await, one.stage.received()), ((90_000, 90_000), 1));
 }
 
+/// The claim was sent before its payer withdrew, and offers too little for the block. The same claim is asked for again.
+#[tokio::test]
+async fn a_claim_that_comes_to_be_at_risk_while_it_hangs_does_not_wait_for_the_ceiling() {
+    let one = OneKey::start(|builder| builder.max_gas_price(10_000_000).confirm_timeout(Duration::from_secs(1))).await;
+    let filled = one.filled(90_000).await;
+    one.stage.devnet.set_base_fee(1_000_000);
+    one.stage.devnet.stall(true);
+    let claimed = one.claim(&filled, 90_000).await;
+    assert!(matches!(claimed, Err(ChannelError::Pending { .. })), "{claimed:?}");
+    one.stage.devnet.set_base_fee(15_000_000);
+    one.stage.devnet.stall(false);
+    one.withdraw(&filled, 90_000);
+    let _ = one.claim(&filled, 90_000).await;
+    eventually("it is made", async || one.stage.next_nonce().await == 1).await;
+    assert_eq!(filled.state(&one.chain).await, (90_000, 90_000));
+}
+
 #[tokio::test]
 async fn gas_for_claims_is_kept_from_payments() {
     let one = OneKey::start(|builder| builder).await;
@@ -366,6 +403,65 @@ async fn gas_for_claims_is_kept_from_deposits() {
     assert!(is_kept, "{refused:?}");
     assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
     assert_eq!(one.called().await, [Escrow::ADDRESS]);
+}
+
+/// Whoever has a channel of its own can have any number of claims and transfers sent.
+#[tokio::test]
+async fn gas_for_claims_is_kept_from_claims_that_others_signed_and_from_transfers() {
+    let one = OneKey::start(|builder| builder).await;
+    // After a claim, the key's ether pays for three million gas and some more.
+    one.stage.devnet.set_base_fee(160_000_000_000);
+    let (filled, withdrawn) = (one.filled(10_000).await, one.withdrawn(10_000).await);
+    assert_eq!(one.claim(&filled, 3_000).await.unwrap(), 3_000);
+    let rows = [withdrawn.row(10_000, 10_000).await];
+    let signature = claim_call(&rows, &one.authorizer).authorizerSignature;
+    let claimed = one.channels.claim_signed(&rows, &signature).await.map(drop);
+    let transferred = one.channels.settle(RECEIVER, one.stage.devnet.asset().address).await.map(drop);
+    for refused in [claimed, transferred] {
+        let is_kept = matches!(refused, Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })));
+        assert!(is_kept, "{refused:?}");
+    }
+    assert_eq!(one.claim(&withdrawn, 10_000).await.unwrap(), 10_000);
+}
+
+/// The node has no room for it at first.
+#[tokio::test]
+async fn a_deposit_that_expires_before_it_is_sent_costs_no_gas() {
+    let one = OneKey::start(|builder| builder).await;
+    let channel = one.channel().await;
+    let deposit = channel.sign_deposit(&one.chain, 7_000, 1_800_000_000 + 60).await;
+    let (clock, has_refused) = (one.stage.clock.clone(), std::sync::atomic::AtomicBool::new(false));
+    one.stage.devnet.faults().set(move |call| {
+        if !call.method.starts_with("eth_sendRaw") || has_refused.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return Fault::None;
+        }
+        clock.advance(61);
+        Fault::Error { code: -32_000, message: "account limit exceeded".into() }
+    });
+    let refused = one.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await;
+    assert_eq!(one.called().await, [] as [Address; 0]);
+    let is_expired = |reason: &str| reason == reason::PAYLOAD_AUTHORIZATION_VALID_BEFORE;
+    assert!(matches!(refused, Err(ChannelError::Rejected { reason, .. }) if is_expired(reason)), "{refused:?}");
+}
+
+/// The node reserves the data fee, too, of which nothing is known before.
+#[tokio::test]
+async fn a_claim_that_the_key_cannot_pay_for_is_made_in_parts() {
+    let one = OneKey::start(|builder| builder).await;
+    let mut rows = Vec::new();
+    for _ in 0..4 {
+        rows.push(one.filled(10_000).await.row(3_000, 3_000).await);
+    }
+    // Nobody has the ether for more than two rows, which take some 2,600 digits.
+    one.stage.devnet.faults().set(|call| {
+        let length = call.params.first().and_then(|raw| raw.as_str()).map_or(0, str::len);
+        match call.method.starts_with("eth_sendRaw") && length > 2_900 {
+            true => Fault::Error { code: -32_000, message: "insufficient funds for gas * price + value".into() },
+            false => Fault::None,
+        }
+    });
+    let claimed = one.channels.claim(&rows, &AuthorizerKey::new(one.authorizer.clone())).await.unwrap();
+    assert_eq!((claimed.amount, claimed.transactions.len(), claimed.observed.len()), (12_000, 2, 4));
 }
 
 /// All its payments had ended when it was replaced, so that it is journalled without them.
@@ -543,6 +639,24 @@ async fn calls_of_a_dead_process_that_the_node_lost_are_sent_again() {
     assert_eq!(withdrawn.state(&one.chain).await, (50_000, 50_000));
     assert_eq!(one.called().await, [Escrow::ADDRESS; 2]);
     drop(next);
+}
+
+/// The ledger commits the transaction of a refund, is away before it says so, and cannot take it back.
+#[tokio::test]
+async fn a_refund_that_the_ledger_may_have_kept_is_not_reported_as_unsent() {
+    let clock = Arc::new(ManualClock::at(1_800_000_000));
+    let ledger = faulty(memory(&clock));
+    let one = OneKey::over(ledger.clone(), clock, FINALITY, |builder| builder).await;
+    let filled = one.filled(10_000).await;
+    let key = AuthorizerKey::new(one.authorizer.clone());
+    let how = How::GoneAfter(Duration::from_secs(1));
+    ledger.around.arm(Some(faulty_ledger::Fault { call: "submit", nth: 0, how }));
+    let order = RefundOrder { config: filled.config, voucher: filled.voucher(1), amount: 4_000, nonce: 0, claim: None };
+    let refunded = one.channels.refund(&order, &key).await;
+    one.a_minute_later();
+    eventually("the journalled refund is sent", async || one.stage.next_nonce().await == 1).await;
+    assert_eq!(filled.state(&one.chain).await, (6_000, 0));
+    assert!(matches!(refunded, Err(ChannelError::Pending { .. })), "{refunded:?}");
 }
 
 /// Its process died, and by now gas costs more than it offers.

@@ -1,19 +1,20 @@
 //! Permits for exactly a price: settled once, by whichever process and from whichever account.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
+use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     facilitator::{Facilitator as _, OnchainFacilitator},
-    payment::{SettlementOutcome, Terms},
+    payment::{Prechecked, SettlementOutcome, Terms},
     protocol::{ExactOffer, Reason},
 };
-use x402_devnet::Orphans;
+use x402_devnet::{Fault, Orphans};
 
 use support::{
     engine_stage::*,
-    permit::{approve, burn, invalidate},
+    permit::{approve, burn, invalidate, transaction_of_a_stranger},
 };
 
 /// A facilitator whose terms are to be paid by permit.
@@ -83,4 +84,71 @@ async fn permit_for_a_price_whose_nonce_is_gone_has_failed() {
     let outcome = stage.reconcile(&burnt).await.unwrap();
     assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
     assert_eq!(received(&stage), 0);
+}
+
+/// The block in which it was seen unused is replaced by one in which a stranger executes it. No later block shows that.
+#[tokio::test(start_paused = true)]
+async fn permit_that_was_executed_in_the_place_of_the_block_where_it_was_unused_is_never_called_failed() {
+    for is_invalidated_later in [false, true] {
+        let stage = permit_stage().await;
+        let key = payer(&stage);
+        let payment = stage.payment(&key);
+        stage.devnet.mine();
+        stage.admit(&payment).await;
+        stage.devnet.stall(true);
+        let raw = transaction_of_a_stranger(&stage.devnet, &payment);
+        let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+        stage.devnet.reorg(1, Orphans::Lost);
+        stage.devnet.stall(false);
+        assert_eq!(stage.record(&payment).await.block_seen, Some(stage.devnet.block_number()));
+        assert_eq!(received(&stage), PRICE);
+        if is_invalidated_later {
+            invalidate(&stage.devnet, key.address(), payment.authorization().nonce.into());
+        }
+        for _ in 0..5 {
+            let outcome = stage.reconcile(&payment).await.unwrap();
+            assert!(matches!(outcome, SettlementOutcome::Unknown { .. }), "{outcome:?}");
+            stage.devnet.mine();
+        }
+    }
+}
+
+/// A stranger's transaction is in the block that arrives between two of the requests of one look.
+#[tokio::test(start_paused = true)]
+async fn permit_that_a_stranger_settles_between_two_reads_of_the_chain_is_settled() {
+    let stage = permit_stage().await;
+    let payment = stage.payment(&payer(&stage));
+    let verified = stage.admit(&payment).await;
+    // It is verified again.
+    stage.clock.advance(10);
+    stage.devnet.faults().reset();
+    stage.devnet.faults().set(|call| match (call.method, call.index) {
+        ("eth_estimateGas", 0) => Fault::Delay(Duration::from_millis(500)),
+        _ => Fault::None,
+    });
+    let raw = transaction_of_a_stranger(&stage.devnet, &payment);
+    let (outcome, ()) = tokio::join!(stage.settle(&payment, &verified), async {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+    });
+    assert!(matches!(outcome, Ok(SettlementOutcome::Settled { fee: None, .. })), "{outcome:?}");
+    assert_eq!(received(&stage), PRICE);
+}
+
+/// The numbers of SECURITY.md. A permit is looked at by three requests: what the chain has, whether it would be executed, and what the payee would
+/// have more.
+#[tokio::test(start_paused = true)]
+async fn verifying_a_permit_takes_three_requests_and_five_if_its_payer_has_no_money() {
+    let stage = permit_stage().await;
+    let requests = async |payment: &Prechecked| {
+        stage.devnet.faults().reset();
+        let is_good = stage.verify(payment).await.is_ok();
+        (is_good, stage.requests())
+    };
+    let good = payer(&stage);
+    assert_eq!(requests(&stage.payment(&good)).await, (true, 3));
+    assert_eq!(requests(&stage.payment(&new_key())).await, (false, 5), "no money");
+    assert_eq!(requests(&stage.payment(&stage.payer(1))).await, (false, 3), "no approval");
+    let forged = stage.payment_from(&new_key(), good.address());
+    assert_eq!(requests(&forged).await, (false, 3), "a signature that only a contract could accept");
 }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, U256};
+use alloy_signer_local::PrivateKeySigner;
 use http::HeaderMap;
 use serde_json::json;
 use tower_x402::{
@@ -23,7 +24,8 @@ use support::{
     authorization::{self, CancelAuthorization, unix_now},
     chain::Chain as _,
     devnet::DevnetChain,
-    shop::{PRICE, Purchase},
+    permit::{ExactPermit, approve},
+    shop::{PRICE, Purchase, evaluate, send},
     token::cancel_vrs,
 };
 
@@ -270,4 +272,29 @@ async fn payment_is_dead_once_its_cancellation_is_final() {
     let outcome = case.settle().await.unwrap();
     assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
     assert_eq!(stage.settles().len(), asked);
+}
+
+/// A permit that was executed under an approval of just its amount leaves no approval, and perhaps no balance.
+#[tokio::test]
+async fn missing_approval_or_balance_is_no_proof_that_a_permit_was_not_executed() {
+    let stage = Stage::open().await;
+    let seller = stage.seller_with(stage.remote(), |layer| layer.permits()).await;
+    let mut income = 0;
+    for reason in ["permit2_allowance_required", "permit2_insufficient_balance", "insufficient_balance"] {
+        let payer = PrivateKeySigner::random();
+        stage.chain.mint(payer.address(), PRICE).await;
+        approve(&stage.chain.devnet, payer.address(), U256::from(PRICE));
+        let permit = ExactPermit::pay(&payer, &seller.app, evaluate("a")).await;
+        let (devnet, executed) = (stage.chain.devnet.clone(), permit.clone());
+        let stranger = move || {
+            executed.settle(&devnet);
+            refusal(reason)
+        };
+        stage.script([Turn::Other(Arc::new(stranger))], Turn::Without(refusal(reason)));
+        let answer = send(&seller.app, permit.on(evaluate("a"))).await;
+        income += PRICE;
+        assert_eq!(seller.income(&stage).await, income);
+        let said = (answer.status.as_u16(), answer.reason());
+        assert_eq!(said, (503, "settlement_pending".to_owned()), "{reason}: {answer:?}");
+    }
 }

@@ -6,7 +6,10 @@ use alloy_sol_types::SolCall;
 use super::{Attempts, Inner, Turn};
 use crate::{
     chain::escrow,
-    facilitator::channels::{ChannelError, Claimed, RefusedClaim, gas},
+    facilitator::{
+        FacilitatorError,
+        channels::{ChannelError, Claimed, RefusedClaim, gas},
+    },
     settlement::line::Urgency,
     vouchers::{AuthorizerKey, ChannelId, ChannelObservation, ChannelPayload, Claim, abi::BatchSettlement, reason},
 };
@@ -33,8 +36,16 @@ impl Inner {
     pub(super) async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
         let rows = self.rows(claims);
         let mut claimed = Claimed::default();
-        for part in rows.chunks(self.sender.claims()) {
-            self.claim_part(part, authorizer, &mut claimed).await?;
+        let mut parts: Vec<&[Row<'_>]> = rows.chunks(self.sender.claims()).rev().collect();
+        while let Some(part) = parts.pop() {
+            match self.claim_part(part, authorizer, &mut claimed).await {
+                // What is left may pay for fewer rows.
+                Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })) if part.len() > 1 => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                done => done?,
+            }
         }
         claimed.refused.sort_by_key(|refused| refused.index);
         Ok(claimed)
@@ -62,7 +73,7 @@ impl Inner {
             let most = attempts.gas_left(gas::claim(rows.len()));
             let simulated = self.simulate_signed(&rows, signature.clone(), most).await?;
             let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
-            if !self.enter(&mut turn, Urgency::claim_at_risk(at_risk(&rows, &before))).await? {
+            if !self.enter(&mut turn, Urgency::payment()).await? {
                 continue;
             }
             if self.send_claim(&rows, batch, &before, (&mut attempts, &mut turn), &mut claimed).await? {
@@ -92,7 +103,7 @@ impl Inner {
             match batch {
                 Some(batch) => {
                     // It is the seller's own gas.
-                    let urgency = Urgency::claim_at_risk(at_risk(&kept, &before)).at_any_price(batch.gas);
+                    let urgency = Urgency::claim(at_risk(&kept, &before), batch.gas);
                     if !self.enter(&mut turn, urgency).await? {
                         continue;
                     }

@@ -37,6 +37,9 @@ const MIN_TIME_LEFT: u64 = 6;
 /// How often the node is asked again if it does not answer when a deposit has its place.
 const READS_IN_TURN: usize = 4;
 
+/// How often a deposit is checked again that could not be sent at once.
+const RECHECKS: usize = 3;
+
 /// How far a deposit is.
 #[derive(Default)]
 struct Progress {
@@ -45,6 +48,8 @@ struct Progress {
     turn: Option<Turn>,
     /// Kept from the first check on that it passed.
     promise: Option<Promise>,
+    /// How often it was checked again since it could not be sent at once.
+    rechecks: usize,
 }
 
 /// Executes a deposit, or waits for the run of the same deposit that is under way. It may still be executed after the time to confirm it.
@@ -111,7 +116,7 @@ impl Inner {
         config: &ChannelConfig,
         voucher: Voucher,
         deposit: &Deposit,
-        Progress { attempts, turn, promise }: &mut Progress,
+        Progress { attempts, turn, promise, rechecks }: &mut Progress,
     ) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
@@ -186,6 +191,11 @@ impl Inner {
                     self.send(turn, nonce, (call(config, deposit), limit), payload.clone(), state.channel.block).await
                 }
             };
+            let is_busy = matches!(sent, Err(ChannelError::Unavailable(FacilitatorError::Busy { .. })));
+            if is_busy && self.sender.may_send_soon() && *rechecks < RECHECKS {
+                *rechecks += 1;
+                continue;
+            }
             let reverted = reason::DEPOSIT_TRANSACTION_FAILED;
             let Some(receipt) = attempts.succeeded(sent, reverted, gas::DEPOSIT) else { continue };
             self.reverts.note_executed(config.payer);

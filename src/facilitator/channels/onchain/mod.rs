@@ -370,7 +370,7 @@ impl Inner {
             }
             let simulated = self.simulate(self.sender(), &input, attempts.gas_left(gas::SETTLE)).await?;
             let limit = simulated.map_err(|why| ChannelError::rejected(reason::SETTLE_SIMULATION_FAILED, why))?;
-            if !self.enter(&mut turn, Urgency::claim()).await? {
+            if !self.enter(&mut turn, Urgency::payment()).await? {
                 continue;
             }
             let (what, payload) = (keccak256(&input), ChannelPayload::Settle { receiver, token });

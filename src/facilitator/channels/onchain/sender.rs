@@ -38,6 +38,12 @@ pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
     /// Returns the addresses that send, as far as they are known.
     fn addresses(&self) -> Vec<Address>;
 
+    /// Returns `true` if a deposit that it was too busy to send may be sent a moment later, after another check. Default: whoever sends it says
+    /// when to come again.
+    fn may_send_soon(&self) -> bool {
+        false
+    }
+
     /// Returns how many claims go into one transaction.
     fn claims(&self) -> usize;
 
@@ -108,6 +114,10 @@ impl Sender for OwnKeys {
         self.engine.addresses().collect()
     }
 
+    fn may_send_soon(&self) -> bool {
+        true
+    }
+
     fn claims(&self) -> usize {
         CLAIMS
     }
@@ -140,7 +150,7 @@ impl Sender for OwnKeys {
         let Turn(place) = turn;
         let place = match place {
             Some(place) => place,
-            None => Submitter::enter(self, Urgency::claim()).await?,
+            None => Submitter::enter(self, Urgency::payment()).await?,
         };
         included(self.call(place, what, call, &self.gas_used).await)
     }

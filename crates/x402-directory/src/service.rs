@@ -187,7 +187,7 @@ impl Shared {
         if let Some(page) = self.pages.get(skill, after, now) {
             return Ok(Answer::page(page, headers));
         }
-        let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS, ..CardFilter::default() };
+        let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS };
         let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
         let next = cards.last().map(|card| card.id).filter(|_| more);
         let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();

@@ -132,7 +132,7 @@ async fn a_channel_is_looked_at_again_for_as_long_as_something_can_be_lost() {
     let step = ChannelStep::Open { network, config, observation, now: opened };
     world.ledger.advance(&unused.id(), &step).await.expect("a new channel");
 
-    let observed_at = async |channel: &Channel| world.record(&channel).await.observed_at - opened;
+    let observed_at = async |channel: &Channel| world.record(channel).await.observed_at - opened;
     let mut now = 0;
     for (time, looked_at) in [(149, 0), (150, 150), (299, 150), (3_449, 3_449), (3_600, 3_449)] {
         world.clock.advance(time - std::mem::replace(&mut now, time));

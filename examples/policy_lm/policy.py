@@ -6,6 +6,7 @@ that was taken and not yet trained on is lost.
 """
 
 import argparse
+import http.client
 import json
 import sys
 import threading
@@ -100,7 +101,7 @@ def ask(url, body=None):
 
 def register(server, batch_size, step, steps):
     ask(f"{server}/register", {
-        "wandb_group": "policy_lm", "wandb_project": "policy_lm", "batch_size": batch_size, "max_token_len": LENGTH,
+        "wandb_group": "policy_lm", "wandb_project": "policy_lm", "batch_size": batch_size, "max_token_len": 2 * LENGTH,
         "checkpoint_dir": "", "save_checkpoint_interval": 1, "starting_step": step, "num_steps": steps,
     })
 
@@ -117,7 +118,7 @@ def learn(policy, flags):
             if answer.get("status") == "error":
                 registered = False
                 continue
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, OSError, http.client.HTTPException):
             # A server that has restarted has forgotten this trainer and says so when it is asked.
             time.sleep(1)
             continue
@@ -135,7 +136,7 @@ def learn(policy, flags):
 def is_trainable(group):
     """Whether the group's tokens are this policy's: bytes of another's answers are not."""
     rows = group["tokens"]
-    return group["inference_logprobs"] and all(len(row) <= LENGTH and max(row) < len(TOKENS) for row in rows)
+    return group["inference_logprobs"] and all(0 < len(row) <= LENGTH and 0 <= min(row) and max(row) < len(TOKENS) for row in rows)
 
 
 def main():
@@ -152,9 +153,12 @@ def main():
     policy = Endpoint.policy = Policy(state, flags.seed * 1_000_003 + int(state["step"]))
     server = ThreadingHTTPServer(("127.0.0.1", flags.listen), Endpoint)
     print(json.dumps({"listening": f"127.0.0.1:{server.server_port}"}), flush=True)
-    threading.Thread(target=learn, args=(policy, flags), daemon=True).start()
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
     try:
-        server.serve_forever()
+        # Here, so that the process ends if it can no longer learn.
+        learn(policy, flags)
+        serving.join()
     except KeyboardInterrupt:
         pass
 

@@ -40,6 +40,7 @@ def main():
     parser.add_argument("--groups", type=int, default=200)
     parser.add_argument("--budget", default="$2.00")
     parser.add_argument("--port", type=int, default=8000, help="of the API server; the policy has the next one")
+    parser.add_argument("--kill-policy-after", type=float, metavar="SECONDS", help="kill the policy once, and start it again")
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     flags.directory.mkdir(parents=True, exist_ok=True)
@@ -53,22 +54,32 @@ def main():
         with open(flags.directory / "run-api.log", "w") as log:
             running.append(subprocess.Popen([flags.run_api, "--host", "127.0.0.1", "--port", str(flags.port)], stdout=log, stderr=log))
         wait_for(server, running[0])
-        running.append(subprocess.Popen([
+        policy = [
             sys.executable, HERE / "policy.py", "--listen", str(flags.port + 1), "--atropos-url", server, "--checkpoint", checkpoint,
             "--seed", str(flags.seed),
-        ], stdout=subprocess.DEVNULL))
+        ]
+        running.append(subprocess.Popen(policy, stdout=subprocess.DEVNULL))
         wait_for(f"{policy_url}/v1/models", running[1])
         begun = time.time()
-        environment = subprocess.run([
+        environment = subprocess.Popen([
             flags.environment, "--atropos-url", server, "--tasks", "code", "--code-worker", flags.code_worker, "--policy-url",
             f"{policy_url}/v1", "--groups", str(flags.groups), "--budget", flags.budget, "--max-queue", "4", "--seed", str(flags.seed),
             "--out", flags.directory,
         ], stdout=subprocess.PIPE)
-        summary = json.loads(environment.stdout or "{}")
+        running.append(environment)
+        try:
+            output, _ = environment.communicate(timeout=flags.kill_policy_after)
+        except subprocess.TimeoutExpired:
+            running[1].kill()
+            running[1].wait()
+            print("the policy was killed, and is started again", file=sys.stderr)
+            running[1] = subprocess.Popen(policy, stdout=subprocess.DEVNULL)
+            output, _ = environment.communicate()
+        summary = json.loads(output or "{}")
         # What is in the queue is trained on, but for half a batch.
         time.sleep(5)
     finally:
-        for process in running:
+        for process in reversed(running):
             process.terminate()
             process.wait()
     after = measure(checkpoint)

@@ -74,8 +74,8 @@ async fn answers_of_a_model_behind_an_endpoint_are_judged_and_handed_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_of_a_model_are_trained_on_by_the_tokens_that_it_told() {
-    const PROMPT: [u32; 2] = [7, 1];
-    const ANSWERS: [(&str, [u32; 3]); 2] =
+    const PROMPT: [i64; 2] = [7, 1];
+    const ANSWERS: [(&str, [i64; 3]); 2] =
         [("def f(xs):\n    return xs", [5, 9, 2]), ("def f(xs):\n    return [xs]", [5, 8, 2])];
     const LOGPROBS: [f64; 3] = [-0.5, -1.5, -0.25];
     let (server, stage) = (server().await, Stage::set().await);
@@ -114,7 +114,7 @@ async fn programs_of_a_model_are_trained_on_by_the_tokens_that_it_told() {
             let (text, tokens) = ANSWERS[at % 2];
             assert_eq!(group.messages.as_ref().unwrap()[at].last().unwrap()["content"], text);
             assert_eq!(group.tokens[at], [&PROMPT[..], &tokens].concat());
-            let learned: Vec<i64> = [-100; 2].into_iter().chain(tokens.map(i64::from)).collect();
+            let learned: Vec<i64> = [-100; 2].into_iter().chain(tokens).collect();
             assert_eq!((&group.masks[at], group.scores[at]), (&learned, 1.0 - (at % 2) as f64));
             assert_eq!(group.inference_logprobs.as_ref().unwrap()[at][PROMPT.len()..], LOGPROBS);
         }

@@ -14,10 +14,11 @@ use crate::{
     policy::{Policy, Rng},
     report::Tally,
     scoring::Scored,
+    tasks::Levels,
 };
 
 /// The version of the file format; others are refused.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The state of a run. Payments are in the journal beside it, each before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub(crate) struct Checkpoint {
     pub(crate) policy: Policy,
     pub(crate) rng: Rng,
     pub(crate) tally: Tally,
+    /// The levels of programs that are open.
+    pub(crate) levels: Levels,
     /// A group that was judged and paid for, and not yet known to be delivered.
     pub(crate) pending: Option<Pending>,
     /// The state of budget and chain at the start, if the chain was asked.
@@ -44,7 +47,7 @@ pub(crate) struct Pending {
 impl Checkpoint {
     pub(crate) fn new(policy: Policy, rng: Rng, run: String) -> Self {
         let tally = Tally::new(&policy);
-        Self { version: VERSION, policy, rng, tally, pending: None, opening: None, run }
+        Self { version: VERSION, policy, rng, tally, levels: Levels::new(), pending: None, opening: None, run }
     }
 
     /// Reads a checkpoint, if the file exists.

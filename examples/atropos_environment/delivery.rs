@@ -8,7 +8,10 @@ use atropos_client::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::{flags::Flags, scoring::Scored};
+use crate::{
+    flags::{Flags, Tasks},
+    scoring::Scored,
+};
 
 /// The longest sequence, in tokens, including the prompt.
 const MAX_TOKENS: u64 = 16_384;
@@ -44,7 +47,8 @@ impl Delivery {
     /// Joins as soon as the trainer has started.
     pub(crate) async fn join(flags: &Flags) -> anyhow::Result<Self> {
         let client = AtroposClient::new(flags.atropos_url.as_str()).context("--atropos-url")?;
-        let registration = EnvRegistration::new("x402_word_problems", usize::from(flags.group_size), MAX_TOKENS);
+        let name = if flags.tasks == Tasks::Code { "x402_programs" } else { "x402_word_problems" };
+        let registration = EnvRegistration::new(name, usize::from(flags.group_size), MAX_TOKENS);
         let patience = Duration::from_secs(flags.patience);
         let environment = client.register_env(&registration, patience).await.context("--atropos-url")?;
         Ok(Self { client, registration, environment, max_queue: flags.max_queue, patience })

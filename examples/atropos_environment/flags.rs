@@ -8,7 +8,7 @@ use clap::Parser;
 use tower_x402::{Asset, Network, Usdc};
 use url::Url;
 
-/// An Atropos environment that buys its scores: answers to word problems, judged by evaluators that are paid over x402.
+/// An Atropos environment that buys its scores: answers to word problems, or programs, judged by evaluators that are paid over x402.
 ///
 /// Rolls out groups of answers from a policy, has them judged by the evaluators that the market selects within the budget, and
 /// pushes the scored groups to the Atropos API server. Without --policy-url, a small policy in this process learns from the rewards.
@@ -55,6 +55,12 @@ pub(crate) struct Flags {
     /// The Atropos API server
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub(crate) atropos_url: Url,
+    /// What the policy is asked for: word problems, or programs in levels that open as more of them pass
+    #[arg(long, value_enum, default_value = "words", requires_if("code", "policy_url"))]
+    pub(crate) tasks: Tasks,
+    /// The program x402-code-worker of the package x402-judges, in which the evaluators in this process run programs
+    #[arg(long, value_name = "PATH")]
+    pub(crate) code_worker: Option<PathBuf>,
     /// Also run a trainer that takes batches and does nothing with them, to try it without one
     #[arg(long)]
     pub(crate) trainer: bool,
@@ -123,6 +129,12 @@ pub(crate) struct Flags {
     /// How many seconds to wait for the trainer, each time
     #[arg(long, default_value_t = 600)]
     pub(crate) patience: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Tasks {
+    Words,
+    Code,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -196,6 +208,7 @@ mod tests {
             &["--budget", "much"],
             &["--asset", "0x0000000000000000000000000000000000000001"],
             &["--policy-model", "x"],
+            &["--tasks", "code"],
             &["--max-queue", "0"],
             &["--audit-rate", "7"],
             &["--audit-rate", "-0.1"],

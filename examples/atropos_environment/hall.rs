@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use alloy_primitives::{Address, U256, keccak256};
 use alloy_signer_local::PrivateKeySigner;
+use anyhow::Context as _;
 use async_trait::async_trait;
 use axum::Router;
 use tokio::net::TcpListener;
 use tower_x402::{
-    Usdc,
     channels::Channels,
     facilitator::{OnchainFacilitator, channels::OnchainChannels},
     ledger::MemoryLedger,
@@ -16,13 +16,16 @@ use tower_x402::{
 };
 use url::Url;
 use x402_devnet::{Devnet, DevnetPort};
-use x402_judges::ArithmeticJudge;
+use x402_judges::{ArithmeticJudge, CodeJudge, CodeWorkers};
 use x402_market::{
     AgentCard, Confidence, EvaluatorService, Score, Submission, Verdict,
     judge::{Judge, JudgeError},
 };
 
-use crate::policy::PlainJudge;
+use crate::{
+    flags::{Flags, Tasks},
+    policy::PlainJudge,
+};
 
 /// What each key that pays for gas gets: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
@@ -52,11 +55,27 @@ const STALLS: [Stall; 5] = [
     Stall { name: "Department", price: "$0.0009", skills: &[("arithmetic", 0.9, 0.9), ("prose", 0.9, 0.9)] },
 ];
 
+/// Those that judge programs.
+const OF_CODE: [Stall; 5] = [
+    Stall { name: "Hidden tests", price: "$0.0004", skills: &[("code", 0.95, 1.0)] },
+    Stall { name: "Growth", price: "$0.0004", skills: &[("growth", 0.9, 1.0)] },
+    Stall { name: "Safety", price: "$0.0002", skills: &[("safety", 0.9, 1.0)] },
+    Stall { name: "Bargain", price: "$0.0001", skills: &[("code", 0.9, 0.7), ("safety", 0.9, 0.7)] },
+    Stall { name: "Boaster", price: "$0.0004", skills: &[("code", 0.99, 0.5), ("growth", 0.99, 0.5)] },
+];
+
 impl Hall {
-    /// Starts the market and gives the payer `allowance`.
-    pub(crate) async fn open(payer: Address, allowance: Usdc) -> anyhow::Result<Self> {
+    /// Starts the market and gives the payer its budget.
+    pub(crate) async fn open(payer: Address, flags: &Flags) -> anyhow::Result<Self> {
+        let (stalls, workers) = match flags.tasks {
+            Tasks::Words => (&STALLS, None),
+            Tasks::Code => {
+                let worker = flags.code_worker.as_ref().context("evaluators of programs need --code-worker")?;
+                (&OF_CODE, Some(CodeWorkers::new(worker, std::thread::available_parallelism()?.get())))
+            }
+        };
         let devnet = Devnet::start().await?;
-        devnet.mint(payer, allowance)?;
+        devnet.mint(payer, flags.budget)?;
         let settler = PrivateKeySigner::random();
         devnet.fund(settler.address(), U256::from(GAS_TANK));
         let facilitator = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
@@ -65,8 +84,8 @@ impl Hall {
         let channels = Channels::builder(contract, AuthorizerKey::new(settler)).ledger(Arc::new(MemoryLedger::new()));
         let channels = channels.build()?;
         let mut evaluators = Vec::new();
-        for stall in &STALLS {
-            evaluators.push(stall.open(&devnet, &facilitator, &channels).await?);
+        for stall in stalls {
+            evaluators.push(stall.open(&devnet, &facilitator, &channels, workers.clone()).await?);
         }
         let port = devnet.serve("127.0.0.1:0").await?;
         Ok(Self { rpc_url: port.url().clone(), devnet, evaluators, _port: port })
@@ -79,6 +98,7 @@ impl Stall {
         devnet: &Devnet,
         facilitator: &OnchainFacilitator,
         channels: &Channels,
+        workers: Option<CodeWorkers>,
     ) -> anyhow::Result<Url> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url: Url = format!("http://{}", listener.local_addr()?).parse()?;
@@ -88,7 +108,9 @@ impl Stall {
             card = card.skill(*skill, format!("Judges {skill}"), Score::new(*claim)?);
         }
         let card = card.price(self.price).pay_to(devnet.network(), key.address()).build()?.sign(&key).await?;
-        let judge = Fallible { name: self.name, skills: self.skills };
+        // Whoever knows the secret knows the hidden tests.
+        let secret = PrivateKeySigner::random().to_bytes().0;
+        let judge = Fallible { name: self.name, skills: self.skills, workers, secret };
         let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator.clone());
         let evaluator = evaluator.paywall(|paywall| paywall.vouchers(channels.clone())).build()?;
         tokio::spawn(async { axum::serve(listener, Router::new().fallback_service(evaluator)).await });
@@ -100,6 +122,9 @@ impl Stall {
 struct Fallible {
     name: &'static str,
     skills: &'static [(&'static str, f64, f64)],
+    /// Where judges of programs run them.
+    workers: Option<CodeWorkers>,
+    secret: [u8; 32],
 }
 
 #[async_trait]
@@ -107,8 +132,11 @@ impl Judge for Fallible {
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         let skill = &*submission.task.skill;
         let accuracy = self.skills.iter().find(|(name, ..)| *name == skill).map_or(0.5, |(.., accuracy)| *accuracy);
-        let verdicts = match skill {
-            "prose" => PlainJudge.judge(submission).await?,
+        let verdicts = match (skill, self.workers.clone()) {
+            ("code", Some(workers)) => CodeJudge::tests(workers, self.secret).judge(submission).await?,
+            ("growth", Some(workers)) => CodeJudge::growth(workers, self.secret).judge(submission).await?,
+            ("safety", Some(workers)) => CodeJudge::safety(workers).judge(submission).await?,
+            ("prose", _) => PlainJudge.judge(submission).await?,
             _ => ArithmeticJudge.judge(submission).await?,
         };
         let outputs = submission.outputs().iter();

@@ -4,7 +4,9 @@
 //! flags.rs       the command line
 //! main.rs        puts the parts together and prints the summary
 //! run.rs         rolls out, judges and delivers one group after the other
+//! tasks.rs       word problems, or programs in levels
 //! rollout.rs     the source of answers: ../policy, or a model behind an endpoint
+//! model.rs       a model that tells its tokens
 //! scoring.rs     turns verdicts into a scored group for the trainer
 //! delivery.rs    delivers groups to the server
 //! money.rs       the payer, its budget, and its payment channels
@@ -24,6 +26,7 @@ mod checkpoint;
 mod delivery;
 mod flags;
 mod hall;
+mod model;
 mod money;
 #[path = "../policy/mod.rs"]
 mod policy;
@@ -31,6 +34,7 @@ mod report;
 mod rollout;
 mod run;
 mod scoring;
+mod tasks;
 mod trainer;
 
 use std::{collections::BTreeMap, process::ExitCode};
@@ -88,7 +92,7 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     };
     let key = money::key(flags)?;
     let (hall, asset) = if flags.evaluators.is_empty() {
-        let hall = Hall::open(key.address(), flags.budget).await?;
+        let hall = Hall::open(key.address(), flags).await?;
         let asset = hall.devnet.asset();
         (Some(hall), asset)
     } else {
@@ -161,7 +165,7 @@ async fn student(
     checkpoint: &Checkpoint,
 ) -> anyhow::Result<(Student, BTreeMap<Address, String>)> {
     let evaluators = hall.map_or_else(|| flags.evaluators.clone(), |hall| hall.evaluators.clone());
-    let submissions = |groups: u64| groups * scoring::SKILLS.len() as u64;
+    let submissions = |groups: u64| 2 * groups;
     let student = Student::builder(payer)
         .source(evaluators)
         .selector(Thompson::seeded(flags.seed))

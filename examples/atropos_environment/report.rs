@@ -55,7 +55,7 @@ pub(crate) struct Skill {
 pub(crate) struct Point {
     /// The mean score, if it was judged.
     pub(crate) score: Option<f64>,
-    /// The share of right answers.
+    /// The share of right answers; of programs, of those that passed by the verdicts.
     pub(crate) right: f64,
     /// The policy after this group.
     pub(crate) policy: Skill,

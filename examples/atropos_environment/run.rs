@@ -9,10 +9,11 @@ use x402_market::{Feedback, LengthError, Student, StudentError, Submission, Trut
 use crate::{
     checkpoint::{Checkpoint, Pending},
     delivery::{Delivered, Delivery},
-    flags::Flags,
+    flags::{Flags, Tasks},
     policy::{Action, Problem, Rng, Strategy, actions, answer},
     rollout::{Answerer, Rollout},
-    scoring::{SKILLS, Scored, submission},
+    scoring::Scored,
+    tasks::Question,
 };
 
 /// Distinguishes the random numbers that decide on audits from those of the run.
@@ -61,22 +62,27 @@ impl Run<'_> {
     /// Rolls out a group, has it judged, learns from it and delivers it. Returns `false` if the budget does not cover the
     /// verdicts.
     async fn group(&mut self) -> anyhow::Result<bool> {
-        let Checkpoint { policy, rng, .. } = &mut *self.checkpoint;
-        let problem = Problem::any(rng);
+        let Checkpoint { policy, rng, levels, .. } = &mut *self.checkpoint;
+        let question = match self.flags.tasks {
+            Tasks::Words => Question::Words(Problem::any(rng)),
+            Tasks::Code => levels.any(rng)?,
+        };
+        let skills = question.skills();
         let count = usize::from(self.flags.group_size);
-        let answers = self.answerer.answers(policy, &problem, count, rng).await?;
+        let answers = self.answerer.answers(policy, &question, count, rng).await?;
         // Numbers of their own: audits must not change the problems of the run.
         let number = self.checkpoint.tally.rolled_out;
         let mut luck = Rng::seeded(self.flags.seed ^ AUDITS ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let audited = SKILLS.map(|_| luck.unit() < self.flags.audit_rate);
+        let audited: Vec<bool> = skills.iter().map(|_| luck.unit() < self.flags.audit_rate).collect();
         let ask = |at: usize| {
-            let submission = submission(SKILLS[at].0, &problem, &answers)?;
-            if audited[at] { anchored(submission, SKILLS[at].0, &problem, &mut luck.clone()) } else { Ok(submission) }
+            let submission = question.submission(skills[at].0, &answers)?;
+            if audited[at] { anchored(submission, skills[at].0, &question, &mut luck.clone()) } else { Ok(submission) }
         };
-        let Some(said) = self.ask(&ask(0)?, &ask(1)?).await else { return Ok(false) };
+        let second = if skills.len() > 1 { Some(ask(1)?) } else { None };
+        let Some(said) = self.ask(&ask(0)?, second.as_ref()).await else { return Ok(false) };
         for (at, said) in said.iter().enumerate().filter(|(at, _)| audited[*at]) {
             if let Ok(feedback) = said {
-                self.student.audit(feedback, &truth(SKILLS[at].0, &problem, &answers)).await?;
+                self.student.audit(feedback, &truth(skills[at].0, &question, &answers)).await?;
             }
         }
         // Verdicts that were paid for in one skill are used even if the other could not be judged.
@@ -91,34 +97,40 @@ impl Run<'_> {
             return Err(error);
         }
 
-        let Checkpoint { policy, tally, run, .. } = &mut *self.checkpoint;
+        let Checkpoint { policy, tally, run, levels, .. } = &mut *self.checkpoint;
         let id = format!("{run}{}", tally.rolled_out);
-        let scored = Scored::new(id, problem, self.answerer.instruction(), answers, &feedback);
+        let scored = Scored::new(id, question, self.answerer.instruction(), answers, &feedback);
         let decided = scored.answers.iter().zip(scored.advantages());
         let group: Vec<_> =
             decided.filter_map(|(answer, advantage)| Some(answer.action?).zip(Some(advantage))).collect();
-        policy.learn(scored.problem.kind, &group);
+        match &scored.question {
+            Question::Words(problem) => policy.learn(problem.kind, &group),
+            Question::Program(program) if scored.scores.is_some() => levels.enter(program.level, scored.right()),
+            Question::Program(_) => {}
+        }
         tally.enter(&scored, policy, self.student.budget().spent());
         // From here on the verdicts are in the checkpoint, and are not bought again.
         self.hand_over(Pending { scored, sent: false }).await?;
         failed.map_or(Ok(true), Err)
     }
 
-    /// Has a group judged in both skills. Returns `None`, and pays nothing, if the budget does not cover the first: style alone is
+    /// Has a group judged in its skills. Returns `None`, and pays nothing, if the budget does not cover the first: style alone is
     /// not what the policy should learn.
-    async fn ask(&self, arithmetic: &Submission, prose: &Submission) -> Option<[Said; 2]> {
-        let mut arithmetic = pin!(self.student.evaluate(arithmetic));
+    async fn ask(&self, first: &Submission, second: Option<&Submission>) -> Option<Vec<Said>> {
+        let mut first = pin!(self.student.evaluate(first));
         // Whether the first skill can be paid for is known before anything is awaited.
         let early = tokio::select! {
             biased;
-            said = &mut arithmetic => Some(said),
+            said = &mut first => Some(said),
             () = ready(()) => None,
         };
-        let prose = self.student.evaluate(prose);
-        match early {
-            Some(Err(StudentError::BudgetExhausted { .. })) => None,
-            Some(said) => Some([said, prose.await]),
-            None => Some(tokio::join!(arithmetic, prose).into()),
+        let second = second.map(|second| self.student.evaluate(second));
+        match (early, second) {
+            (Some(Err(StudentError::BudgetExhausted { .. })), _) => None,
+            (Some(said), Some(second)) => Some(vec![said, second.await]),
+            (Some(said), None) => Some(vec![said]),
+            (None, Some(second)) => Some(<[Said; 2]>::from(tokio::join!(first, second)).into()),
+            (None, None) => Some(vec![first.await]),
         }
     }
 
@@ -177,10 +189,21 @@ fn is_good(skill: &str, action: Action) -> bool {
 }
 
 /// Adds a good and a bad answer to a submission, so that an audit shows something even if all answers are equally good.
-fn anchored(submission: Submission, skill: &str, problem: &Problem, luck: &mut Rng) -> Result<Submission, LengthError> {
+fn anchored(
+    submission: Submission,
+    skill: &str,
+    question: &Question,
+    luck: &mut Rng,
+) -> Result<Submission, LengthError> {
     [true, false].into_iter().try_fold(submission, |submission, wanted| {
-        let known: Vec<_> = actions().filter(|action| is_good(skill, *action) == wanted).collect();
-        match submission.clone().with_anchor(answer(problem, luck.pick(&known)), wanted) {
+        let known = match question {
+            Question::Words(problem) => {
+                let known: Vec<_> = actions().filter(|action| is_good(skill, *action) == wanted).collect();
+                answer(problem, luck.pick(&known))
+            }
+            Question::Program(program) => program.anchor(skill, wanted),
+        };
+        match submission.clone().with_anchor(known, wanted) {
             // There is no room in the largest groups.
             Err(_) if submission.outputs().len() + 2 > x402_market::MAX_OUTPUTS => Ok(submission),
             anchored => anchored,
@@ -188,8 +211,9 @@ fn anchored(submission: Submission, skill: &str, problem: &Problem, luck: &mut R
     })
 }
 
-/// Returns what is known of the answers. Of a model's answers that is whether the result is right.
-fn truth(skill: &str, problem: &Problem, answers: &[Rollout]) -> Truth {
+/// Returns what is known of the answers. Of a model's answers that is whether the result is right; of programs, nothing.
+fn truth(skill: &str, question: &Question, answers: &[Rollout]) -> Truth {
+    let Question::Words(problem) = question else { return Truth::known(vec![None; answers.len()]) };
     let ending = format!("Answer: {}", problem.truth());
     let of = |answer: &Rollout| match answer.action {
         Some(action) => Some(is_good(skill, action)),

@@ -4,22 +4,20 @@ use atropos_client::{ByteTokenizer, GroupError, GroupLimits, ScoredGroup, Sequen
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tower_x402::client::PaymentOutcome;
-use x402_market::{Feedback, LengthError, Submission, Task};
+use x402_market::Feedback;
 
 use crate::{
-    policy::{Problem, advantages},
+    policy::advantages,
     rollout::Rollout,
+    tasks::{Question, Skills},
 };
 
-/// The skills that are judged, with their weights: correctness, which is required, and clarity.
-pub(crate) const SKILLS: [(&str, f64); 2] = [("arithmetic", 0.7), ("prose", 0.3)];
-
-/// A problem and its answers, judged and paid for.
+/// A question and its answers, judged and paid for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Scored {
     /// The group's name.
     pub(crate) id: String,
-    pub(crate) problem: Problem,
+    pub(crate) question: Question,
     instruction: Option<String>,
     pub(crate) answers: Vec<Rollout>,
     /// Scores from 0 to 1; `None` if no evaluator gave a verdict.
@@ -27,24 +25,18 @@ pub(crate) struct Scored {
     overrides: Vec<Map<String, Value>>,
 }
 
-/// Returns the submission for a skill. It contains the formula, which says what is asked, and not the result.
-pub(crate) fn submission(skill: &str, problem: &Problem, answers: &[Rollout]) -> Result<Submission, LengthError> {
-    let task = Task::new(skill, &problem.prompt)?.with_context(&problem.formula)?;
-    Submission::group(task, answers.iter().map(|answer| &*answer.text))
-}
-
 impl Scored {
-    /// Combines the feedback, which is by skill in the order of [`SKILLS`].
+    /// Combines the feedback, which is by skill in the order of [`Question::skills`].
     pub(crate) fn new(
         id: String,
-        problem: Problem,
+        question: Question,
         instruction: Option<&str>,
         answers: Vec<Rollout>,
         feedback: &[Option<Feedback>],
     ) -> Self {
-        let scores = scores(answers.len(), feedback);
-        let overrides = (0..answers.len()).map(|at| overrides(at, &problem, &answers[at], feedback)).collect();
-        Self { id, problem, instruction: instruction.map(str::to_owned), answers, scores, overrides }
+        let scores = scores(answers.len(), question.skills(), feedback);
+        let overrides = (0..answers.len()).map(|at| overrides(at, &question, &answers[at], feedback)).collect();
+        Self { id, question, instruction: instruction.map(str::to_owned), answers, scores, overrides }
     }
 
     /// Returns how much better than the mean each answer is; zeros without scores.
@@ -54,9 +46,7 @@ impl Scored {
 
     /// Returns the share of right answers. The trainer is not told.
     pub(crate) fn right(&self) -> f64 {
-        let ending = format!("Answer: {}", self.problem.truth());
-        let right = self.answers.iter().filter(|answer| answer.text.trim_end().ends_with(&ending)).count();
-        right as f64 / self.answers.len().max(1) as f64
+        self.question.right(&self.answers, self.scores.as_deref())
     }
 
     /// Returns `true` if all answers are the same.
@@ -68,31 +58,34 @@ impl Scored {
     pub(crate) fn group(&self, limits: &GroupLimits) -> Result<Option<ScoredGroup>, GroupError> {
         let Some(scores) = &self.scores else { return Ok(None) };
         let instruction = self.instruction.as_deref();
-        let prompt = instruction.into_iter().chain([&*self.problem.prompt]).collect::<Vec<_>>().join("\n\n");
+        let prompt = instruction.into_iter().chain([self.question.prompt()]).collect::<Vec<_>>().join("\n\n");
         let prompt = ByteTokenizer::prompt(&prompt);
         let mut sequences = Vec::with_capacity(self.answers.len());
         for (at, (answer, advantage)) in self.answers.iter().zip(self.advantages()).enumerate() {
-            let sequence = Sequence::new(&prompt, &ByteTokenizer::completion(&answer.text), scores[at])?;
+            let sequence = match &answer.tokens {
+                Some(tokens) => Sequence::new(&tokens.prompt, &tokens.completion, scores[at])?,
+                None => Sequence::new(&prompt, &ByteTokenizer::completion(&answer.text), scores[at])?,
+            };
             let sequence = sequence.with_advantage(advantage)?.with_overrides(self.overrides[at].clone());
             let asked = instruction.map(|text| SequenceMessage::new("system", text)).into_iter();
-            let asked = asked.chain([SequenceMessage::new("user", &*self.problem.prompt)]);
+            let asked = asked.chain([SequenceMessage::new("user", self.question.prompt())]);
             let sequence = sequence.with_messages(asked.chain([SequenceMessage::new("assistant", &*answer.text)]));
             sequences.push(match &answer.logprobs {
                 Some(logprobs) => sequence.with_inference_logprobs(logprobs)?,
                 None => sequence,
             });
         }
-        let about = json!({ "kind": self.problem.kind, "prompt": self.problem.prompt });
+        let about = json!({ "kind": self.question.kind(), "prompt": self.question.prompt() });
         let group = ScoredGroup::new(sequences, limits)?.with_id(&*self.id);
         Ok(Some(group.with_overrides(object(about))))
     }
 }
 
 /// Returns a weighted score per output over the skills in which all outputs were judged; `None` if the first is not one of them.
-fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
+fn scores(outputs: usize, skills: Skills, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
     let mut sums = vec![0.0; outputs];
     let mut weights = 0.0;
-    for (at, ((_, weight), feedback)) in SKILLS.iter().zip(feedback).enumerate() {
+    for (at, ((_, weight), feedback)) in skills.iter().zip(feedback).enumerate() {
         let judged = feedback.iter().flat_map(|feedback| &feedback.outputs).filter_map(|output| output.verdict);
         let scores: Vec<f64> = judged.map(|judged| judged.score.get()).collect();
         if scores.len() == outputs {
@@ -106,9 +99,9 @@ fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
 }
 
 /// Returns the critique of one answer, and the payments for it.
-fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<Feedback>]) -> Map<String, Value> {
+fn overrides(at: usize, question: &Question, answer: &Rollout, feedback: &[Option<Feedback>]) -> Map<String, Value> {
     let (mut critique, mut confidence, mut payments) = (Vec::new(), Map::new(), Vec::new());
-    for ((skill, _), feedback) in SKILLS.iter().zip(feedback) {
+    for ((skill, _), feedback) in question.skills().iter().zip(feedback) {
         let Some(feedback) = feedback else { continue };
         let Some(output) = feedback.outputs.get(at) else { continue };
         if let Some(judged) = output.verdict {
@@ -141,8 +134,9 @@ fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<
             }));
         }
     }
-    let mut about =
-        object(json!({ "kind": problem.kind, "critique": critique, "confidence": confidence, "payments": payments }));
+    let mut about = object(
+        json!({ "kind": question.kind(), "critique": critique, "confidence": confidence, "payments": payments }),
+    );
     if let Some(action) = answer.action {
         about.insert("action".to_owned(), json!(action));
     }
@@ -187,10 +181,10 @@ mod tests {
         let problem = Problem::any(&mut rng);
         let draw = |_| {
             let action = Policy::new().sample(problem.kind, &mut rng);
-            Rollout { text: answer(&problem, action), action: Some(action), logprobs: None }
+            Rollout { text: answer(&problem, action), action: Some(action), tokens: None, logprobs: None }
         };
         let answers = (0..2).map(draw).collect();
-        Scored::new("run-1".to_owned(), problem.clone(), None, answers, feedback)
+        Scored::new("run-1".to_owned(), Question::Words(problem), None, answers, feedback)
     }
 
     #[test]
@@ -232,8 +226,9 @@ mod tests {
     fn nobody_who_judges_is_told_the_answer() {
         let mut rng = Rng::seeded(2);
         let problem = Problem::any(&mut rng);
-        let answers = [Rollout { text: "I do not know.".to_owned(), action: None, logprobs: None }];
-        let json = serde_json::to_string(&submission("arithmetic", &problem, &answers).unwrap()).unwrap();
+        let answers = [Rollout { text: "I do not know.".to_owned(), action: None, tokens: None, logprobs: None }];
+        let json = serde_json::to_string(&Question::Words(problem.clone()).submission("arithmetic", &answers).unwrap())
+            .unwrap();
         assert!(json.contains(&problem.formula) && !json.contains(&problem.truth()), "{json}");
     }
 }

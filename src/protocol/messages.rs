@@ -75,7 +75,13 @@ impl PaymentRequirements {
             && accepted.max_timeout_seconds == self.max_timeout_seconds
             && self.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
             // A payer may add to `extra`, but not a flow or a transfer method that was not offered.
-            && ["paymentFlow", "assetTransferMethod"].iter().all(|field| accepted.extra.get(*field) == self.extra.get(*field))
+            && accepted.extra.get("paymentFlow") == self.extra.get("paymentFlow")
+            && accepted.transfer_method() == self.transfer_method()
+    }
+
+    /// Returns how the token is to be moved, if it is not by EIP-3009, which may be named or not.
+    fn transfer_method(&self) -> Option<&Value> {
+        self.extra.get("assetTransferMethod").filter(|method| *method != "eip3009")
     }
 }
 

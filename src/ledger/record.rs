@@ -379,7 +379,7 @@ impl Record {
                 self.streamed = response.is_none();
                 self.produced_at = Some(*at);
                 if self.settlement == Settlement::None {
-                    self.charged = charged.filter(|_| self.terms.offer().is_maximum());
+                    self.charged = *charged;
                     self.settlement = Settlement::Due;
                     if self.amount().is_zero() {
                         self.charge_nothing(*at);

@@ -36,6 +36,8 @@ const CHECK_BLOCKS: u32 = 3;
 
 /// How often a node is asked again whose newest block is older than one that was seen.
 const LAGGING_RETRIES: u32 = 8;
+/// How often a payment is looked at again that fails because it was used, while it is unused.
+const CONTRADICTIONS: u32 = 2;
 
 /// What the newest block shows of an authorization.
 pub(crate) enum AuthorizationState {
@@ -142,9 +144,10 @@ impl Node {
         must_be_new: bool,
     ) -> Result<Option<(ProbeResult, Option<Rejection>)>, RpcFailure> {
         let mut has_asked = false;
+        let mut contradictions = 0;
         for _ in 0..LAGGING_RETRIES {
             let mut newest = self.newest_block();
-            let (result, rejection) = match payment.terms().permit() {
+            let (result, mut rejection) = match payment.terms().permit() {
                 None => {
                     let calldata = transfer::calldata(payment.authorization(), payment.signature());
                     let result = self.probe.run(&self.batcher, payment, &calldata).await?;
@@ -156,9 +159,15 @@ impl Node {
             };
             self.observe_block(result.block);
             if !result.used && rejection.as_ref().is_some_and(|why| why.reason == Reason::NonceAlreadyUsed) {
-                // One request shows the nonce unused, and a later one a settlement that fails because it is used: a block came in between.
-                sleep(self.poll_interval()).await;
-                continue;
+                // One request shows the nonce unused, and a later one a settlement that fails because it is used: a block came in between. Or
+                // the payer is a contract that says so, and will say so for ever.
+                if contradictions < CONTRADICTIONS || !result.payer_has_code() {
+                    contradictions += 1;
+                    sleep(self.poll_interval()).await;
+                    continue;
+                }
+                let detail = "the payer's contract reverts as if the permit was used";
+                rejection = Some(Rejection::new(Reason::SimulationFailed, detail));
             }
             if result.used || (rejection.is_none() && !must_be_new) {
                 return Ok(Some((result, rejection)));

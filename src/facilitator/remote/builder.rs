@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, SystemClock},
-    facilitator::single_flight::SingleFlight,
+    facilitator::{FacilitatorError, single_flight::SingleFlight},
     ledger::Ledger,
     network::Network,
     settlement::{journal::Journal, readiness::ReadinessCache, reconciler},
@@ -164,7 +164,11 @@ impl RemoteFacilitatorBuilder {
                 return Err(error);
             }
             Err(error) => tracing::warn!(%error, "payments are taken as soon as the facilitator answers"),
-            Ok(()) => look_at_permits(&observers, &supported).await,
+            Ok(()) => {
+                if let Err(error) = look_at_permits(&observers, &supported).await {
+                    tracing::warn!(%error, "permits are offered as soon as it is known which can be confirmed");
+                }
+            }
         }
         let remote = Arc::new(Remote {
             api,
@@ -183,12 +187,18 @@ impl RemoteFacilitatorBuilder {
     }
 }
 
-/// Looks which of the permits that the facilitator settles each node can confirm, if it was not done before.
-pub(super) async fn look_at_permits(observers: &[ChainObserver], supported: &Supported) {
+/// Looks which of the permits that the facilitator settles each node can confirm, if it was not done before. Fails if a node does not answer.
+pub(super) async fn look_at_permits(
+    observers: &[ChainObserver],
+    supported: &Supported,
+) -> Result<(), FacilitatorError> {
+    let mut looked = Ok(());
     for observer in observers {
         let network = observer.network();
-        observer.look_at(&supported.permit_methods(network), &supported.settlers(network)).await;
+        let found = observer.look_at(&supported.permit_methods(network), &supported.settlers(network)).await;
+        looked = looked.and(found);
     }
+    looked
 }
 
 /// Asks the facilitator what it supports, at the address that it has moved to if it has.

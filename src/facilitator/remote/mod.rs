@@ -136,8 +136,8 @@ impl Facilitator for RemoteFacilitator {
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
         let said = self.remote.supported.get(&self.remote.api).await?;
-        // It may not have answered before.
-        look_at_permits(&self.remote.observers, &self.remote.supported).await;
+        // It, or a node, may not have answered before.
+        look_at_permits(&self.remote.observers, &self.remote.supported).await?;
         Ok(said.as_ref().clone())
     }
 

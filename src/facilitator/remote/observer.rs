@@ -129,29 +129,33 @@ mod confirming {
             Ok(Self { finality, node, permit_methods: OnceLock::new() })
         }
 
-        /// Looks which of these methods by permit can be confirmed, once. `settlers` are the accounts that the facilitator sends transactions
-        /// from.
-        pub(in super::super) async fn look_at(&self, methods: &[TransferMethod], settlers: &[Address]) {
+        /// Looks which of these methods by permit can be confirmed, until the node has answered once for all of them. `settlers` are the accounts
+        /// that the facilitator sends transactions from.
+        pub(in super::super) async fn look_at(
+            &self,
+            methods: &[TransferMethod],
+            settlers: &[Address],
+        ) -> Result<(), FacilitatorError> {
             if self.permit_methods.get().is_some() {
-                return;
+                return Ok(());
             }
             let mut confirmable = Vec::new();
             for method in methods {
-                let looking = async || match method.permit(Address::ZERO) {
-                    Some(permit) => self.is_confirmable(&permit, settlers).await,
-                    None => Ok(Err("they are no permits")),
+                let found = match method.permit(Address::ZERO) {
+                    Some(permit) => self.is_confirmable(&permit, settlers).await?,
+                    None => Err("they are no permits"),
                 };
-                let why_not = match looking().await {
-                    Ok(Ok(())) => {
-                        confirmable.push(*method);
-                        continue;
+                match found {
+                    Ok(()) => confirmable.push(*method),
+                    Err(why) => {
+                        tracing::warn!(network = %self.network(), ?method, "no permits like this are offered: {why}");
                     }
-                    Ok(Err(why)) => why,
-                    Err(_) => "the node did not say whether they can be confirmed",
-                };
-                tracing::warn!(network = %self.network(), ?method, "no permits like this are offered: {why_not}");
+                }
             }
-            let _ = self.permit_methods.set(confirmable);
+            if !methods.is_empty() {
+                let _ = self.permit_methods.set(confirmable);
+            }
+            Ok(())
         }
 
         /// Returns why it could not be seen which of the permits like this was settled: the chain lacks the contracts, or a contract settles
@@ -313,7 +317,11 @@ mod missing {
             match *self {}
         }
 
-        pub(in super::super) async fn look_at(&self, _: &[TransferMethod], _: &[Address]) {
+        pub(in super::super) async fn look_at(
+            &self,
+            _: &[TransferMethod],
+            _: &[Address],
+        ) -> Result<(), FacilitatorError> {
             match *self {}
         }
 

@@ -326,3 +326,19 @@ async fn facilitator_whose_account_is_a_contract_is_offered_no_permits_where_a_n
     assert!(error.to_string().contains("whose accounts are no contracts"), "{error}");
     assert!(build(RemoteFacilitator::builder(&url)).await.is_ok());
 }
+
+/// A node that fails once when it is asked for code takes no permits away for good.
+#[tokio::test]
+async fn permits_that_a_node_did_not_answer_about_are_offered_once_it_does() {
+    let stage = Stage::open().await;
+    let url = serve_facilitator(&stage.shop).await;
+    let network = stage.chain.asset().network;
+    let faults = stage.chain.devnet.faults();
+    faults.set(|call| if call.method == "eth_getCode" { Fault::DropBefore } else { Fault::None });
+    let remote = RemoteFacilitator::builder(&url).confirm(network, stage.chain.rpc_url()).build().await.unwrap();
+    let is_known = remote.supported().await.is_ok();
+    let before = remote.permit_methods(network);
+    faults.set(|_| Fault::None);
+    remote.supported().await.unwrap();
+    assert_eq!((is_known, before.len(), remote.permit_methods(network).is_empty()), (false, 0, false));
+}

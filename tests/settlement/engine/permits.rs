@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::U256;
+use alloy_primitives::{U256, hex};
 use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
@@ -133,6 +133,30 @@ async fn permit_that_a_stranger_settles_between_two_reads_of_the_chain_is_settle
     });
     assert!(matches!(outcome, Ok(SettlementOutcome::Settled { fee: None, .. })), "{outcome:?}");
     assert_eq!(received(&stage), PRICE);
+}
+
+/// Permit2 passes on what a contract wallet reverts with. The code reverts with `InvalidNonce()` whatever it is asked.
+#[tokio::test(start_paused = true)]
+async fn permit_whose_wallet_reverts_as_if_it_was_used_is_refused_and_counts_as_its_payers_fault() {
+    let stage = permit_stage().await;
+    let key = payer(&stage);
+    let [first, second, third] = [0, 1, 2].map(|_| stage.payment(&key));
+    let verified = [stage.admit(&first).await, stage.admit(&second).await];
+    stage.devnet.set_code(key.address(), hex!("63756688fe60e01b60005260046000fd"));
+    stage.devnet.faults().reset();
+    let rejection = stage.rejection(&third).await;
+    assert_eq!((rejection.reason, stage.requests()), (Reason::SimulationFailed, 9), "{}", rejection.detail);
+    for (payment, verified) in [&first, &second].into_iter().zip(&verified) {
+        let outcome = stage.settle(payment, verified).await.unwrap();
+        let has_failed = matches!(
+            outcome,
+            SettlementOutcome::Failed { reason: Reason::SimulationFailed, transaction: Some(_), dead: false, .. }
+        );
+        assert!(has_failed, "{outcome:?}");
+    }
+    stage.devnet.set_code(key.address(), []);
+    let rejection = stage.rejection(&third).await;
+    assert_eq!(rejection.reason, Reason::InvalidTransactionState, "{}", rejection.detail);
 }
 
 /// The numbers of SECURITY.md. A permit is looked at by three requests: what the chain has, whether it would be executed, and what the payee would

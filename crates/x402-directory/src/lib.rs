@@ -119,6 +119,7 @@ mod admission;
 #[cfg(feature = "service")]
 mod builder;
 mod client;
+#[cfg(feature = "service")]
 mod interval;
 #[cfg(feature = "service")]
 mod page;

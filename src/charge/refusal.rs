@@ -172,6 +172,11 @@ impl Refusal {
         self
     }
 
+    /// Returns `true` if the payment's nonce was found to be used.
+    pub(crate) fn says_used(&self) -> bool {
+        matches!(&self.0.why, Why::Rejected(rejection) if rejection.reason == Reason::NonceAlreadyUsed)
+    }
+
     pub(crate) fn why(&self) -> &Why {
         &self.0.why
     }

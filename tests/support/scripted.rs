@@ -20,7 +20,7 @@ use tower::{BoxError, Layer as _};
 use tower_x402::{
     Network,
     facilitator::{Facilitator, FacilitatorError, VerifyError},
-    ledger::{Ledger, MemoryLedger, Record},
+    ledger::{Ledger, MemoryLedger, Record, Settlement},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::{Reason, SupportedResponse},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
@@ -63,7 +63,12 @@ impl Scripted {
             serves: None,
             verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
-            reconcile: Box::new(|_, _| Box::pin(async { Ok(SettlementOutcome::Unknown { transaction: None }) })),
+            reconcile: Box::new(|_, record| {
+                // What nobody asked to be settled was not.
+                let is_unasked = matches!(record.settlement, Settlement::None | Settlement::Due);
+                let unknown = SettlementOutcome::Unknown { transaction: None };
+                Box::pin(async move { Ok(if is_unasked { not_yet() } else { unknown }) })
+            }),
             verified: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             reconciled: AtomicU64::new(0),

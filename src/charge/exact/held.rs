@@ -106,26 +106,34 @@ impl ExactHeld {
 
     /// Verifies and admits the payment and, where the flow wants it, settles it.
     async fn before_work(&mut self) -> Result<(), Refusal> {
-        let Self { request, lease, read } = self;
-        let is_new = lease.record().settlement == Settlement::None;
-        if is_new && request.verified.is_none() {
-            request.verify(lease.record_mut()).await?;
+        if self.lease.record().settlement == Settlement::None
+            && let Err(refusal) = self.show_money().await
+            && !Box::pin(self.request.is_executed(self.lease.record_mut(), &refusal)).await?
+        {
+            return Err(refusal);
         }
-        let is_new = lease.record().settlement == Settlement::None;
-        let is_upfront = request.is_upfront();
-        if is_new {
-            request.leave_place();
-            let deadline = Instant::now() + request.seller.rules.limits.settlement_margin;
-            let verified = request.verified.unwrap_or_default();
-            let facilitator = request.facilitator.as_ref();
-            let room = (&request.seller.arriving, *read, deadline);
-            request.verified = Some(admit(facilitator, &request.payment, lease, verified, is_upfront, room).await?);
-        }
+        let Self { request, lease, .. } = self;
         // From here on it is work for a payer that has the money.
         request.take_permit()?;
-        if is_upfront && lease.record().settlement.paid_by().is_none() {
+        if request.is_upfront() && lease.record().settlement.paid_by().is_none() {
             Box::pin(request.settle(lease.record_mut())).await?;
         }
+        Ok(())
+    }
+
+    /// Verifies the payment, and counts it as in flight.
+    async fn show_money(&mut self) -> Result<(), Refusal> {
+        let Self { request, lease, read } = self;
+        let verified = match request.verified {
+            Some(verified) => verified,
+            None => request.facilitator.verify(&request.payment).await?,
+        };
+        request.leave_place();
+        let deadline = Instant::now() + request.seller.rules.limits.settlement_margin;
+        let room = (&request.seller.arriving, *read, deadline);
+        let facilitator = request.facilitator.as_ref();
+        let is_upfront = request.is_upfront();
+        request.verified = Some(admit(facilitator, &request.payment, lease, verified, is_upfront, room).await?);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use crate::charge::{
 };
 use crate::{
     clock::age,
-    facilitator::{Facilitator, VerifyError},
+    facilitator::Facilitator,
     ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
     payment::{Authenticity, PaymentKey, Prechecked, Verified},
     protocol::{PaymentFlow, Reason, SettlementResponse, TransferMethod},
@@ -219,19 +219,6 @@ impl ExactRequest {
         Ok(record.is_some_and(|record| is_same_payment(&record, &self.payment)))
     }
 
-    /// Verifies the payment with the facilitator. One that was worked on in vain may have been executed since by somebody else: then it is paid
-    /// for, and `record` becomes what the chain shows (invariant I8).
-    pub(super) async fn verify(&mut self, record: &mut Record) -> Result<(), Refusal> {
-        match self.facilitator.as_ref().verify(&self.payment).await {
-            Ok(verified) => self.verified = Some(verified),
-            Err(VerifyError::Invalid(why)) if why.reason == Reason::NonceAlreadyUsed && record.attempts > 0 => {
-                Box::pin(self.credit_use(record, why)).await?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
-    }
-
     /// Leases the payment for work, or finds the response to it, after whatever there is to wait for.
     pub(super) async fn begin(mut self: Box<Self>, request: &mut impl Presented) -> Result<(Box<Self>, Next), Refusal> {
         let seller = self.seller.clone();
@@ -354,15 +341,19 @@ impl ExactRequest {
     /// pays for by the first payment, and the new one is not used.
     async fn turn_to(&mut self, key: PaymentKey) -> Result<(), Refusal> {
         // It was forgotten a moment ago.
-        let Some(record) = self.facilitator.ledger().get(&key).await? else { return Err(Why::InProgress.into()) };
+        let Some(mut record) = self.facilitator.ledger().get(&key).await? else { return Err(Why::InProgress.into()) };
         let (payment, seller) = (record.payment(), &self.seller);
         let is_done = matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered);
         let is_usable = is_done
             || record.settlement.paid_by().is_some()
             || payment.check_window(seller.rules.limits.window(), seller.now()).is_ok();
         let is_same = self.is_same_request(&record) && self.facilitator.knows(&record.terms);
-        if !is_same || !is_usable || record.settlement == Settlement::Dead {
-            return Err(Why::OtherId.into());
+        let refusal = Why::OtherId.into();
+        if !is_same
+            || record.settlement == Settlement::Dead
+            || !(is_usable || self.is_executed(&mut record, &refusal).await?)
+        {
+            return Err(refusal);
         }
         (self.key, self.payment, self.refusal, self.verified) = (key, payment, None, None);
         Ok(())
@@ -371,7 +362,7 @@ impl ExactRequest {
     /// Goes on with a payment that is known. Returns `None` if it must be looked at again.
     async fn go_on(
         &mut self,
-        record: Box<Record>,
+        mut record: Box<Record>,
         in_progress: Option<InProgress>,
         request: &mut impl Presented,
         deadline: Instant,
@@ -410,12 +401,14 @@ impl ExactRequest {
                     read.map_err(|why| Refusal::from(why).with_receipt(self.receipt(&record)))?;
                 }
                 // A settled payment is owed its work by whoever was paid; any other is begun only under terms that are offered now, and in time.
-                if let Some(refusal) = self.refusal.take_if(|_| is_untouched(&record)) {
-                    return Err(refusal);
+                if is_untouched(&record)
+                    && let Some(refusal) = &self.refusal
+                {
+                    let is_executed = self.is_executed(&mut record, refusal).await?;
+                    return if is_executed { Ok(None) } else { self.refusal.take().map_or(Ok(None), Err) };
                 }
                 if self.sold_by.is_some_and(|payee| payee != record.terms.offer().pay_to) {
-                    let refusal = Refusal::new(Why::OtherRequest).with_transaction(record.transaction());
-                    return Err(refusal.with_receipt(self.receipt(&record)));
+                    return self.refuse(&mut record, Why::OtherRequest).await;
                 }
                 let ledger = self.facilitator.ledger().clone();
                 let taking_over = HeldLease::take_over(ledger, record, now, self.lease_until(now), in_progress);
@@ -432,21 +425,24 @@ impl ExactRequest {
                     }
                 }
                 Kept::NotYet => self.wait_for_another(deadline, waits, in_progress).await?,
-                Kept::Gone if is_unseen(&record) => return Err(self.not_kept(*record).await),
+                Kept::Gone if is_unseen(&record) => self.not_kept(record).await?,
                 // It is owed for, and will be settled: its response left before.
                 Kept::Gone => return Err(self.used(&record)),
             },
             KnownPayment::Reconcile => self.reconcile(record, in_progress).await?,
-            KnownPayment::Exhausted => {
-                let refusal = Refusal::new(Why::Exhausted).with_transaction(record.settlement.paid_by());
-                return Err(refusal.with_receipt(self.receipt(&record)));
-            }
+            KnownPayment::Exhausted => return self.refuse(&mut record, Why::Exhausted).await,
             KnownPayment::Dead => {
                 let reason = record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState);
                 return Err(self.not_settled(&record, reason, "this payment can never be settled", None));
             }
         }
         Ok(None)
+    }
+
+    /// Refuses to go on with a payment. It is looked at again if it was paid for meanwhile: its payer is told so.
+    async fn refuse(&self, record: &mut Record, why: Why) -> Result<Option<Next>, Refusal> {
+        let refusal = Refusal::new(why).with_transaction(record.transaction()).with_receipt(self.receipt(record));
+        if self.is_executed(record, &refusal).await? { Ok(None) } else { Err(refusal) }
     }
 
     fn state_of(&self, record: &Record, now: u64) -> KnownPayment {

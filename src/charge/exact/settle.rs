@@ -11,7 +11,7 @@ use crate::{
     clock::Clock,
     facilitator::{Facilitator, FacilitatorError},
     ledger::{Ledger, PaymentStep, Record, Settlement, SettlementStep, settle_with_retries},
-    payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
 };
 
@@ -151,24 +151,43 @@ impl ExactRequest {
         Known::of(self).run(asking).await?
     }
 
-    /// Credits a payment whose authorization was used while nobody had asked for its settlement, if that paid. It is `refused` only if it did
-    /// not: a payer whose money may have moved is not told to pay anew.
-    pub(super) async fn credit_use(&self, record: &mut Record, refused: Rejection) -> Result<(), Refusal> {
-        match reconcile(self.facilitator.as_ref(), record, self.seller.now()).await {
-            Ok(Outcome::Settled { .. }) => Ok(()),
-            Ok(Outcome::Failed { reason, detail, transaction }) => {
+    /// Returns `true` if somebody else executed a payment that nobody had asked to be settled: then it is paid for, and `record` says so
+    /// (invariant I8). It is asked before a payer is `refused` who would make another payment. Fails if the money may have moved.
+    pub(super) async fn is_executed(&self, record: &mut Record, refused: &Refusal) -> Result<bool, Refusal> {
+        let was_seen_unused = match record.settlement {
+            Settlement::None => record.attempts > 0 || record.block_seen.is_some(),
+            Settlement::Due => true,
+            _ => false,
+        };
+        if !was_seen_unused || refused.retry_after().is_some() {
+            return Ok(false);
+        }
+        let facilitator = self.facilitator.as_ref();
+        let outcome = match facilitator.reconcile(record).await.map_err(|error| Refusal::from(&error))? {
+            SettlementOutcome::Unknown { transaction } => return Err(self.pending(record, transaction)),
+            SettlementOutcome::Failed { reason, dead: false, .. } => {
+                // The verification shows a use of which nobody knows what for.
+                let is_unclear = refused.says_used() && reason != Reason::NonceAlreadyUsed;
+                return if is_unclear { Err(self.pending(record, None)) } else { Ok(false) };
+            }
+            outcome => outcome,
+        };
+        match note(facilitator, record, outcome, self.seller.now()).await {
+            Outcome::Settled { is_known: true, .. } => Ok(true),
+            Outcome::Settled { transaction, .. } => Err(self.pending(record, Some(transaction))),
+            Outcome::Failed { reason, detail, transaction } => {
                 Err(self.not_settled(record, reason, &detail, transaction))
             }
-            Ok(Outcome::Unrecorded(_)) => Err(refused.into()),
-            Ok(Outcome::Unknown(transaction)) => Err(self.pending(record, transaction)),
-            Err(error) => Err(Refusal::from(&error)),
+            Outcome::Unrecorded(_) | Outcome::Unknown(_) => Ok(false),
         }
     }
 
     /// The response is gone before it was paid for. Its payer is told to make another payment only if nobody settles this one any more: another
-    /// process may be about to.
-    pub(super) async fn not_kept(&self, mut record: Record) -> Refusal {
-        if self.record_as_failed(&mut record).await { Why::NotKept.into() } else { self.pending(&record, None) }
+    /// process may be about to. Returns `Ok` if it was paid for all the same.
+    pub(super) async fn not_kept(&self, mut record: Box<Record>) -> Result<(), Refusal> {
+        let is_failed = self.record_as_failed(&mut record).await;
+        let refusal = if is_failed { Why::NotKept.into() } else { self.pending(&record, None) };
+        if self.is_executed(&mut record, &refusal).await? { Ok(()) } else { Err(refusal) }
     }
 
     /// Records as failed what was not sent: a client that is told so may buy it elsewhere, and is charged for it only if it presents the

@@ -206,19 +206,30 @@ impl Remote {
         })
     }
 
-    /// Returns the outcome of a payment that was delegated before. Asks the chain first, where that is possible, then the facilitator.
+    /// Returns the outcome of a payment. Asks the chain first, where that is possible, then the facilitator, if it was asked before: it would
+    /// settle a payment that nobody wants to be settled.
     pub(super) async fn reconcile(self: &Arc<Self>, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         if let Some(outcome) = recorded_outcome(record) {
             return Ok(outcome);
         }
         let payment = record.payment();
-        if let Some(observer) = self.observer(record.key.network) {
-            let fate = observer.fate(&payment, record.block_seen, &record.transactions).await;
-            if let Ok(Fate::Known(outcome)) = fate {
-                return Ok(outcome);
+        let fate = match self.observer(record.key.network) {
+            Some(observer) => Some(observer.fate(&payment, record.block_seen, &record.transactions).await),
+            None => None,
+        };
+        let is_delegated = matches!(record.settlement, Settlement::Submitted | Settlement::Unknown);
+        let transaction = record.transactions.last().copied();
+        match fate.transpose() {
+            Ok(Some(Fate::Known(outcome))) => Ok(outcome),
+            _ if is_delegated => self.settle(payment, Repeat::Never).await,
+            Ok(Some(Fate::Unclear)) => Ok(SettlementOutcome::Unknown { transaction }),
+            Ok(Some(Fate::Open) | None) => {
+                let (reason, detail) =
+                    (Reason::InvalidTransactionState, "no transaction executed it so far".to_owned());
+                Ok(SettlementOutcome::Failed { reason, detail, transaction, dead: false })
             }
+            Err(error) => Err(error),
         }
-        self.settle(payment, Repeat::Never).await
     }
 
     pub(super) fn observer(&self, network: Network) -> Option<&ChainObserver> {

@@ -233,6 +233,24 @@ async fn whole_response_that_is_not_kept_any_more_is_not_said_to_be_in_progress(
     assert_eq!(facilitator.settlements(), 2, "and it is not charged");
 }
 
+/// A stranger executed it: its payer is told of the transaction, and not to make another payment.
+#[tokio::test]
+async fn payment_that_a_stranger_executed_counts_although_its_response_is_not_kept() {
+    let settle = |call, _| async move { Ok(if call == 0 { not_yet() } else { paid() }) };
+    let mut scripted = Scripted::new().settle(settle).reconcile(|_, _| async { Ok(paid()) });
+    let (limits, clock) = (ResponseLimits::default().count(1), Arc::new(ManualClock::at(unix_now())));
+    scripted.ledger = Arc::new(MemoryLedger::with(limits, 10, clock));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, 402);
+    let other = customer().pay(&app, evaluate("y")).await;
+    assert_eq!(send(&app, other.on(evaluate("y"))).await.text(), "y");
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_already_used"), "{answer:?}");
+    assert_eq!((answer.transaction(), facilitator.settlements()), (B256::repeat_byte(0x77), 2));
+}
+
 /// Two processes share a ledger. One is about to settle what the payer is told, by the other, to pay anew.
 #[tokio::test]
 async fn payment_is_settled_by_nobody_once_its_payer_was_told_to_make_another() {

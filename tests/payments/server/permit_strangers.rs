@@ -1,26 +1,31 @@
 //! Permits of Permit2 (scheme `exact`) in the hands of strangers: anybody who has seen one can have it executed, or ask a facilitator to.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    future::ready,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::body::Body;
 use http::{Response, StatusCode};
 use serde_json::json;
 use support::{
+    authorization::unix_now,
     chain::Chain as _,
     devnet::DevnetChain,
     permit::{ExactPermit, approve, invalidate},
-    shop::{Answer, App, Customer, PRICE, Shop, app, evaluate, send, serve_facilitator},
+    shop::{Answer, App, Customer, PRICE, Purchase, Shop, app, evaluate, paid, send, serve_facilitator},
 };
 use tokio::sync::Notify;
 use tower_x402::{
+    Clock as _, ManualClock, Usdc,
     facilitator::{Facilitator as _, RemoteFacilitator, RemoteFacilitatorBuilder},
     ledger::{MemoryLedger, Record},
-    server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
+    server::{Quote, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use x402_devnet::Fault;
 use x402_facilitator::FacilitatorService;
@@ -89,6 +94,31 @@ impl Stage {
         self.during(permit.on(evaluate("held")), async { what() }).await
     }
 
+    /// Pays for work that fails.
+    async fn in_vain(&self) -> Purchase {
+        let customer = Customer { from: self.payer.address(), signer: self.payer.clone() };
+        let purchase = customer.pay(&self.app, evaluate("held")).await;
+        self.fails.store(true, Ordering::SeqCst);
+        self.go_on.notify_one();
+        let failed = send(&self.app, purchase.on(evaluate("held"))).await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        purchase
+    }
+
+    /// The same, and a stranger executes the authorization. Returns the transaction.
+    async fn executed_in_vain(&self) -> (Purchase, B256) {
+        let purchase = self.in_vain().await;
+        let transaction = self.execute(&purchase).await;
+        (purchase, transaction)
+    }
+
+    /// A stranger executes an authorization.
+    async fn execute(&self, purchase: &Purchase) -> B256 {
+        let stranger = self.chain.relayer().await;
+        let transfer = support::token::transfer_vrs(&purchase.authorization, &purchase.by_key());
+        stranger.send(&self.chain, transfer).await.transaction_hash
+    }
+
     /// Sends a paid request, and lets this happen while the handler works.
     async fn during(&self, request: http::Request<Body>, what: impl Future<Output = ()>) -> Answer {
         let (answer, ()) = tokio::join!(send(&self.app, request), async {
@@ -104,13 +134,36 @@ impl Stage {
 async fn remote_stage(confirms: bool) -> Stage {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
-    let mut remote = RemoteFacilitator::builder(serve_facilitator(&shop).await).ledger(Arc::new(MemoryLedger::new()));
+    let url = serve_facilitator(&shop).await;
+    stage_with_remote(chain, shop, &url, confirms).await
+}
+
+async fn stage_with_remote(chain: DevnetChain, shop: Shop, url: &str, confirms: bool) -> Stage {
+    let mut remote = RemoteFacilitator::builder(url).ledger(Arc::new(MemoryLedger::new()));
     if confirms {
         remote = remote.confirm(chain.asset().network, chain.rpc_url());
     }
     let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(chain.asset().network, shop.pay_to);
     let layer = layer.facilitator(remote.build().await.unwrap()).permits();
     Stage::of(chain, shop, layer)
+}
+
+/// Returns the URL of a facilitator that looks at the payer's money before it looks at the nonce.
+async fn serve_money_first(shop: &Shop) -> String {
+    let service = service(shop);
+    let answer = move |request: http::Request<Body>| async move {
+        let is_verification = request.uri().path() == "/verify";
+        let answer = send(&service, request).await;
+        let mut said = answer.json();
+        if is_verification && said["isValid"] == false {
+            said["invalidReason"] = json!("insufficient_funds");
+        }
+        (answer.status, said.to_string())
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    url
 }
 
 /// A request for a settlement by the shop's facilitator, which asks for this amount.
@@ -210,23 +263,127 @@ async fn permit_that_a_stranger_settles_while_the_work_fails_buys_the_work_when_
 #[tokio::test]
 async fn authorization_that_a_stranger_executes_while_the_work_fails_buys_the_work_when_it_is_presented_again() {
     for stage in [Stage::open().await, remote_stage(true).await] {
-        let customer = Customer { from: stage.payer.address(), signer: stage.payer.clone() };
-        let purchase = customer.pay(&stage.app, evaluate("held")).await;
-        stage.fails.store(true, Ordering::SeqCst);
-        let executed = stage.chain.relayer().await;
-        let mut transaction = B256::ZERO;
-        let failed = stage
-            .during(purchase.on(evaluate("held")), async {
-                let message = support::token::transfer_vrs(&purchase.authorization, &purchase.by_key());
-                transaction = executed.send(&stage.chain, message).await.transaction_hash;
-            })
-            .await;
-        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let (purchase, transaction) = stage.executed_in_vain().await;
         stage.go_on.notify_one();
         let answer = send(&stage.app, purchase.on(evaluate("held"))).await;
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
         assert_eq!(answer.transaction(), transaction);
         assert_eq!((stage.shop.handled(), stage.received().await), (2, PRICE));
+    }
+}
+
+/// A payment that may not begin anew is paid for all the same, and its payer is not told to make another one.
+#[tokio::test]
+async fn payment_that_a_stranger_executed_while_the_work_failed_counts_whatever_keeps_it_from_beginning_anew() {
+    let (done, conflict) = (StatusCode::OK, StatusCode::CONFLICT);
+    for (obstacle, status, said) in [
+        ("the window ends soon", done, "held"),
+        ("the window has ended", done, "held"),
+        ("another price", done, "held"),
+        ("another payee", conflict, "payment_already_used"),
+        ("no attempts left", conflict, "attempts_exhausted"),
+    ] {
+        for is_executed in [true, false] {
+            let clock = Arc::new(ManualClock::at(unix_now()));
+            let (price, pay_to) = <(Arc<AtomicU64>, Arc<Mutex<Option<Address>>>)>::default();
+            price.store(PRICE, Ordering::SeqCst);
+            let (now, payee) = (price.clone(), pay_to.clone());
+            let stage = Stage::with(|layer| {
+                let attempts = if obstacle == "no attempts left" { 1 } else { 3 };
+                layer.clock(clock.clone()).max_attempts(attempts).price_with(move |_| {
+                    let amount = Usdc::from_atomic(now.load(Ordering::SeqCst));
+                    let pay_to = *payee.lock().unwrap();
+                    ready(Ok(pay_to.map_or(amount.into(), |pay_to| Quote::To { pay_to, amount })))
+                })
+            })
+            .await;
+            let (purchase, transaction) =
+                if is_executed { stage.executed_in_vain().await } else { (stage.in_vain().await, B256::ZERO) };
+            let ends = purchase.authorization.validBefore.to::<u64>();
+            match obstacle {
+                "the window ends soon" => clock.advance(ends - 60 - clock.now()),
+                "the window has ended" => clock.advance(ends + 5 - clock.now()),
+                "another price" => price.store(2 * PRICE, Ordering::SeqCst),
+                "another payee" => *pay_to.lock().unwrap() = Some(Address::repeat_byte(0x0e)),
+                _ => {}
+            }
+            stage.go_on.notify_one();
+            let answer = send(&stage.app, purchase.on(evaluate("held"))).await;
+            let received = stage.received().await;
+            if !is_executed {
+                assert!(answer.status.is_client_error(), "{obstacle}: {answer:?}");
+                assert_eq!((answer.settlement(), stage.shop.handled(), received), (None, 1, 0), "{obstacle}");
+                continue;
+            }
+            let text = if status == done { answer.text().to_owned() } else { answer.reason() };
+            assert_eq!((answer.status, text.as_str()), (status, said), "{obstacle}: {answer:?}");
+            assert_eq!((answer.transaction(), received), (transaction, PRICE), "{obstacle}");
+            assert_eq!(stage.shop.handled(), if status == done { 2 } else { 1 }, "{obstacle}");
+        }
+    }
+}
+
+/// Its payer may make another payment under the identifier of the first.
+#[tokio::test]
+async fn payment_made_anew_under_the_identifier_of_one_that_a_stranger_executed_is_not_used() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let stage = Stage::with(|layer| layer.clock(clock.clone())).await;
+    let customer = Customer { from: stage.payer.address(), signer: stage.payer.clone() };
+    let present = async |purchase: &Purchase| {
+        let mut payload = purchase.payload();
+        let info = json!({ "required": false, "id": "pay_7d5d747be160e280504c099d984bcfe0" });
+        payload["extensions"] = json!({ "payment-identifier": { "info": info, "schema": {} } });
+        stage.go_on.notify_one();
+        send(&stage.app, paid(evaluate("held"), &payload)).await
+    };
+    let first = customer.pay(&stage.app, evaluate("held")).await;
+    stage.fails.store(true, Ordering::SeqCst);
+    assert_eq!(present(&first).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let transaction = stage.execute(&first).await;
+    clock.advance(first.authorization.validBefore.to::<u64>() - 60 - clock.now());
+    let mut anew = customer.pay(&stage.app, evaluate("held")).await;
+    anew.authorization.validBefore = U256::from(clock.now() + 100);
+    anew.resign();
+    let answer = present(&anew).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    assert_eq!((answer.transaction(), stage.shop.handled(), stage.received().await), (transaction, 2, PRICE));
+}
+
+/// Its balance is gone with the payment, of course.
+#[tokio::test]
+async fn payment_that_a_stranger_executed_counts_where_a_facilitator_looks_at_the_balance_first() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let url = serve_money_first(&shop).await;
+    let stage = stage_with_remote(chain, shop, &url, true).await;
+    let (purchase, transaction) = stage.executed_in_vain().await;
+    stage.go_on.notify_one();
+    let answer = send(&stage.app, purchase.on(evaluate("held"))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    assert_eq!((answer.transaction(), stage.shop.handled(), stage.received().await), (transaction, 2, PRICE));
+}
+
+/// A payment that nobody executed is not settled because somebody asks what became of it.
+#[tokio::test]
+async fn payment_whose_work_failed_is_not_settled_when_it_is_refused() {
+    for confirms in [true, false] {
+        let chain = DevnetChain::start(None).await;
+        let shop = Shop::open(&chain).await;
+        let url = serve_money_first(&shop).await;
+        let stage = stage_with_remote(chain, shop, &url, confirms).await;
+        let purchase = stage.in_vain().await;
+        // What is left does not cover it.
+        let mut other = purchase.clone();
+        (other.authorization.nonce, other.authorization.value) = (B256::repeat_byte(7), U256::from(10 * PRICE - 1));
+        other.resign();
+        stage.execute(&other).await;
+        let answer = send(&stage.app, purchase.on(evaluate("held"))).await;
+        assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, "insufficient_funds"));
+        stage.chain.mint(stage.payer.address(), PRICE).await;
+        stage.go_on.notify_one();
+        let answer = send(&stage.app, purchase.on(evaluate("held"))).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+        assert_eq!((stage.shop.handled(), stage.received().await), (2, 11 * PRICE - 1));
     }
 }
 

@@ -9,7 +9,10 @@ use std::{
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderMap, Request, Response, StatusCode, header::ACCEPT_ENCODING};
+use http::{
+    HeaderMap, Request, Response, StatusCode,
+    header::{ACCEPT_ENCODING, ACCEPT_LANGUAGE},
+};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use support::{
@@ -50,7 +53,10 @@ async fn a_paid_answer_is_given_again_after_the_offer_changed() {
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a"), "{answer:?}");
     }
     let vouchers = |layer: tower_x402::server::RequirePaymentLayerBuilder| layer.vouchers(world.channels.clone());
+    let contract = world.contract(|builder| builder).await;
+    let larger = world.channels_of(contract).min_deposit("$0.02").build().unwrap();
     for changed in [
+        world.seller(larger),
         world.shop.app(vouchers(world.shop.layer().price("$0.002"))),
         world.shop.app(vouchers(world.shop.layer().max_timeout(Duration::from_secs(240)))),
         world.shop.app(vouchers(world.shop.layer().payment_identifier(true))),
@@ -191,31 +197,41 @@ async fn status_url_is_not_declared_where_only_vouchers_are_taken() {
     assert_eq!(declared(world.shop.layer().vouchers_only(world.channels.clone())).await, Value::Null);
 }
 
-/// A seller that compresses for clients that accept it.
-fn compressing(world: &World) -> App {
+/// A seller whose handler sees the request as it came.
+fn selling<F>(world: &World, handler: impl Fn(Request<RequestBody<Body>>) -> F + Clone + Send + Sync + 'static) -> App
+where
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
     let layer = world.layer().build().expect("a complete layer");
     let handled = world.shop.handled.clone();
     app(layer.layer(tower::service_fn(move |request: Request<RequestBody<Body>>| {
         handled.fetch_add(1, Ordering::SeqCst);
-        let accepted = request.headers().get(ACCEPT_ENCODING).cloned();
-        async move {
-            let _ = request.into_body().collect().await;
-            let mut response = Response::new(Body::from("plain"));
-            if accepted.is_some_and(|accepted| accepted == "gzip") {
-                response.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
-                *response.body_mut() = Body::from("zipped");
-            }
-            Ok::<_, BoxError>(response)
-        }
+        let handling = handler(request);
+        async move { Ok::<_, BoxError>(handling.await) }
     })))
+}
+
+/// Returns a payment by voucher, on a channel that is filled by buying once, and one by transfer.
+async fn payments(world: &World, app: &App, request: Request<Body>) -> [Value; 2] {
+    let channel = world.filled(app).await;
+    let customer = Customer::with_funds(&world.chain, PRICE).await;
+    [by_voucher(app, &channel, 2 * COST).await, customer.pay(app, request).await.payload()]
 }
 
 #[tokio::test]
 async fn an_encoded_answer_is_given_again_only_to_clients_that_can_decode_it() {
     let world = World::open().await;
-    let app = compressing(&world);
-    let channel = world.filled(&app).await;
-    let customer = Customer::with_funds(&world.chain, PRICE).await;
+    // It compresses for clients that accept that.
+    let app = selling(&world, |request| async move {
+        let accepted = request.headers().get(ACCEPT_ENCODING).cloned();
+        let _ = request.into_body().collect().await;
+        let mut response = Response::new(Body::from("plain"));
+        if accepted.is_some_and(|accepted| accepted == "gzip") {
+            response.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+            *response.body_mut() = Body::from("zipped");
+        }
+        response
+    });
     let accepting = |encoding: Option<&'static str>, payment: &Value| {
         let mut request = paid(evaluate("a"), payment);
         if let Some(encoding) = encoding {
@@ -223,7 +239,7 @@ async fn an_encoded_answer_is_given_again_only_to_clients_that_can_decode_it() {
         }
         request
     };
-    for payment in [by_voucher(&app, &channel, 2 * COST).await, customer.pay(&app, evaluate("a")).await.payload()] {
+    for payment in payments(&world, &app, evaluate("a")).await {
         let first = send(&app, accepting(Some("gzip"), &payment)).await;
         assert_eq!((first.status, first.text()), (StatusCode::OK, "zipped"), "{first:?}");
         for encoding in [None, Some("identity"), Some("br"), Some("gzip;q=0")] {
@@ -243,26 +259,26 @@ async fn an_encoded_answer_is_given_again_only_to_clients_that_can_decode_it() {
 
 #[tokio::test]
 async fn an_answer_in_another_language_is_not_given_instead() {
-    let facilitator = Arc::new(Scripted::new());
-    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
-        let language = request.headers().get("accept-language").cloned();
+    let world = World::open().await;
+    let app = selling(&world, |request| async move {
+        let language = request.headers().get(ACCEPT_LANGUAGE).cloned();
         let _ = request.into_body().collect().await;
         let body = if language.is_some_and(|language| language == "de") { "gut" } else { "good" };
         Response::builder().header("vary", "Accept-Language").body(Body::from(body)).unwrap()
     });
-    let purchase = scripted::customer().pay(&app, evaluate("a")).await;
-    let asking = |language: Option<&'static str>| {
-        let mut request = purchase.on(evaluate("a"));
-        request.headers_mut().extend(HeaderMap::from_iter(
-            language.map(|language| (http::header::ACCEPT_LANGUAGE, language.parse().unwrap())),
-        ));
-        request
-    };
-    assert_eq!(send(&app, asking(Some("de"))).await.text(), "gut");
-    let other = send(&app, asking(None)).await;
-    assert_eq!((other.status, other.reason().as_str()), (StatusCode::CONFLICT, "response_varies"));
-    assert_eq!(send(&app, asking(Some("de"))).await.text(), "gut");
-    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
+    for payment in payments(&world, &app, evaluate("a")).await {
+        let asking = |language: Option<&'static str>| {
+            let mut request = paid(evaluate("a"), &payment);
+            let language = language.map(|language| (ACCEPT_LANGUAGE, language.parse().unwrap()));
+            request.headers_mut().extend(HeaderMap::from_iter(language));
+            request
+        };
+        assert_eq!(send(&app, asking(Some("de"))).await.text(), "gut");
+        let other = send(&app, asking(None)).await;
+        assert_eq!((other.status, other.reason().as_str()), (StatusCode::CONFLICT, "response_varies"));
+        assert_eq!(send(&app, asking(Some("de"))).await.text(), "gut");
+    }
+    assert_eq!((world.shop.handled(), world.received().await), (3, PRICE));
 }
 
 /// The head of its response comes first, and so does the question of what to charge it for.
@@ -297,8 +313,8 @@ async fn handler_that_reads_its_request_while_it_streams_is_charged_for_what_it_
 /// A handler that does not care whether it got all of the body.
 #[tokio::test]
 async fn work_on_a_body_that_broke_off_is_not_charged() {
-    let facilitator = Arc::new(Scripted::new());
-    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
+    let world = World::open().await;
+    let app = selling(&world, |request| async move {
         let mut body = request.into_body();
         let mut read = Vec::new();
         while let Some(Ok(frame)) = body.frame().await {
@@ -306,15 +322,18 @@ async fn work_on_a_body_that_broke_off_is_not_charged() {
         }
         Response::new(Body::from(read))
     });
-    let purchase = scripted::customer().pay(&app, evaluate("a")).await;
-    let half = stream::iter([Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("reset"))]);
-    let broken = Request::post("/evaluate?k=1").body(Body::from_stream(half)).unwrap();
-    let answer = send(&app, purchase.on(broken)).await;
-    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::BAD_REQUEST, "body_broken"), "{answer:?}");
-    assert_eq!((facilitator.settlements(), answer.settlement()), (0, None));
-    let whole = stream::iter(["half", " of it"].map(|piece| Ok::<_, Infallible>(Bytes::from_static(piece.as_bytes()))));
-    let whole = Request::post("/evaluate?k=1").body(Body::from_stream(whole)).unwrap();
-    let answer = send(&app, purchase.on(whole)).await;
-    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "half of it"), "{answer:?}");
-    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 1));
+    let before = world.shop.handled();
+    for payment in payments(&world, &app, evaluate("a")).await {
+        let half = stream::iter([Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("reset"))]);
+        let broken = Request::post("/evaluate?k=1").body(Body::from_stream(half)).unwrap();
+        let answer = send(&app, paid(broken, &payment)).await;
+        assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::BAD_REQUEST, "body_broken"), "{answer:?}");
+        assert_eq!(answer.settlement(), None);
+        let whole = ["half", " of it"].map(|piece| Ok::<_, Infallible>(Bytes::from_static(piece.as_bytes())));
+        let whole = Request::post("/evaluate?k=1").body(Body::from_stream(stream::iter(whole))).unwrap();
+        let answer = send(&app, paid(whole, &payment)).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "half of it"), "{answer:?}");
+    }
+    // The body of a voucher is read before the work.
+    assert_eq!((world.shop.handled() - before, world.received().await), (4, PRICE));
 }

@@ -326,12 +326,11 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers. Needs no [`facilitator`](Self::facilitator), since the channels
-    /// have their own; with one, transfers in v2 that were taken before are still answered. [`build`](Self::build) refuses payees on other chains than the channels', and a [`deferred`](Self::deferred) policy:
-    /// a voucher is charged in the books, and claimed later anyway.
+    /// have their own; with one, transfers that were taken before are still answered. [`build`](Self::build) refuses payees on other chains
+    /// than the channels', and a [`deferred`](Self::deferred) policy: a voucher is charged in the books, and claimed later anyway.
     pub fn vouchers_only(mut self, channels: Channels) -> Self {
         self.settings.takes_exact = false;
         self.settings.page = None;
-        self.speaks_v1 = false;
         self.vouchers(channels)
     }
 
@@ -374,7 +373,8 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// Takes permits, and vouchers if there are [channels](Self::vouchers), and no transfer of the whole price: no `exact`, no x402 v1, no page
-    /// for browsers. For prices that a request seldom costs in full. Otherwise like [`upto`](Self::upto).
+    /// for browsers. For prices that a request seldom costs in full. Transfers that were taken before are still answered. Otherwise like
+    /// [`upto`](Self::upto).
     ///
     /// ```
     /// # use tower_x402::server::RequirePaymentLayer;
@@ -383,7 +383,6 @@ impl RequirePaymentLayerBuilder {
     pub fn upto_only(mut self) -> Self {
         self.takes_transfers = false;
         self.settings.page = None;
-        self.speaks_v1 = false;
         self.upto()
     }
 

@@ -218,7 +218,7 @@ impl Catalogue {
     pub(super) fn new(offered: Offered, speaks_v1: bool) -> Self {
         let in_v1 = speaks_v1.then(|| {
             let offers = offered.options.iter().map(|option| option.offer(U256::ZERO, offered.max_timeout_seconds));
-            OffersV1::of(&offers.collect::<Vec<_>>(), &offered.resource)
+            OffersV1::of(&offers.collect::<Vec<_>>(), offered.takes_exact, &offered.resource)
         });
         let mut catalogue = Self { offered, in_v1, fixed: None, prebuilt: None };
         if let Price::Fixed(amount) = catalogue.offered.pricing.price {

@@ -25,7 +25,6 @@ use crate::{
     protocol::{PaymentPayload, PaymentRequirements, Reason, Verbatim},
     telemetry::RequestOutcome,
     upload::Arrived,
-    usdc::Usdc,
 };
 
 /// Serves a request that carries a payment header.
@@ -97,8 +96,6 @@ fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<Pay
     let in_v1 = catalogue.in_v1();
     let Some(raw) = RawHeader::of(&parts.headers, in_v1.is_some())? else { return Ok(None) };
     let (message, others) = match in_v1.filter(|_| raw.is_v1()) {
-        // It names no token, also where nothing is offered now.
-        Some(in_v1) if context.unpriced.is_some() => in_v1.read(raw, &catalogue.offers_at(Usdc::ZERO))?,
         Some(in_v1) => in_v1.read(raw, &context.offers)?,
         None => (raw.read()?, Vec::new()),
     };

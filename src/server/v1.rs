@@ -18,23 +18,38 @@ use crate::{
     },
 };
 
-/// Each offer as v1 has it, without what depends on the request: amount, payee and URL. `None` where it is not made in v1.
+/// What is offered in v1, and what may have been.
 #[derive(Clone, Debug)]
-pub(super) struct OffersV1(Vec<Option<v1::PaymentRequirementsV1>>);
+pub(super) struct OffersV1 {
+    /// Each offer as v1 has it, without what depends on the request: amount, payee and URL. `None` where it is not made in v1.
+    made: Vec<Option<v1::PaymentRequirementsV1>>,
+    /// A transfer of each token, with the name of its network: the route may have taken transfers before, and what they bought is still owed.
+    transfers: Vec<(&'static str, Verbatim<PaymentRequirements>)>,
+}
 
 impl OffersV1 {
-    /// `offers` have no amount yet.
-    pub(super) fn of(offers: &[ExactOffer], resource: &ResourceInfo) -> Self {
+    /// `offers` have no amount yet; none of them is made unless `is_taken`.
+    pub(super) fn of(offers: &[ExactOffer], is_taken: bool, resource: &ResourceInfo) -> Self {
         let write = |offer: &ExactOffer| {
-            let network = offer.network().v1_name().filter(|_| is_made(offer, offers))?;
+            let network = offer.network().v1_name().filter(|_| is_taken && is_made(offer, offers))?;
             Some(v1::PaymentRequirementsV1::of(&offer.to_requirements(), network, resource))
         };
-        Self(offers.iter().map(write).collect())
+        let transfer = |(index, offer): (usize, &ExactOffer)| {
+            let is_known = offers[..index].iter().any(|other| other.asset == offer.asset);
+            let network = offer.network().v1_name().filter(|_| !is_known)?;
+            let (method, flow) = (TransferMethod::Authorization, PaymentFlow::Authorization);
+            let transfer = ExactOffer { method, flow, ..offer.clone() };
+            Some((network, Verbatim::of(&transfer.to_requirements()).ok()?))
+        };
+        Self {
+            made: offers.iter().map(write).collect(),
+            transfers: offers.iter().enumerate().filter_map(transfer).collect(),
+        }
     }
 
     /// Writes the body of a 402. Returns `None` if nothing is offered in v1. `offers` are those of [`of`](Self::of), in their order.
     pub(super) fn body(&self, offers: &[Offer], url: &str, error: &str) -> Option<Bytes> {
-        let written = self.0.iter().zip(offers).filter_map(|(written, offer)| {
+        let written = self.made.iter().zip(offers).filter_map(|(written, offer)| {
             let written = v1::PaymentRequirementsV1 {
                 max_amount_required: offer.terms.offer().amount.to_string(),
                 pay_to: offer.terms.offer().pay_to.to_string(),
@@ -51,8 +66,8 @@ impl OffersV1 {
         serde_json::to_vec(&required).ok().map(Bytes::from)
     }
 
-    /// Reads `X-PAYMENT` as a payment of v2, for one of these offers: those of [`of`](Self::of), in their order. Returns also what it may be for
-    /// otherwise, if it was accepted before.
+    /// Reads `X-PAYMENT` as a payment of v2, for one of these offers: those of [`of`](Self::of), in their order, or none. Returns also what it may
+    /// be for otherwise, if it was accepted before.
     pub(super) fn read(
         &self,
         header: RawHeader<'_>,
@@ -63,15 +78,23 @@ impl OffersV1 {
             let detail = format!("scheme {:?} is not on offer", payment.scheme);
             return Err(Refusal::rejected(Reason::UnsupportedScheme, detail));
         }
-        let on_network = self.0.iter().zip(offers).filter_map(|(written, offer)| {
+        let on_network = self.made.iter().zip(offers).filter_map(|(written, offer)| {
             written.as_ref().is_some_and(|written| written.network == payment.network).then_some(offer)
         });
         let on_network: Vec<_> = on_network.collect();
-        let (accepted, is_certain) = accepted(&on_network, &payment.payload).ok_or_else(|| {
-            let detail = format!("network {:?} is not on offer", payment.network);
-            Refusal::rejected(Reason::InvalidNetwork, detail)
-        })?;
-        let others = on_network.iter().filter(|_| !is_certain).map(|offer| offer.terms.text().clone()).collect();
+        let (accepted, others) = match accepted(&on_network, &payment.payload) {
+            Some((accepted, true)) => (accepted, Vec::new()),
+            Some((accepted, false)) => (accepted, on_network.iter().map(|offer| offer.terms.text().clone()).collect()),
+            None => {
+                let on_network = self.transfers.iter().filter(|(network, _)| *network == payment.network);
+                let mut before = on_network.map(|(_, transfer)| transfer.clone());
+                let first = before.next().ok_or_else(|| {
+                    let detail = format!("network {:?} is not on offer", payment.network);
+                    Refusal::rejected(Reason::InvalidNetwork, detail)
+                })?;
+                (first, before.collect())
+            }
+        };
         let payload = payment.payload;
         Ok((PaymentPayload { x402_version: V2, resource: None, accepted, payload, extensions: None }, others))
     }

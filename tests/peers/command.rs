@@ -87,10 +87,14 @@ impl Stage {
 
     /// Returns the command that charges for the evaluator.
     fn charge(&self, listen: &str) -> Command {
+        self.charge_with(&self.ledger(), listen)
+    }
+
+    fn charge_with(&self, ledger: &str, listen: &str) -> Command {
         let mut charge = x402();
         charge
             .args(["charge", "--upstream", &self.upstream, "--price", "$0.001", "--listen", listen])
-            .args(["--ledger", &self.ledger(), "--pay-to", self.devnet.text("payee")])
+            .args(["--ledger", ledger, "--pay-to", self.devnet.text("payee")])
             .env("X402_RPC_URL", self.devnet.text("rpc_url"))
             .env("SETTLEMENT_PRIVATE_KEY", self.devnet.text("settlement_private_key"));
         charge

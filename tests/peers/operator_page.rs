@@ -13,6 +13,8 @@ use tokio::{
 
 use super::{browser_wallet::chromium, programs::script, stage::PATIENCE};
 
+/// The key of the chain's payer, which everybody knows.
+const PAYER_KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
 /// A path that would be markup, if the page took it for that.
 const HOSTILE: &str = "/<img src=x onerror=alert(1)><script>alert(2)<";
 
@@ -109,9 +111,8 @@ async fn the_operator_sees_a_payment_come_in_and_the_seller_go_away() {
     page.shows("books-at", "The ledger as it was").await;
     let mut pay = x402();
     let url = format!("http://{}/answer", charge.ready["listening"].as_str().unwrap());
-    // The key of the chain's payer, which everybody knows.
     pay.args(["pay", &url, "--budget", "$0.05", "--journal"]).arg(directory.path().join("journal"));
-    pay.env("PAYER_PRIVATE_KEY", "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80");
+    pay.env("PAYER_PRIVATE_KEY", PAYER_KEY);
     for times in 1..=6 {
         let paid = timeout(PATIENCE, pay.output()).await.unwrap().unwrap();
         assert_eq!(String::from_utf8_lossy(&paid.stdout), "well done", "{}", String::from_utf8_lossy(&paid.stderr));
@@ -127,6 +128,50 @@ async fn the_operator_sees_a_payment_come_in_and_the_seller_go_away() {
     }
     charge.process.start_kill().unwrap();
     page.shows("state", "No answer since").await;
+}
+
+#[tokio::test]
+async fn the_operator_sees_what_was_charged_of_at_most_a_price() {
+    let service = axum::Router::new().fallback(async || ([("x402-actual-price", "$0.0004")], "done"));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, service).await });
+    let directory = TempDir::new().unwrap();
+    let config = directory.path().join("x402.toml");
+    let routes =
+        "[[route]]\npath = \"/both\"\nprice = \"$0.05\"\n[[route]]\npath = \"/metered\"\nmax_price = \"$0.05\"";
+    std::fs::write(&config, format!("upstream = \"http://{address}\"\nadmin = \"127.0.0.1:0\"\nupto = true\n{routes}"))
+        .unwrap();
+    let mut charge = x402();
+    charge.args(["charge", "--json", "--listen", "127.0.0.1:0", "--config"]).arg(&config);
+    let charge = Program::start(charge.stderr(std::process::Stdio::null())).await;
+    let ready = |name: &str| charge.ready[name].as_str().unwrap();
+    let payer = async |arguments: &[&str], by_permit: bool| -> Value {
+        let mut command = x402();
+        command.args(arguments).arg("--json").env("PAYER_PRIVATE_KEY", PAYER_KEY);
+        if by_permit {
+            command.args(["--rpc-url", ready("rpc_url")]);
+        }
+        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    payer(&["wallet", "approve", "$1"], true).await;
+    for (path, by_permit, amount) in [("both", false, "50000"), ("both", true, "400"), ("metered", true, "400")] {
+        let url = format!("http://{}/{path}", ready("listening"));
+        let paid = payer(&["pay", &url, "--budget", "$0.05"], by_permit).await;
+        assert_eq!((&paid["outcome"], &paid["amount"]), (&json!("settled"), &json!(amount)), "{path}: {paid}");
+    }
+
+    let mut page = Page::open(&format!("http://{}", ready("admin")), None).await;
+    let text = page.shows("money", "Settled\n$0.0508").await;
+    assert!(text.contains("Charged, 24 hours\n$0.0508"), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (row, charged) in [("/both $0.05 ", "$0.0504"), ("/metered up to $0.05 ", "$0.0004")] {
+        // What came in this hour, and in all.
+        let sums = words.split(row).nth(1).unwrap_or_else(|| panic!("no {row}: {words}"));
+        assert_eq!(sums.split(' ').nth(1), Some(charged), "{row}: {words}");
+    }
 }
 
 #[tokio::test]

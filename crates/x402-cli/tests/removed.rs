@@ -30,7 +30,8 @@ async fn payment(payer: &Payer, url: &str) -> HeaderValue {
     signed.header().clone()
 }
 
-async fn transfer(stage: &Stage, url: &str) -> HeaderValue {
+/// Signs a transfer of what this URL costs.
+pub(crate) async fn transfer(stage: &Stage, url: &str) -> HeaderValue {
     encode_header(&signed(stage, &offer(Method::GET, url).await).await).unwrap().parse().unwrap()
 }
 

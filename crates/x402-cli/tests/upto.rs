@@ -252,7 +252,7 @@ async fn a_facilitator_settles_permits_for_callers_with_a_key_only() {
 }
 
 /// Starts to charge, by permits too, through a facilitator that does not run yet, and returns it with the address that it is asked at.
-async fn waiting(stage: &Stage, more: &[&str]) -> (Running, String) {
+pub(crate) async fn waiting(stage: &Stage, more: &[&str]) -> (Running, String) {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     std::fs::write(stage.path("x402.toml"), format!("{METERED}[[route]]\npath = \"/echo\"\nprice = \"$0.001\"\n"))
         .unwrap();
@@ -270,7 +270,7 @@ async fn waiting(stage: &Stage, more: &[&str]) -> (Running, String) {
 }
 
 /// Starts a facilitator for callers with this key.
-async fn facilitator_at(stage: &Stage, address: &str, keys: &str) -> Running {
+pub(crate) async fn facilitator_at(stage: &Stage, address: &str, keys: &str) -> Running {
     let mut facilitator = x402();
     facilitator.args(["facilitator", "--listen", address, "--rpc-url", stage.devnet.text("rpc_url")]);
     facilitator

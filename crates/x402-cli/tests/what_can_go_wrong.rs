@@ -18,7 +18,11 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
 use tower_x402::permit2;
 
-use crate::stage::{PATIENCE, Running, Stage, read, run, x402};
+use crate::{
+    removed::transfer,
+    stage::{PATIENCE, Running, Stage, client, read, run, x402},
+    upto::{facilitator_at, waiting},
+};
 
 /// A row of a table: what is wrong, what is asked, what is said, and what to do.
 #[derive(Debug)]
@@ -69,15 +73,19 @@ struct Said {
 }
 
 impl Said {
-    /// Reads what a command wrote.
+    /// Reads what a command wrote until it ended.
     fn by(output: &std::process::Output) -> Self {
         let text = [output.stderr.as_slice(), b"\n", &output.stdout].concat();
-        let mut said = Self { sentences: Vec::new(), code: output.status.code() };
+        Self { code: output.status.code(), ..Self::in_text(&String::from_utf8_lossy(&text)) }
+    }
+
+    fn in_text(text: &str) -> Self {
+        let mut said = Self::default();
         let begins = |line: &str| {
             ["x402 ", "error: ", "ok ", "warning ", "wrong ", "{"].iter().any(|word| line.starts_with(word))
                 || line.starts_with(|first: char| first.is_ascii_digit())
         };
-        for line in String::from_utf8_lossy(&text).lines().filter(|line| !line.trim().is_empty()) {
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
             let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
             match said.sentences.last_mut() {
                 Some((_, to_do @ None)) if !begins(line) => *to_do = Some(words),
@@ -222,6 +230,8 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "the service gives a price that cannot be read",
         "a WebSocket",
         "no path that is charged for",
+        "the facilitator of `--upto` does not answer yet",
+        "the facilitator of `--upto` answers, and settles no permits",
         "no room for the answer",
         "no room for the journal",
         "above the budget",
@@ -453,6 +463,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
     if asked.starts_with("wallet ") {
         return said_at_once(stage, wrong, asked).await;
     }
+    if wrong.starts_with("the facilitator of `--upto` ") {
+        return said_without_permits(stage, wrong, asked).await;
+    }
     let admin = free_port().await;
     let mut charge = stage.charge("127.0.0.1:0");
     charge.args(["--admin", &admin]);
@@ -477,8 +490,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             charge.env_remove("CHANNELS_PRIVATE_KEY");
         }
         "the service is too slow" => configure(&mut charge, stage, &format!("timeout_seconds = 1\n{FREE}")),
-        "the service gives a price that cannot be read" | "no path that is charged for" => {
-            configure(&mut charge, stage, FREE);
+        "the service gives a price that cannot be read" => configure(&mut charge, stage, FREE),
+        "no path that is charged for" => {
+            configure(&mut charge, stage, "[[route]]\npath = \"/sold\"\nprice = \"$0.001\"\n");
         }
         _ => {
             charge.args(["--price", "$0.001"]);
@@ -514,6 +528,10 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             };
             let request = client.post(format!("{url}/{path}"));
             Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await
+        }
+        "a paid request" => {
+            let payment = transfer(stage, &format!("{url}/sold")).await;
+            Said::answer(client.get(format!("{url}/nowhere")).header("payment-signature", payment)).await
         }
         "proxy" => {
             let mut proxy = x402();
@@ -565,6 +583,37 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 _ => &mut pay,
             };
             Said::by(&run(&mut pay).await)
+        }
+        _ => panic!("nobody asks {asked} then"),
+    };
+    charge.kill().await;
+    said
+}
+
+/// What is said while `--upto` waits for a facilitator, and after one came that settles no permits.
+async fn said_without_permits(stage: &Stage, wrong: &str, asked: &str) -> Said {
+    let (charge, address) = waiting(stage, &[]).await;
+    let metered = format!("{}/priced", charge.url());
+    let said = match asked {
+        "/readyz" => Said::answer(client().get(format!("http://{}/readyz", charge.text("admin")))).await,
+        "a request" => Said::answer(client().get(&metered)).await,
+        "pay" => {
+            let mut pay = x402();
+            pay.args(["pay", &metered, "--attempts", "1"]);
+            Said::by(&run(pay.env("PAYER_PRIVATE_KEY", stage.devnet.text("payer_private_key"))).await)
+        }
+        "charge" => {
+            let answers = wrong.ends_with("settles no permits");
+            // Without keys for its callers, it settles no permits.
+            let _facilitator = if answers { Some(facilitator_at(stage, &address, "").await) } else { None };
+            let sign = if answers { "no permits are taken" } else { "permits (--upto)" };
+            loop {
+                let text = read(&stage.path("errors"));
+                if text.contains(sign) {
+                    break Said::in_text(&text);
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
         }
         _ => panic!("nobody asks {asked} then"),
     };

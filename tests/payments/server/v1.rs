@@ -20,6 +20,7 @@ use support::{
     rpc_proxy::{Fate, RpcProxy},
     scripted::{self, Scripted},
     shop::{App, Customer, PRICE, Purchase, Shop, demand, evaluate, paid_v1, send},
+    world::World,
 };
 use tower_x402::{Asset, Network, Usdc, ledger::Counts, protocol::PaymentFlow, server::RequirePaymentLayerBuilder};
 
@@ -295,6 +296,38 @@ async fn payment_in_v1_is_not_lost_when_the_price_changes() {
     let answer = send(&dear, unused.on_v1(evaluate("b"))).await;
     assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (402, VALUE_MISMATCH));
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));
+}
+
+/// The route had a fixed price, and its requests cost what the work turns out to cost now: nothing is offered in v1 any more.
+#[tokio::test]
+async fn payment_in_v1_is_not_lost_when_only_vouchers_or_permits_are_taken() {
+    let world = World::open().await;
+    let (shop, customer) = (&world.shop, world.customer());
+    let fixed = shop.app(shop.layer());
+    let bought = customer.pay_v1(&fixed, evaluate("a")).await;
+    let first = send(&fixed, bought.on_v1(evaluate("a"))).await;
+    assert_eq!((first.status, first.text()), (StatusCode::OK, "a"), "{first:?}");
+    let metered =
+        [shop.layer().vouchers_only(world.channels.clone()), shop.layer().upto_only(), world.layer().upto_only()];
+    for (done, layer) in (1..).zip(metered) {
+        // Its work failed after it was settled, so the work is still owed.
+        let upfront = world.obeying(shop.layer().flow(PaymentFlow::Upfront));
+        let owed = customer.pay_v1(&upfront, evaluate("fails")).await;
+        assert_eq!(send(&upfront, owed.on_v1(evaluate("fails"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let late = customer.pay_v1(&fixed, evaluate("a")).await;
+
+        let app = shop.app(layer);
+        assert_eq!(send(&app, evaluate("a")).await.json()["x402Version"], 2);
+        let again = send(&app, bought.on_v1(evaluate("a"))).await;
+        assert_eq!((again.status, again.text()), (StatusCode::OK, "a"), "{again:?}");
+        assert_eq!(again.settlement_v1(), first.settlement_v1());
+        assert_eq!(send(&app, bought.on_v1(evaluate("b"))).await.status, StatusCode::CONFLICT);
+        let work = send(&app, owed.on_v1(evaluate("fails"))).await;
+        assert_eq!((work.status, work.text()), (StatusCode::OK, "fails"), "{work:?}");
+        let new = send(&app, late.on_v1(evaluate("a"))).await;
+        assert_eq!(new.status, StatusCode::PAYMENT_REQUIRED, "{new:?}");
+        assert_eq!((shop.handled(), world.received().await), (1 + 2 * done, (1 + done) * PRICE));
+    }
 }
 
 #[tokio::test]

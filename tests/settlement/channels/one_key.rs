@@ -566,6 +566,33 @@ async fn claims_at_risk_that_the_key_pays_for_only_in_parts_are_made_beside_stea
     }
 }
 
+/// The ether ends before all is claimed.
+#[tokio::test(start_paused = true)]
+async fn claims_that_the_key_can_pay_for_are_in_the_books_and_the_others_are_reported() {
+    let one = OneKey::start(|builder| builder).await;
+    let (books, mut filled) = (Arc::new(MemoryLedger::new()), Vec::new());
+    for _ in 0..16 {
+        let channel = one.filled(10_000).await;
+        one.charge(&*books, &channel, 3_000).await;
+        filled.push(channel);
+    }
+    one.holds_gas(350_000).await;
+    let report = one.seller(&books).claim_all().await.unwrap();
+    let left = report.refused.len();
+    assert!((1..16).contains(&left), "{report:?}");
+    assert_eq!(report.claimed, 3_000 * (16 - left as u128));
+    for channel in &filled {
+        let is_refused = report.refused.iter().any(|refused| refused.channel == channel.id());
+        let expected = if is_refused { (0, 3_000) } else { (3_000, 0) };
+        let unclaimed = books.channel(&channel.id()).await.unwrap().unwrap().unclaimed();
+        assert_eq!((channel.state(&one.chain).await.1, unclaimed), expected);
+    }
+    let next = filled.iter().find(|channel| channel.id() == report.refused[0].channel).unwrap();
+    let alone = one.claim(next, 3_000).await;
+    let is_poor = matches!(alone, Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })));
+    assert!(is_poor, "nothing more could be paid for: {alone:?}");
+}
+
 /// The other key has no ether.
 #[tokio::test(start_paused = true)]
 async fn a_part_of_a_claim_is_sent_with_the_key_that_pays_for_it() {

@@ -158,7 +158,7 @@ pub struct ClaimReport {
     pub settled: u128,
     /// The transactions of both.
     pub transactions: Vec<B256>,
-    /// Claims that the contract would have refused. They stay in the books.
+    /// Claims that were left out: the contract would have refused them, or the gas key cannot pay for them. They stay in the books.
     pub refused: Vec<RefusedClaim>,
 }
 

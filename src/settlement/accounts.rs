@@ -94,7 +94,8 @@ impl Accounts {
         let all_rest = self.iter().all(rests);
         let room = |account: &&Account| {
             let room = account.room(kept);
-            (room > 0, account.resting(Lane::Deposit).is_none(), room)
+            // If all rest, the one that holds the most may pay for a smaller call.
+            (room > 0, account.resting(Lane::Deposit).is_none(), account.resting(lane), room)
         };
         let account = self.iter().filter(|account| all_rest || !rests(account)).max_by_key(room)?;
         account.try_enter_keeping(kept)

@@ -208,9 +208,13 @@ impl Submitter {
             match result {
                 AttemptResult::Included(receipt) => return Ok(Some(receipt)),
                 // Whoever asked looks at the chain.
-                AttemptResult::Retry if asked.may_be_made => return Ok(None),
-                AttemptResult::Retry if attempts < most => {}
-                AttemptResult::Retry => {
+                AttemptResult::Retry | AttemptResult::Unpaid { .. } if asked.may_be_made => return Ok(None),
+                AttemptResult::Retry | AttemptResult::Unpaid { .. } if attempts < most => {}
+                // Others may always be in flight, and a part of the claim may cost little enough beside them.
+                AttemptResult::Unpaid { balance } if lane >= Lane::Claim => {
+                    break FacilitatorError::InsufficientGas { balance };
+                }
+                AttemptResult::Retry | AttemptResult::Unpaid { .. } => {
                     let what = "the nonces of the sender";
                     break FacilitatorError::Busy { what, retry_after: Duration::from_secs(2) };
                 }

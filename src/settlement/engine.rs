@@ -21,6 +21,7 @@ use super::{
     gas::KEPT_GAS,
     journal::Journal,
     line::{Lane, Urgency},
+    load::Load as _,
     queue::{Added, OutcomeSender, Queue, QueuedPayment},
     readiness::ReadinessCache,
     reconciler::{self, OPEN, Reconcile},
@@ -375,11 +376,17 @@ impl Engine {
         let mut transfers = Transfers::new(fit, self.gas);
         self.queue.transaction_begins();
         let Attempt { result, watched } = self.submitter.make(place, &mut transfers).await;
+        if matches!(result, AttemptResult::Unpaid { .. })
+            && transfers.payments.iter().any(|queued| queued.attempts >= MAX_ATTEMPTS)
+        {
+            // Others may always be in flight, and one payment may cost little enough beside them.
+            transfers.must_be_alone();
+        }
         let payments = transfers.payments;
         self.queue.transaction_ended();
         match result {
             AttemptResult::Included(receipt) => self.finish_included(payments, &receipt).await,
-            AttemptResult::Retry => self.retry(payments).await,
+            AttemptResult::Retry | AttemptResult::Unpaid { .. } => self.retry(payments).await,
             AttemptResult::Failed(error) => {
                 for queued in payments {
                     queued.give_up(&self.journal, error.clone()).await;

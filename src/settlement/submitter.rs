@@ -16,7 +16,7 @@ use std::{
 };
 
 use alloy_consensus::TxEip1559;
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
@@ -90,6 +90,8 @@ pub(super) enum AttemptResult {
     Included(Receipt),
     /// No transaction was sent, or another one took the nonce: another attempt may succeed.
     Retry,
+    /// No transaction was sent, since the node wanted more ether than this balance, in wei. Another attempt may succeed.
+    Unpaid { balance: U256 },
     /// No transaction was sent, and another attempt would fail, too.
     Failed(FacilitatorError),
     /// The transaction was in no block for half an hour. Reconciliation goes on.
@@ -404,10 +406,8 @@ impl Submitter {
                 }
                 let has_removed = self.give_back(lease, load).await;
                 load.refused(signed.hash, has_removed);
-                match self.refused(&account, refusal, fees, load).await {
-                    Ok(()) => AttemptResult::Retry,
-                    Err(error) => AttemptResult::Failed(error),
-                }
+                let refused = self.refused(&account, refusal, (transaction.gas_limit, fees), load).await;
+                refused.unwrap_or_else(AttemptResult::Failed)
             }
         };
         Ok(Sent::Ended(Attempt { result, watched }))
@@ -474,31 +474,32 @@ impl Submitter {
         &self,
         account: &Account,
         refusal: SendResult,
-        fees: Fees,
+        (gas_limit, fees): (u64, Fees),
         load: &mut L,
-    ) -> Result<(), FacilitatorError> {
+    ) -> Result<AttemptResult, FacilitatorError> {
         match refusal {
             SendResult::InsufficientGas => {
                 let before = account.gas(|gas| gas.in_flight());
-                let affords = account.affords(TYPICAL_GAS, before, 0, fees.max_fee).await;
-                // Nodes set aside the highest possible cost of transactions in flight. With the next block there is more.
-                let affords = if before == 0 { Affords::No } else { affords };
-                self.cannot_pay(account, affords, Lane::AtRisk, load).await
+                let affords = match account.affords(gas_limit, before, 0, fees.max_fee).await {
+                    // Nodes set aside the highest possible cost of transactions in flight. With the next block there is more.
+                    Affords::Yes | Affords::Later if before > 0 => Affords::Later,
+                    // The node wants more than gas costs, as on chains that charge for data. Waiting does not help.
+                    Affords::Yes | Affords::Later if gas_limit > TYPICAL_GAS => Affords::Less,
+                    Affords::Yes | Affords::Later => Affords::No,
+                    too_little => too_little,
+                };
+                self.cannot_pay(account, affords, Lane::AtRisk, load).await?;
+                return Ok(AttemptResult::Unpaid { balance: account.gas(|gas| gas.balance()) });
             }
             SendResult::Refused(reason) => {
                 tracing::error!(reason, "the node refuses the transaction");
-                Err(FacilitatorError::Misconfigured(format!("the node refuses the transaction: {reason}")))
+                return Err(FacilitatorError::Misconfigured(format!("the node refuses the transaction: {reason}")));
             }
-            SendResult::Underpriced => {
-                self.node.require_market_tip().await;
-                Ok(())
-            }
+            SendResult::Underpriced => self.node.require_market_tip().await,
             // There is no room in the pool: other processes may share the key. With the next block there is room again.
-            _ => {
-                self.wait_for_block().await;
-                Ok(())
-            }
+            _ => self.wait_for_block().await,
         }
+        Ok(AttemptResult::Retry)
     }
 
     async fn wait_for_block(&self) {

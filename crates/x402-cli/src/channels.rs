@@ -185,10 +185,10 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
         output::line(transaction);
     }
     output::line(format_args!("Claimed {claimed}, and transferred {settled}"));
-    match report.refused.len() {
-        0 => Ok(()),
-        refused => Err(Error::Failed {
-            what: format!("the contract would refuse the claims of {refused} channels"),
+    match &report.refused[..] {
+        [] => Ok(()),
+        [first, ..] => Err(Error::Failed {
+            what: format!("{} channels were not claimed, the first because: {}", report.refused.len(), first.detail),
             advice: "They stay in the ledger: see x402 channels list unclaimed.",
         }),
     }

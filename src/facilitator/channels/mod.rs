@@ -140,8 +140,8 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
         deposit: &Deposit,
     ) -> Result<Executed, ChannelError>;
 
-    /// Signs and claims these rows. Rows that the contract would refuse are left out, and named in [`Claimed::refused`]. Rows whose amount
-    /// was claimed before count as claimed.
+    /// Signs and claims these rows. Rows that the contract would refuse, or that the gas key cannot pay for, are left out, and named in
+    /// [`Claimed::refused`]. Rows whose amount was claimed before count as claimed.
     ///
     /// # Errors
     /// [`ChannelError`] if none was claimed.
@@ -248,14 +248,15 @@ pub struct Claimed {
     pub refused: Vec<RefusedClaim>,
 }
 
-/// A row that was left out of a batch of claims, since the contract would have refused it, and with it the whole batch.
+/// A row that was left out of a batch of claims: the contract would have refused it, and with it the whole batch, or the gas key cannot pay
+/// for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedClaim {
     /// The index of the row.
     pub index: usize,
     /// The channel.
     pub channel: ChannelId,
-    /// Why, as the contract or the node says it.
+    /// Why, as the contract or the node says it, or what the gas key holds.
     pub detail: String,
 }
 

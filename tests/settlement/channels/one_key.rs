@@ -1,11 +1,17 @@
 //! One gas key for payments and payment channels: one line, nonces without gaps, one journal, and gas that is kept for claims.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use alloy_consensus::{SignableTransaction as _, Transaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
 use alloy_network::TxSignerSync as _;
-use alloy_primitives::{Address, TxKind, address};
+use alloy_primitives::{Address, B256, TxKind, U256, address};
 use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
@@ -18,13 +24,17 @@ use support::{
     faulty_ledger::{self, How, faulty},
 };
 use tower_x402::{
-    ManualClock, Network,
+    Clock as _, ManualClock, Network,
+    channels::Channels,
     facilitator::{
         Facilitator as _, FacilitatorError, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder,
         VerifyError,
         channels::{ChannelError, ChannelFacilitator as _, OnchainChannels, RefundOrder},
     },
-    ledger::{JournaledTransaction, Ledger, MemoryLedger, ResponseLimits, Sender},
+    ledger::{
+        JournaledTransaction, Ledger, MemoryLedger, ResponseLimits, Sender,
+        channels::{ChannelLedger, ChannelStep},
+    },
     payment::{Prechecked, SettlementOutcome, Verified},
     vouchers::{AuthorizerKey, Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
@@ -128,6 +138,41 @@ impl OneKey {
         self.channels.claim(&rows, &AuthorizerKey::new(self.authorizer.clone())).await.map(|claimed| claimed.amount)
     }
 
+    /// Enters what was charged on a channel into a seller's books.
+    async fn charge(&self, books: &dyn ChannelLedger, channel: &Channel, units: u128) {
+        let (id, network, config) = (channel.id(), self.stage.devnet.network(), channel.config);
+        let (observation, now) = (self.channels.observe(&[id]).await.unwrap()[0], self.stage.clock.now());
+        let (voucher, until) = (channel.voucher(units), now + 60);
+        for step in [
+            ChannelStep::Open { network, config, observation, now },
+            ChannelStep::Begin { request: B256::ZERO, name: None, voucher, price: units, now, until },
+            ChannelStep::Charge { epoch: 1, amount: units, response: None, now },
+        ] {
+            books.advance(&id, &step).await.unwrap();
+        }
+    }
+
+    /// Enters what the chain shows of a channel into a seller's books.
+    async fn look(&self, books: &dyn ChannelLedger, channel: &Channel) {
+        let observation = self.channels.observe(&[channel.id()]).await.unwrap()[0];
+        let seen = ChannelStep::Observe { observation, now: self.stage.clock.now() };
+        books.advance(&channel.id(), &seen).await.unwrap();
+    }
+
+    /// A seller whose books these are, and that claims with the key.
+    fn seller(&self, books: &Arc<MemoryLedger>) -> Channels {
+        let seller = Channels::builder(self.channels.clone(), AuthorizerKey::new(self.authorizer.clone()));
+        seller.ledger(books.clone()).clock(self.stage.clock.clone()).build().unwrap()
+    }
+
+    /// Sets the key's ether, so that it pays for so much gas at what transactions offer.
+    async fn holds_gas(&self, gas: u64) {
+        let fees = self.stage.provider().estimate_eip1559_fees().await.unwrap();
+        let key = settlement_key().address();
+        let wei = U256::from(gas) * U256::from(fees.max_fee_per_gas);
+        self.stage.provider().raw_request::<_, ()>("anvil_setBalance".into(), (key, wei)).await.unwrap();
+    }
+
     async fn deposit(&self, channel: &Channel, units: u128) -> Result<u128, ChannelError> {
         let sent = self.sign(channel, units).await;
         let made = self.channels.deposit(&channel.config, &channel.voucher(1), &sent).await;
@@ -167,7 +212,7 @@ impl OneKey {
 
     /// What another process of the ledger has journalled and not sent: a call of the token that offers little.
     fn of_another_process(&self, nonce: u64, gas_limit: u64) -> JournaledTransaction {
-        let (key, now) = (settlement_key(), tower_x402::Clock::now(&*self.stage.clock));
+        let (key, now) = (settlement_key(), self.stage.clock.now());
         let mut call = TxEip1559 {
             chain_id: self.stage.devnet.network().chain_id(),
             nonce,
@@ -430,9 +475,9 @@ async fn a_deposit_that_expires_before_it_is_sent_costs_no_gas() {
     let one = OneKey::start(|builder| builder).await;
     let channel = one.channel().await;
     let deposit = channel.sign_deposit(&one.chain, 7_000, 1_800_000_000 + 60).await;
-    let (clock, has_refused) = (one.stage.clock.clone(), std::sync::atomic::AtomicBool::new(false));
+    let (clock, has_refused) = (one.stage.clock.clone(), AtomicBool::new(false));
     one.stage.devnet.faults().set(move |call| {
-        if !call.method.starts_with("eth_sendRaw") || has_refused.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        if !call.method.starts_with("eth_sendRaw") || has_refused.swap(true, Relaxed) {
             return Fault::None;
         }
         clock.advance(61);
@@ -462,6 +507,104 @@ async fn a_claim_that_the_key_cannot_pay_for_is_made_in_parts() {
     });
     let claimed = one.channels.claim(&rows, &AuthorizerKey::new(one.authorizer.clone())).await.unwrap();
     assert_eq!((claimed.amount, claimed.transactions.len(), claimed.observed.len()), (12_000, 2, 4));
+}
+
+/// The payers of sixteen channels withdraw. The operator keeps so much ether on the key that it pays for a claim of a few channels and a
+/// payment. Another process of the ledger, which keeps no gas for claims, always has a payment in flight.
+#[tokio::test(start_paused = true)]
+async fn claims_at_risk_that_the_key_pays_for_only_in_parts_are_made_beside_steady_payments() {
+    const WITHDRAWN: usize = 16;
+    let one = OneKey::start(|builder| builder).await;
+    let (books, mut withdrawn, mut payments) = (Arc::new(MemoryLedger::new()), Vec::new(), Vec::new());
+    for _ in 0..WITHDRAWN {
+        let channel = one.filled(10_000).await;
+        one.charge(&*books, &channel, 3_000).await;
+        one.withdraw(&channel, 10_000);
+        one.look(&*books, &channel).await;
+        withdrawn.push(channel);
+    }
+    for _ in 0..200 {
+        payments.push(one.admitted().await);
+    }
+    let replica = one.facilitator().batch_size(1).build().await.unwrap();
+    let (paid, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
+    let paying = async {
+        for (payment, verified) in &payments {
+            if !is_over.load(Relaxed) && replica.settle(payment, verified).await.is_ok() {
+                paid.fetch_add(1, Relaxed);
+            }
+        }
+    };
+    let supplying = async {
+        while !is_over.load(Relaxed) {
+            one.holds_gas(450_000).await;
+            tokio::time::sleep(BLOCKS / 5).await;
+        }
+    };
+    let claiming = async {
+        eventually("payments are in flight", async || paid.load(Relaxed) > 2).await;
+        let (block, before) = (one.stage.devnet.block_number(), paid.load(Relaxed));
+        let seller = one.seller(&books);
+        eventually("all is claimed", async || {
+            let mut claimed = 0;
+            for channel in &withdrawn {
+                let record = books.channel(&channel.id()).await.unwrap().unwrap();
+                claimed += usize::from(record.unclaimed() == 0);
+            }
+            claimed == WITHDRAWN
+        })
+        .await;
+        is_over.store(true, Relaxed);
+        (one.stage.devnet.block_number() - block, paid.load(Relaxed) - before, seller.readiness().await)
+    };
+    let ((blocks, beside, readiness), (), ()) = tokio::join!(claiming, paying, supplying);
+    assert!(blocks <= 60, "{blocks} blocks later, beside {beside} payments");
+    assert!(u64::from(beside) * 2 >= blocks, "only {beside} payments were made in {blocks} blocks");
+    assert!(readiness.is_ready(), "{readiness:?}");
+    for channel in &withdrawn {
+        assert_eq!(channel.state(&one.chain).await.1, 3_000);
+    }
+}
+
+/// The ether ends before all is claimed.
+#[tokio::test(start_paused = true)]
+async fn claims_that_the_key_can_pay_for_are_in_the_books_and_the_others_are_reported() {
+    let one = OneKey::start(|builder| builder).await;
+    let (books, mut filled) = (Arc::new(MemoryLedger::new()), Vec::new());
+    for _ in 0..16 {
+        let channel = one.filled(10_000).await;
+        one.charge(&*books, &channel, 3_000).await;
+        filled.push(channel);
+    }
+    one.holds_gas(350_000).await;
+    let report = one.seller(&books).claim_all().await.unwrap();
+    let left = report.refused.len();
+    assert!((1..16).contains(&left), "{report:?}");
+    assert_eq!(report.claimed, 3_000 * (16 - left as u128));
+    for channel in &filled {
+        let is_refused = report.refused.iter().any(|refused| refused.channel == channel.id());
+        let expected = if is_refused { (0, 3_000) } else { (3_000, 0) };
+        let unclaimed = books.channel(&channel.id()).await.unwrap().unwrap().unclaimed();
+        assert_eq!((channel.state(&one.chain).await.1, unclaimed), expected);
+    }
+    let next = filled.iter().find(|channel| channel.id() == report.refused[0].channel).unwrap();
+    let alone = one.claim(next, 3_000).await;
+    let is_poor = matches!(alone, Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })));
+    assert!(is_poor, "nothing more could be paid for: {alone:?}");
+}
+
+/// The other key has no ether.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_claim_is_sent_with_the_key_that_pays_for_it() {
+    let one = OneKey::start(|builder| builder.signer(new_key())).await;
+    let mut rows = Vec::new();
+    for _ in 0..16 {
+        rows.push(one.filled(10_000).await.row(3_000, 3_000).await);
+    }
+    // The claim may use more, and half of it less.
+    one.holds_gas(500_000).await;
+    let claimed = one.channels.claim(&rows, &AuthorizerKey::new(one.authorizer.clone())).await.unwrap();
+    assert_eq!((claimed.amount, claimed.refused), (48_000, vec![]));
 }
 
 /// All its payments had ended when it was replaced, so that it is journalled without them.
@@ -554,10 +697,9 @@ async fn keys_that_send_for_channels_keep_eight_transactions_in_flight() {
 async fn a_claim_at_risk_is_sent_when_the_node_has_room_for_it() {
     let one = OneKey::start(|builder| builder).await;
     let withdrawn = one.withdrawn(50_000).await;
-    let refusals = std::sync::atomic::AtomicU32::new(0);
+    let refusals = AtomicU32::new(0);
     one.stage.devnet.faults().set(move |call| {
-        let is_full =
-            call.method.starts_with("eth_sendRaw") && refusals.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 12;
+        let is_full = call.method.starts_with("eth_sendRaw") && refusals.fetch_add(1, Relaxed) < 12;
         match is_full {
             true => Fault::Error { code: -32_000, message: "account limit exceeded".into() },
             false => Fault::None,

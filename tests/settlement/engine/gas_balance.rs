@@ -8,13 +8,14 @@ use std::{
 
 use alloy_primitives::U256;
 use alloy_provider::Provider as _;
+use futures_util::future::join_all;
 use support::{engine_stage::*, numbers::Recording};
 use tokio::time::sleep;
 use tower_x402::{
     facilitator::{FacilitatorError, VerifyError},
     ledger::Settlement,
 };
-use x402_devnet::Fault;
+use x402_devnet::{BlockTime, Fault};
 
 const BALANCE: &str = "eth_getBalance";
 
@@ -148,6 +149,69 @@ async fn account_that_cannot_pay_rests_although_a_transaction_is_in_flight() {
         "{refused:?}"
     );
     assert_eq!(sent(), 2);
+}
+
+/// The first payment goes alone, and the others share a transaction, which could use more gas than the key's ether pays for.
+#[tokio::test(start_paused = true)]
+async fn payments_of_a_batch_that_the_key_cannot_pay_for_are_settled_alone() {
+    let stage = Stage::with(|d| d.block_time(BlockTime::Every(Duration::from_millis(200))), |b| b).await;
+    stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let mut payments = Vec::new();
+    for _ in 0..10 {
+        let payment = stage.payment(&stage.payer(1));
+        let verified = stage.admit(&payment).await;
+        payments.push((payment, verified));
+    }
+    let fees = stage.provider().estimate_eip1559_fees().await.unwrap();
+    fill_to(&stage, U256::from(700_000) * U256::from(fees.max_fee_per_gas)).await;
+    let before = stage.next_nonce().await;
+    let settled = join_all(payments.iter().map(|(payment, verified)| stage.settle(payment, verified))).await;
+    for outcome in &settled {
+        paid_by(outcome);
+    }
+    assert_eq!((stage.received(), stage.next_nonce().await - before), (10, 10));
+}
+
+/// The node sets aside what data costs, too, of which nothing is known here. Something is always in flight.
+#[tokio::test(start_paused = true)]
+async fn payments_of_a_batch_that_costs_more_than_its_gas_are_settled_alone_beside_one_in_flight() {
+    let stage = Stage::with(|d| d.block_time(BlockTime::Every(Duration::from_millis(200))), |b| b).await;
+    stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let mut payments = Vec::new();
+    for _ in 0..10 {
+        let payment = stage.payment(&stage.payer(1));
+        let verified = stage.admit(&payment).await;
+        payments.push((payment, verified));
+    }
+    // A payment takes some 800 digits.
+    stage.devnet.faults().set(|call| {
+        let length = call.params.first().and_then(|raw| raw.as_str()).map_or(0, str::len);
+        match call.method.starts_with("eth_sendRaw") && length > 1_200 {
+            true => Fault::Error { code: -32000, message: "insufficient funds for gas * price + value".into() },
+            false => Fault::None,
+        }
+    });
+    stage.devnet.stall(true);
+    let settle = |(payment, verified)| stage.settle(payment, verified);
+    let pending = async || {
+        let sent = stage.provider().get_transaction_count(settlement_key().address()).pending().await.unwrap();
+        sent - stage.next_nonce().await
+    };
+    let (first, others) = payments.split_first().unwrap();
+    let others = async {
+        until(async || pending().await == 1).await;
+        let resumed = async {
+            until(async || pending().await == 10).await;
+            stage.devnet.stall(false);
+        };
+        tokio::join!(join_all(others.iter().map(|(payment, verified)| settle((payment, verified)))), resumed).0
+    };
+    let (first, others) = tokio::join!(settle((&first.0, &first.1)), others);
+    paid_by(&first);
+    for outcome in &others {
+        paid_by(outcome);
+    }
+    assert_eq!(stage.received(), 10);
 }
 
 /// Until the account is funded, payments are refused before any work; after half a minute it is tried again.

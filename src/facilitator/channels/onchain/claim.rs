@@ -22,6 +22,12 @@ struct Row<'a> {
     claim: &'a Claim,
 }
 
+impl Row<'_> {
+    fn refused(&self, detail: String) -> RefusedClaim {
+        RefusedClaim { index: self.index, channel: self.channel, detail }
+    }
+}
+
 /// A row that the contract would refuse, and why.
 type RefusedRow<'a> = (Row<'a>, String);
 
@@ -35,17 +41,27 @@ struct Batch {
 impl Inner {
     pub(super) async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
         let rows = self.rows(claims);
-        let mut claimed = Claimed::default();
+        let (mut claimed, mut unpaid) = (Claimed::default(), None);
         let mut parts: Vec<&[Row<'_>]> = rows.chunks(self.sender.claims()).rev().collect();
         while let Some(part) = parts.pop() {
-            match self.claim_part(part, authorizer, &mut claimed).await {
-                // What is left may pay for fewer rows.
-                Err(ChannelError::Unavailable(FacilitatorError::InsufficientGas { .. })) if part.len() > 1 => {
-                    let (first, second) = part.split_at(part.len() / 2);
-                    parts.extend([second, first]);
+            let error = match self.claim_part(part, authorizer, &mut claimed).await {
+                Err(ChannelError::Unavailable(error @ FacilitatorError::InsufficientGas { .. })) => error,
+                done => {
+                    done?;
+                    continue;
                 }
-                done => done?,
+            };
+            // What is left may pay for fewer rows. Where it does not pay for one, each other part is tried once: its rows may cost less.
+            if part.len() > 1 && unpaid.is_none() {
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
+                continue;
             }
+            claimed.refused.extend(part.iter().map(|row| row.refused(error.to_string())));
+            unpaid = Some(error);
+        }
+        if let Some(error) = unpaid.filter(|_| claimed.observed.is_empty()) {
+            return Err(error.into());
         }
         claimed.refused.sort_by_key(|refused| refused.index);
         Ok(claimed)
@@ -113,12 +129,7 @@ impl Inner {
                 }
                 None => claimed.observed.extend(before),
             }
-            let named = refused.into_iter().map(|(row, detail)| RefusedClaim {
-                index: row.index,
-                channel: row.channel,
-                detail,
-            });
-            claimed.refused.extend(named);
+            claimed.refused.extend(refused.into_iter().map(|(row, detail)| row.refused(detail)));
             return Ok(());
         }
     }

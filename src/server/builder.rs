@@ -556,8 +556,8 @@ impl RequirePaymentLayerBuilder {
     /// Sets how many payments of payers that are known to have the money may be worked on or waited for at once; further ones are answered
     /// 503. Default: 4096. Others wait in places of their own, as many at once, while they are verified, and while their bodies arrive. Copies
     /// of one payment take at most an eighth of these places; further ones are answered 409. Of one payer or channel an eighth of the bodies
-    /// may arrive at once (eight at least); the one that has taken longest makes room for the next. Payments whose work is done have another
-    /// eighth for themselves.
+    /// may arrive at once: sixteen small ones at least with the default [`max_request_body`](Self::max_request_body), or one of the longest;
+    /// the one that has taken longest makes room for the next. Payments whose work is done have another eighth for themselves.
     pub fn max_concurrent(mut self, payments: usize) -> Self {
         self.settings.rules.limits.concurrent = payments;
         self

@@ -60,6 +60,7 @@ pub struct WorldBuilder {
     chain: Option<DevnetChain>,
     shop: Option<Shop>,
     node: Option<String>,
+    is_one_key: bool,
     layer: Option<Settings<RequirePaymentLayerBuilder>>,
     funds: u64,
     approved: U256,
@@ -82,6 +83,12 @@ impl WorldBuilder {
     #[must_use]
     pub fn node(self, url: &str) -> Self {
         Self { node: Some(url.to_owned()), ..self }
+    }
+
+    /// The channels send with the shop's key, instead of one of their own.
+    #[must_use]
+    pub fn one_key(self) -> Self {
+        Self { is_one_key: true, ..self }
     }
 
     /// What the seller takes instead of vouchers beside `exact`.
@@ -118,11 +125,17 @@ impl WorldBuilder {
         chain.mint(payer.address(), self.funds).await;
         approve(&chain.devnet, payer.address(), self.approved);
         let (ledger, clock) = (Arc::new(MemoryLedger::new()), Arc::new(ManualClock::at(unix_now())));
-        let node = self.node.unwrap_or_else(|| chain.rpc_url());
-        let contract = contract(&chain, chain.gas_key().await, |contract| {
-            contract.rpc_url(node).block_time(Duration::from_millis(100))
-        });
-        let channels = channels_of(contract.await, &authorizer, ledger.clone(), clock.clone());
+        let contract = match self.is_one_key {
+            true => OnchainChannels::builder().facilitator(&shop.facilitator).build().await.expect("the contracts"),
+            false => {
+                let node = self.node.unwrap_or_else(|| chain.rpc_url());
+                contract(&chain, chain.gas_key().await, |contract| {
+                    contract.rpc_url(node).block_time(Duration::from_millis(100))
+                })
+                .await
+            }
+        };
+        let channels = channels_of(contract, &authorizer, ledger.clone(), clock.clone());
         // A hint, for payers that ask how much to deposit.
         let channels = channels.min_deposit("$0.01").build().expect("complete settings");
         let layer = match self.layer {
@@ -138,7 +151,7 @@ impl WorldBuilder {
 impl World {
     pub fn builder() -> WorldBuilder {
         let (funds, approved) = (10 * PRICE, U256::MAX >> 1);
-        WorldBuilder { chain: None, shop: None, node: None, layer: None, funds, approved }
+        WorldBuilder { chain: None, shop: None, node: None, is_one_key: false, layer: None, funds, approved }
     }
 
     pub async fn open() -> Self {

@@ -123,7 +123,7 @@ impl RetryableStrategy for EveryError {
 
 /// A policy as people write it: the request is cloned before it is sent.
 #[derive(Clone)]
-struct Times(u32);
+pub(super) struct Times(pub(super) u32);
 
 impl<R, E> Policy<Request<Full<Bytes>>, http::Response<R>, E> for Times {
     type Future = std::future::Ready<()>;
@@ -205,7 +205,7 @@ async fn one_purchase(chain: &DevnetChain, http: Http, restart: bool) {
     let seller = Seller::open(chain, |layer| layer).await;
     for retry in [Retry::Above, Retry::Below, Retry::Nowhere] {
         for method in [Method::GET, Method::POST] {
-            for lost in [1, 3, 4, 5, 6, 9, 12] {
+            for lost in 1..=12 {
                 let case = format!("{http:?}, retry {retry:?}, {method}, {lost} lost, restart: {restart}");
                 let signed = Arc::new(AtomicU64::new(0));
                 let key = PrivateKeySigner::random();

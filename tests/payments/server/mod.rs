@@ -8,6 +8,7 @@ mod browser_page;
 mod burst;
 mod cannot_settle;
 mod composition;
+mod cost_of_strangers;
 mod deferred;
 mod deferred_on_chain;
 mod exposure;

@@ -11,12 +11,13 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Request, Response, StatusCode};
 use support::{
     eventually::{eventually, in_time},
-    scripted::{Scripted, echo, layer, serve},
+    scripted::{Scripted, customer, echo, layer, serve},
     shop::{App, app, send},
 };
 use tower::Layer as _;
 use tower_x402::{
     Usdc,
+    protocol::PaymentFlow,
     server::{Quote, RequestBody, RequirePaymentLayerBuilder},
 };
 
@@ -52,6 +53,19 @@ async fn stalled_bodies_take_little_room_and_lock_nobody_out() {
         let asking = send(&app, upload(Body::from(vec![b'x'; length])));
         let answer = in_time("an honest client is answered", asking).await;
         assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{length}");
+    }
+}
+
+/// Whether the price is asked for, or a payer's body is read before its work.
+#[tokio::test(start_paused = true)]
+async fn body_that_stands_still_is_given_up_after_thirty_seconds() {
+    let (priced, _) = serve(priced_by_body(), echo);
+    let (upfront, _) = serve(layer(&Arc::new(Scripted::new())).flow(PaymentFlow::Upfront), echo);
+    let payment = customer().pay(&upfront, upload(Body::empty())).await;
+    for (app, request) in [(priced, upload(stalled())), (upfront, payment.on(upload(stalled())))] {
+        let start = tokio::time::Instant::now();
+        let answer = send(&app, request).await;
+        assert_eq!((answer.status, start.elapsed().as_secs()), (StatusCode::REQUEST_TIMEOUT, 30), "{answer:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Everything in backquotes that looks like `file.rs::test`.
+/// Everything in backquotes that looks like `file.rs::test`. Files are below `tests`, unless they begin with `src` or `crates`.
 fn named(page: &str) -> Vec<(&str, &str)> {
     let quoted = page.split('`').skip(1).step_by(2);
     quoted.filter_map(|text| text.split_once(".rs::")).collect()
@@ -15,10 +15,11 @@ fn every_test_that_a_document_names_exists() {
     let page = ["docs/bad-peers.md", "README.md", "COMPARE.md", "SECURITY.md"].map(read).concat();
     let tests = named(&page);
     for (file, test) in &tests {
-        let source = fs::read_to_string(root.join(format!("tests/{file}.rs")))
-            .unwrap_or_else(|error| panic!("tests/{file}.rs: {error}"));
+        let is_unit_test = file.starts_with("src/") || file.starts_with("crates/");
+        let file = format!("{}{file}.rs", if is_unit_test { "" } else { "tests/" });
+        let source = fs::read_to_string(root.join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         let declaration = format!("fn {test}(");
-        let found = source.find(&declaration).unwrap_or_else(|| panic!("no test {test} in tests/{file}.rs"));
+        let found = source.find(&declaration).unwrap_or_else(|| panic!("no test {test} in {file}"));
         // A helper of that name would run nothing.
         let before = &source[..found];
         let is_listed = source.contains(&format!("    {test},\n"));
@@ -26,7 +27,7 @@ fn every_test_that_a_document_names_exists() {
         let is_in_a_macro = source.contains("macro_rules!") && before.contains("macro_rules!");
         assert!(
             attributes.contains("test]") || attributes.contains("test(") || is_listed || is_in_a_macro,
-            "{test} in tests/{file}.rs is no test"
+            "{test} in {file} is no test"
         );
     }
     assert!(tests.len() > 40, "{}", tests.len());

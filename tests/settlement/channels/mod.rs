@@ -8,7 +8,7 @@ mod one_key;
 mod passes;
 mod pauses;
 mod refusals;
-mod service;
+pub(crate) mod service;
 mod starvation;
 
 use alloy_primitives::U256;

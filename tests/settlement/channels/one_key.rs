@@ -489,6 +489,45 @@ async fn a_deposit_that_expires_before_it_is_sent_costs_no_gas() {
     assert!(matches!(refused, Err(ChannelError::Rejected { reason, .. }) if is_expired(reason)), "{refused:?}");
 }
 
+/// The number of SECURITY.md.
+#[tokio::test]
+async fn a_deposit_for_which_the_node_has_no_room_is_checked_four_times() {
+    let one = OneKey::start(|builder| builder).await;
+    let channel = one.channel().await;
+    one.stage.devnet.faults().reset();
+    one.stage.devnet.faults().set(|call| match call.method.starts_with("eth_sendRaw") {
+        true => Fault::Error { code: -32_000, message: "account limit exceeded".into() },
+        false => Fault::None,
+    });
+    let refused = one.deposit(&channel, 7_000).await;
+    assert!(matches!(refused, Err(ChannelError::Unavailable(FacilitatorError::Busy { .. }))), "{refused:?}");
+    assert_eq!((one.stage.calls("eth_estimateGas"), one.called().await.len()), (4, 0));
+}
+
+/// The number of SECURITY.md. Each check is a read and a simulation.
+#[tokio::test(start_paused = true)]
+async fn deposits_are_checked_32_at_a_time() {
+    let stage = support::engine_stage::stage().await;
+    let chain = DevnetChain::of(stage.devnet.clone()).await;
+    let channels = OnchainChannels::builder().facilitator(&stage.facilitator).build().await.unwrap();
+    let mut deposits = Vec::new();
+    for _ in 0..40 {
+        let channel = Channel::funded(&chain, RECEIVER, &new_key(), 100_000).await;
+        let deposit = channel.sign_deposit(&chain, 7_000, 1_800_000_000 + 3_600).await;
+        deposits.push((channel.config, deposit));
+    }
+    stage.devnet.faults().reset();
+    stage.devnet.faults().set(|_| Fault::Delay(Duration::from_secs(2)));
+    let checked = join_all(deposits.iter().map(|(config, deposit)| channels.verify_deposit(config, deposit)));
+    let asked = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stage.calls("eth_call")
+    };
+    let (checked, asked) = tokio::join!(checked, asked);
+    checked.iter().for_each(|checked| assert!(checked.is_ok(), "{checked:?}"));
+    assert_eq!((asked, stage.calls("eth_call"), stage.calls("eth_estimateGas")), (32, 40, 40));
+}
+
 /// The node reserves the data fee, too, of which nothing is known before.
 #[tokio::test]
 async fn a_claim_that_the_key_cannot_pay_for_is_made_in_parts() {

@@ -38,13 +38,13 @@ use super::{
 
 /// When the exchange was recorded, more or less: its deposits are valid.
 const RECORDED_AT: u64 = 1_795_445_400;
-const PRICE: u128 = 1_000;
+pub(crate) const PRICE: u128 = 1_000;
 
-struct Stage {
-    chain: DevnetChain,
-    channels: OnchainChannels,
-    service: FacilitatorService,
-    channel: Channel,
+pub(crate) struct Stage {
+    pub(crate) chain: DevnetChain,
+    pub(crate) channels: OnchainChannels,
+    pub(crate) service: FacilitatorService,
+    pub(crate) channel: Channel,
 }
 
 impl Stage {
@@ -54,6 +54,16 @@ impl Stage {
         let service = settings(service(&chain, channels.clone()).await).build();
         let channel = Channel::funded(&chain, random_address(), &PrivateKeySigner::random(), 100_000).await;
         Self { chain, channels, service, channel }
+    }
+
+    /// The same with another channel.
+    pub(crate) async fn of(&self, channel: &Channel) -> Self {
+        Self {
+            chain: DevnetChain::of(self.chain.devnet.clone()).await,
+            channels: self.channels.clone(),
+            service: self.service.clone(),
+            channel: channel.clone(),
+        }
     }
 
     async fn with_money() -> Self {
@@ -80,7 +90,7 @@ impl Stage {
         })
     }
 
-    fn request(&self, payload: &ChannelPayload) -> Value {
+    pub(crate) fn request(&self, payload: &ChannelPayload) -> Value {
         let requirements = self.requirements();
         json!({
             "x402Version": 2, "paymentRequirements": requirements,
@@ -88,18 +98,18 @@ impl Stage {
         })
     }
 
-    async fn voucher(&self, max: u128) -> Voucher {
+    pub(crate) async fn voucher(&self, max: u128) -> Voucher {
         Voucher::sign(&Channel::escrow(), self.channel.id(), max, &self.channel.voucher_key).await.unwrap()
     }
 
-    async fn deposit(&self, units: u128, max: u128) -> ChannelPayload {
+    pub(crate) async fn deposit(&self, units: u128, max: u128) -> ChannelPayload {
         let until = self.chain.timestamp().await + 3_600;
         let deposit = self.channel.sign_deposit(&self.chain, units, until).await;
         ChannelPayload::Deposit { channel_config: self.channel.config, voucher: self.voucher(max).await, deposit }
     }
 
     /// A claim of 3,000 units, in so many rows of these channels.
-    async fn claims(&self, channels: &[&Channel], rows: usize) -> Value {
+    pub(crate) async fn claims(&self, channels: &[&Channel], rows: usize) -> Value {
         let mut claims = Vec::new();
         for channel in channels {
             claims.push(channel.row(3_000, 3_000).await);
@@ -111,7 +121,7 @@ impl Stage {
     }
 
     /// A refund of so many units, signed by the authorizer's key.
-    async fn signed_refund(&self, units: u128) -> Value {
+    pub(crate) async fn signed_refund(&self, units: u128) -> Value {
         let key = AuthorizerKey::new(self.channel.authorizer.clone());
         let order = super::order(&self.channel, units, 0, None);
         let signed = SignedRefund::sign(order, Network::BASE_SEPOLIA, &key).await.unwrap();
@@ -155,7 +165,7 @@ async fn service(chain: &DevnetChain, channels: OnchainChannels) -> FacilitatorS
     FacilitatorService::builder(exact).channels(channels)
 }
 
-async fn post(service: &FacilitatorService, path: &str, body: &Value, key: Option<&str>) -> (u16, Value) {
+pub(crate) async fn post(service: &FacilitatorService, path: &str, body: &Value, key: Option<&str>) -> (u16, Value) {
     let mut request = Request::post(path).body(Body::from(body.to_string())).unwrap();
     if let Some(key) = key {
         request.headers_mut().insert(AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
@@ -609,7 +619,7 @@ async fn max_claims(service: &FacilitatorService) -> u64 {
 }
 
 /// The call that has a wallet's checks of signatures burn so much gas.
-fn burn_call(gas: u64) -> Vec<u8> {
+pub(crate) fn burn_call(gas: u64) -> Vec<u8> {
     TestWallet::setGasBurnCall { amount: U256::from(gas) }.abi_encode()
 }
 

@@ -287,6 +287,29 @@ async fn node_behind_another_one_raises_no_alarm_and_fails_no_payment() {
     assert_eq!((stage.facilitator.stats().reorged, stage.received()), (0, 31));
 }
 
+/// The number of SECURITY.md. A permit takes a simulation and two reads each time, a transfer one read.
+#[tokio::test(start_paused = true)]
+async fn payment_is_looked_at_eight_times_while_the_node_is_behind() {
+    let ahead = |devnet: &Devnet| {
+        Front::client(devnet, |devnet, _, method, params| async move {
+            match method.as_str() {
+                "eth_blockNumber" => Ok(json!(U64::from(devnet.block_number() + 5))),
+                _ => ask(&devnet, method, params).await,
+            }
+        })
+    };
+    let mut stage = stage_behind(|devnet| devnet, ahead, |builder| builder).await;
+    for (by_permit, simulations, reads) in [(false, 0, 8), (true, 8, 16)] {
+        let offer = ExactOffer::new(stage.devnet.asset(), U256::from(PRICE), PAYEE, VALID);
+        stage.terms = Arc::new(Terms::new(if by_permit { offer.by_permit() } else { offer }));
+        let payment = stage.payment(&new_key());
+        stage.devnet.faults().reset();
+        let verified = stage.verify(&payment).await;
+        assert!(matches!(verified, Err(VerifyError::Unavailable(_))), "{verified:?}");
+        assert_eq!((stage.calls("eth_estimateGas"), stage.calls("eth_call")), (simulations, reads));
+    }
+}
+
 /// One of the nodes behind an address falls behind, and answers all that does not send.
 fn late_node(devnet: &Devnet, is_late: &Arc<AtomicBool>) -> RpcClient {
     let is_late = is_late.clone();

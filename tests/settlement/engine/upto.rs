@@ -198,6 +198,23 @@ async fn transaction_is_looked_at_once_for_all_payments_of_its_payer() {
     assert_eq!(stage.calls("eth_getTransactionByHash"), 4);
 }
 
+/// The number of SECURITY.md. The payer makes as many transactions as it likes.
+#[tokio::test(start_paused = true)]
+async fn permit_is_looked_for_among_256_transactions_of_its_payer() {
+    let stage = permit_stage().await;
+    let key = stage.payer(10);
+    approve(&stage.devnet, key.address(), U256::MAX >> 1);
+    let payment = stage.payment(&key).charging(U256::from(250));
+    stage.admit(&payment).await;
+    burn(&stage.devnet, &key, payment.authorization().nonce.into());
+    for _ in 0..260 {
+        settle(&stage.devnet, &stage.payment(&key).charging(U256::ONE), 1);
+    }
+    stage.devnet.faults().reset();
+    stage.reconcile(&payment).await.unwrap();
+    assert_eq!(stage.calls("eth_getTransactionByHash"), 256);
+}
+
 #[tokio::test(start_paused = true)]
 async fn blocks_after_the_deadline_of_a_permit_are_not_searched() {
     let stage = permit_stage().await;

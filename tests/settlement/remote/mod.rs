@@ -3,6 +3,7 @@
 mod background;
 mod bad;
 mod channels;
+mod cost;
 mod discovery;
 mod echo;
 mod honest;

@@ -405,12 +405,16 @@ impl Inner {
         let (mut held, mut rows) = (Vec::new(), Vec::new());
         for id in due {
             let step = ChannelStep::BeginClaim { now, until };
-            let record = match self.ledger.advance(&id, &step).await {
+            let mut begun = self.ledger.advance(&id, &step).await;
+            if let Err(ChannelLedgerError::Busy { until: running }) = &begun
+                && anyhow
+            {
+                // Taken over, so that the books have what this claim publishes.
+                let _ = self.ledger.advance(&id, &ChannelStep::EndClaim { until: *running }).await;
+                begun = self.ledger.advance(&id, &step).await;
+            }
+            let record = match begun {
                 Ok(record) => record,
-                Err(ChannelLedgerError::Busy { .. }) if anyhow => match self.ledger.channel(&id).await {
-                    Ok(Some(record)) => record,
-                    _ => continue,
-                },
                 Err(ChannelLedgerError::NotFound) => {
                     self.at_risk.claimed(&id);
                     continue;

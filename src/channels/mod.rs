@@ -235,6 +235,22 @@ impl Channels {
         Ok((executed, self.check_fresh(record)?))
     }
 
+    /// Returns the refund that was made for this request before, or refuses what [`refund`](Self::refund) would refuse by the books. Asks
+    /// nobody.
+    pub(crate) fn check_refund(
+        &self,
+        record: &ChannelRecord,
+        request: B256,
+        voucher: &Voucher,
+        asked: Option<u128>,
+    ) -> Result<Option<Executed>, ChannelError> {
+        let now = self.0.clock.now();
+        match earlier_refund(record, request, asked, now) {
+            Some(last) => Ok(executed(record, &last)),
+            None => refundable(record, (request, asked), voucher, now).map(|_| None),
+        }
+    }
+
     /// Refunds at most `asked` of what was not charged, all if `None`, and claims what was charged in the same transaction. The channel
     /// must be held, by a request with this voucher or by [`BeginClaim`](ChannelStep::BeginClaim), and have been looked at just before.
     ///
@@ -248,21 +264,15 @@ impl Channels {
         asked: Option<u128>,
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
         let now = self.0.clock.now();
-        let mut before = record.refund.filter(|last| last.request == request);
-        if let Some(last) = before
-            && let Some(ExecutedRefund { transaction, amount }) = last.executed
-        {
-            if is_repeated(record, &last, asked, now) {
-                return Ok((Executed { transaction, amount, observed: record.observed }, record.clone()));
-            }
-            before = None;
+        let before = earlier_refund(record, request, asked, now);
+        if let Some(executed) = before.and_then(|last| executed(record, &last)) {
+            return Ok((executed, record.clone()));
         }
-        before = before.filter(|last| age(now, last.asked_at) < REFUND_PAUSE);
         let (record, signed) = match before {
             // It is in a block, and was not noted.
             Some(last) if last.nonce < record.observed.state.refund_nonce => (record.clone(), last),
             Some(last) if last.until > now => return Err(ChannelError::Pending { transaction: None }),
-            _ => self.sign_refund(record, (request, asked, before), now).await?,
+            _ => self.sign_refund(record, (request, asked, before), voucher, now).await?,
         };
         let order = order(&record, &signed, voucher);
         let executed = match self.0.facilitator.refund(&order, &self.0.authorizer).await {
@@ -295,11 +305,12 @@ impl Channels {
         &self,
         record: &ChannelRecord,
         (request, asked, before): (B256, Option<u128>, Option<LastRefund>),
+        voucher: &Voucher,
         now: u64,
     ) -> Result<(ChannelRecord, LastRefund), ChannelError> {
         let amount = match before {
             Some(last) => last.amount,
-            None => refundable(record, request, asked, now)?,
+            None => refundable(record, (request, asked), voucher, now)?,
         };
         // Before the amount is counted as gone.
         self.0.facilitator.may_refund().await?;
@@ -439,6 +450,20 @@ fn done(signed: &LastRefund, executed: &Executed) -> ChannelStep {
     ChannelStep::EndRefund { nonce: signed.nonce, executed: Some(ExecutedRefund { transaction, amount }) }
 }
 
+/// Returns the refund that was begun for this request before, and that it is answered with or goes on with.
+fn earlier_refund(record: &ChannelRecord, request: B256, asked: Option<u128>, now: u64) -> Option<LastRefund> {
+    record.refund.filter(|last| last.request == request).filter(|last| match last.executed {
+        Some(_) => is_repeated(record, last, asked, now),
+        None => age(now, last.asked_at) < REFUND_PAUSE,
+    })
+}
+
+/// Returns what a refund did, once that is known.
+fn executed(record: &ChannelRecord, last: &LastRefund) -> Option<Executed> {
+    let ExecutedRefund { transaction, amount } = last.executed?;
+    Some(Executed { transaction, amount, observed: record.observed })
+}
+
 /// Returns `true` if the same refund was begun before, and its outcome is not known.
 fn is_open(before: Option<LastRefund>) -> bool {
     before.is_some_and(|last| last.until > 0)
@@ -457,9 +482,14 @@ fn is_repeated(record: &ChannelRecord, last: &LastRefund, asked: Option<u128>, n
     last.nonce < record.observed.state.refund_nonce && (left == 0 || is_part_again)
 }
 
-/// Returns the amount to refund. A part must be worth its gas, and comes once in a while; all that is left is refunded whenever something
-/// was charged since.
-fn refundable(record: &ChannelRecord, request: B256, asked: Option<u128>, now: u64) -> Result<u128, ChannelError> {
+/// Returns the amount to refund. A part must be worth its gas, and comes once in a while. All that is left is refunded whenever something
+/// was charged since, if the payer asks: by a voucher that was in a claim anybody can ask, and gets it once in a while as well.
+fn refundable(
+    record: &ChannelRecord,
+    (request, asked): (B256, Option<u128>),
+    voucher: &Voucher,
+    now: u64,
+) -> Result<u128, ChannelError> {
     let left = record.observed.state.balance.saturating_sub(record.charged());
     let amount = asked.unwrap_or(left).min(left);
     if asked == Some(0) {
@@ -477,7 +507,8 @@ fn refundable(record: &ChannelRecord, request: B256, asked: Option<u128>, now: u
         return Err(ChannelError::rejected(reason::REFUND_AMOUNT_INVALID, detail));
     }
     let is_soon = |last: &LastRefund| {
-        let uses_it_up = !is_all || (last.is_all && last.charged == record.charged());
+        let is_paid_for = last.charged < record.charged() && !record.may_be_public(voucher.max_claimable_amount);
+        let uses_it_up = !is_all || (last.is_all && !is_paid_for);
         last.executed.is_some() && uses_it_up && age(now, last.asked_at) < REFUND_PAUSE
     };
     if let Some(last) = record.refund.filter(is_soon) {

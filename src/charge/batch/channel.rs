@@ -19,6 +19,8 @@ pub(super) struct HeldChannel {
     pub(super) deposit: Option<Executed>,
     /// Lets the next request of the channel go on when it is dropped.
     pub(super) _line: Option<InProgress>,
+    /// Lets the next refund of the channel go on when it is dropped, after the line.
+    pub(super) _turn: Option<InProgress>,
     pub(super) _permit: OwnedSemaphorePermit,
 }
 

@@ -38,6 +38,10 @@ impl BatchHeld {
     ) -> Result<Beginning<Self>, Refusal> {
         let channel = match request.begin(presented).await? {
             Next::Replay(response, receipt) => return Ok(Beginning::Replay(response, receipt)),
+            Next::Refunded(record, executed) => {
+                let receipt = receipt(None, &record, record.charged(), Some(&executed));
+                return Ok(Beginning::Refunded(record.id, receipt));
+            }
             Next::Hold(channel) => channel,
         };
         let is_refund = request.payment.refund.is_some();

@@ -52,7 +52,7 @@ enum Standing {
     /// The payer, for work: nobody else has the voucher. Named by the channel, or by its address if it has shown no more than a deposit: that
     /// can be signed for any number of channels.
     Payer(B256),
-    /// Anybody, for work: the newest voucher was charged in part, and may be on the chain.
+    /// Anybody, for work: the voucher was charged in part, and may be on the chain.
     Public,
     /// Anybody, for the answer that the request got before, and no more: all of the voucher was charged, or the request under its name.
     Charged,
@@ -84,6 +84,8 @@ impl Standing {
 pub(super) enum Next {
     Hold(Box<HeldChannel>),
     Replay(StoredResponse, SettlementResponse),
+    /// The refund was made before.
+    Refunded(ChannelRecord, Executed),
 }
 
 impl BatchRequest {
@@ -114,14 +116,12 @@ impl BatchRequest {
         let limits = &seller.rules.limits;
         let deadline = Instant::now() + limits.wait;
         let (standing, mut deposit) = Box::pin(self.admit()).await?;
-        match standing {
-            Standing::Refund => {}
-            _ => {
-                let (room, owner) = standing.room_to_read(&seller, self.channel());
-                let arrived = presented.arrived();
-                room.read(owner, arrived, presented.read_whole()).await.ok_or(Why::Busy)??;
-            }
+        if standing == Standing::Refund {
+            return Box::pin(self.begin_refund(deadline)).await;
         }
+        let (room, owner) = standing.room_to_read(&seller, self.channel());
+        let arrived = presented.arrived();
+        room.read(owner, arrived, presented.read_whole()).await.ok_or(Why::Busy)??;
         let held = presented.held();
         let is_charged = standing == Standing::Charged;
         self.identify(presented.digest());
@@ -166,17 +166,8 @@ impl BatchRequest {
                     is_filled = true;
                     Box::pin(self.fill(record, &mut deposit)).await?
                 }
-                // A refund needs the contract's nonce as it is now.
-                Some(record) if self.payment.refund.is_none() && self.is_good(&record) => record,
-                _ => match Box::pin(self.look()).await? {
-                    Some(record) => record,
-                    None => {
-                        return Err(Refusal::rejected(
-                            reason::CHANNEL_NOT_FOUND,
-                            "nothing was deposited into this channel",
-                        ));
-                    }
-                },
+                Some(record) if self.is_good(&record) => record,
+                _ => Box::pin(self.look()).await?.ok_or_else(not_found)?,
             };
             self.check_credit(&record)?;
             let now = seller.now();
@@ -194,7 +185,8 @@ impl BatchRequest {
             let step = ChannelStep::Begin { request, name, voucher, price, now, until };
             match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
                 Ok(lease) => {
-                    return Ok(Next::Hold(Box::new(HeldChannel { lease, deposit, _line: line, _permit: permit })));
+                    let held = HeldChannel { lease, deposit, _line: line, _turn: None, _permit: permit };
+                    return Ok(Next::Hold(Box::new(held)));
                 }
                 // A copy of the request was answered meanwhile.
                 Err(ChannelLedgerError::Answered(_)) => {}
@@ -208,6 +200,75 @@ impl BatchRequest {
         }
     }
 
+    /// Gets the channel for a refund, or finds the one that was made for this request before.
+    ///
+    /// Anybody who has read the newest voucher in a claim can ask for a refund. So what the books refuse is refused before anything is waited
+    /// for, and refunds of a channel wait for each other in a line of their own. Of them, one at a time looks at the chain, and only then gets
+    /// into the line where the payer's vouchers wait. If that is in use it looks again later, so that they get into it first.
+    async fn begin_refund(&mut self, deadline: Instant) -> Result<Next, Refusal> {
+        let seller = self.seller.clone();
+        self.identify(None);
+        let id = self.payment.voucher.channel_id;
+        let line = PaymentKey { nonce: id.digest(), ..self.key() };
+        let refunds = PaymentKey { nonce: keccak256([&b"refunds"[..], id.digest().as_slice()].concat()), ..line };
+        let (room, owner) = Standing::Refund.room_to_wait(&seller, self.channel());
+        let mut turn = None;
+        loop {
+            let record = self.channels.record(&id).await?;
+            if let Some(record) = record.as_ref().filter(|record| self.channels.is_fresh(record)) {
+                match self.check_refund(record) {
+                    // Money may have come since.
+                    Ok(_) => {}
+                    Err(refusal) if refusal.code() == reason::REFUND_NO_BALANCE => {}
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+            if turn.is_none() {
+                turn = seller.in_progress.enter(refunds);
+                if turn.is_none()
+                    && let Some(waiting) = seller.in_progress.join(&refunds)
+                {
+                    self.until(deadline, room.wait(owner, 0, waiting.ended())).await?;
+                }
+                continue;
+            }
+            if let Some(waiting) = seller.in_progress.join(&line) {
+                self.until(deadline, room.wait(owner, 0, waiting.ended())).await?;
+                continue;
+            }
+            // The contract's nonce must be the one of now.
+            let record = self.look().await?.ok_or_else(not_found)?;
+            if let Some(executed) = self.check_refund(&record)? {
+                return Ok(Next::Refunded(record, executed));
+            }
+            let Some(line) = seller.in_progress.enter(line) else { continue };
+            let permit = self.permit(false).await?;
+            let (request, voucher, now) = (self.request_key, self.payment.voucher.clone(), seller.now());
+            let until = seller.rules.limits.lease_until(now);
+            let step = ChannelStep::Begin { request, name: None, voucher, price: 0, now, until };
+            match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
+                Ok(lease) => {
+                    let held = HeldChannel { lease, deposit: None, _line: Some(line), _turn: turn, _permit: permit };
+                    return Ok(Next::Hold(Box::new(held)));
+                }
+                // Another process holds it.
+                Err(ChannelLedgerError::Busy { .. }) => {
+                    drop((line, permit));
+                    self.until(deadline, room.wait(owner, 0, tokio::time::sleep(POLL))).await?;
+                }
+                Err(error) => return Err(self.refused(error)),
+            }
+        }
+    }
+
+    /// Refuses a refund that these books exclude, or returns the one that was made for this request before.
+    fn check_refund(&self, record: &ChannelRecord) -> Result<Option<Executed>, Refusal> {
+        self.check_amount(record)?;
+        let PrecheckedVoucher { voucher, refund, .. } = &self.payment;
+        let checked = self.channels.check_refund(record, self.request_key, voucher, refund.flatten());
+        checked.map_err(|error| self.not_moved(&error))
+    }
+
     /// Ends once the channel is known to have the money, if the request needs any. Returns the deposit if it had to be made for that. Before,
     /// no body is read, and no permit taken that payers need: anybody can sign vouchers of channels that nobody filled.
     async fn admit(&mut self) -> Result<(Standing, Option<Executed>), Refusal> {
@@ -218,13 +279,15 @@ impl BatchRequest {
         let record = self.channels.record(&voucher.channel_id).await?;
         let is_shown = record.as_ref().is_some_and(|record| self.has_shown_money(record));
         let max = voucher.max_claimable_amount;
-        let is_newest =
-            |record: &ChannelRecord| record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
+        // Or one before it, if less was charged for what came after it.
+        let is_public = |record: &ChannelRecord| {
+            record.published == max || record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max)
+        };
         let has_answer = |record: &ChannelRecord| self.payment.id.is_some_and(|id| record.answer_named(id).is_some());
         let standing = match &record {
             _ if refund.is_some() => Standing::Refund,
             Some(record) if max <= record.charged() || has_answer(record) => Standing::Charged,
-            Some(record) if is_newest(record) => Standing::Public,
+            Some(record) if is_public(record) => Standing::Public,
             _ if deposit.is_some() && !is_shown => Standing::Payer(config.payer.into_word()),
             _ => Standing::Payer(voucher.channel_id.digest()),
         };
@@ -241,10 +304,8 @@ impl BatchRequest {
 
     /// Returns `true` if the books show that the payer has the money.
     fn has_shown_money(&self, record: &ChannelRecord) -> bool {
-        match self.payment.refund {
-            Some(_) => self.channels.is_fresh(record) && record.observed.state.balance > 0,
-            None => self.is_good(record),
-        }
+        // A channel that is in the books was filled once. A refund holds nothing before the chain was looked at.
+        self.payment.refund.is_some() || self.is_good(record)
     }
 
     /// Asks the chain whether the channel has the money, or whether a deposit that came along would be made. Returns the deposit if it was
@@ -274,7 +335,7 @@ impl BatchRequest {
                 self.check_amount(&record)?;
                 Err(self.refused(ChannelLedgerError::ExceedsBalance(Box::new(record))))
             }
-            None => Err(Refusal::rejected(reason::CHANNEL_NOT_FOUND, "nothing was deposited into this channel")),
+            None => Err(not_found()),
         }
     }
 
@@ -455,10 +516,14 @@ impl BatchRequest {
         Refusal::rejected(reason::CHANNEL_BUSY, detail)
     }
 
-    /// The books refused the voucher. The payer is told what would be right, so that it can sign again.
+    /// The books refused the voucher. The payer is told what would be right, so that it can sign again. A stranger, who can have vouchers that
+    /// were claimed, is told the sums and no voucher that it does not have (invariant I7).
     pub(super) fn refused(&self, error: ChannelLedgerError) -> Refusal {
         match error {
-            ChannelLedgerError::Mismatch(record) => {
+            ChannelLedgerError::Mismatch(mut record) => {
+                if !record.shows_voucher_to(self.payment.voucher.max_claimable_amount) {
+                    record.voucher = None;
+                }
                 let detail = "the voucher is not for what was charged so far and the price of this request";
                 let rejection = Rejection::new(reason::CUMULATIVE_AMOUNT_MISMATCH.into(), detail);
                 Why::Misstated(rejection, self.payment.offer, record).into()
@@ -483,4 +548,8 @@ impl BatchRequest {
             ChannelError::Unavailable(error) => error.into(),
         }
     }
+}
+
+fn not_found() -> Refusal {
+    Refusal::rejected(reason::CHANNEL_NOT_FOUND, "nothing was deposited into this channel")
 }

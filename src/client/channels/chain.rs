@@ -36,7 +36,8 @@ pub struct ChannelReconciliation {
 ///
 /// - Deposits that arrived count as escrow; deposits that can never be made, refunds and withdrawals are no longer reserved.
 /// - Channels whose earlier journal was lost are continued from what was claimed, with what is in them.
-/// - A seller that claimed more than it charged is found ([`ChannelFinding::ClaimedTooMuch`]), and nothing more is signed for it.
+/// - A seller that claimed more than these books explain is found ([`ChannelFinding::ClaimedTooMuch`]), and nothing more is signed for it. The
+///   rest of a voucher that was charged in part is a finding only ([`ChannelFinding::ChargedTheRest`]).
 ///
 /// Call it at any time: after a lost journal, after refunds, and from time to time, since only the chain shows what was claimed.
 ///

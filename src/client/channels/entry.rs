@@ -53,6 +53,10 @@ pub struct ChannelEntry {
     /// The largest price of the requests since then that left this channel because the seller called it busy. The seller has their vouchers,
     /// and said that it does not work on them: a charge of one is a [finding](ChannelFinding::ChargedRefused).
     pub left: Usdc,
+    /// The highest ceiling of the vouchers by which the seller charged something. Above what was charged if one was charged in part: a claim
+    /// publishes it, and then a stranger can pay with the rest ([`ChargedTheRest`](ChannelFinding::ChargedTheRest)).
+    #[serde(default)]
+    pub accepted: Usdc,
     /// The highest voucher that was signed.
     pub signed: Option<VoucherState>,
     /// What the channel holds, claimed or not (`balance` in the contract), as far as is known.
@@ -228,6 +232,7 @@ impl ChannelEntry {
             highest: Usdc::ZERO,
             doubt: Usdc::ZERO,
             left: Usdc::ZERO,
+            accepted: Usdc::ZERO,
             signed: None,
             escrow: Usdc::ZERO,
             missing: Usdc::ZERO,
@@ -411,9 +416,12 @@ impl ChannelEntry {
         self.left = self.left.max(amount);
     }
 
-    /// Records that the seller charged the request of the last voucher, which clears every doubt: it accepts a voucher only if it agrees
-    /// on what was charged before.
-    pub(super) fn charge(&mut self, amount: Usdc) {
+    /// Records that the seller charged the request of the last voucher, which is for `max`. That clears every doubt: it accepts a voucher only
+    /// if it agrees on what was charged before.
+    pub(super) fn charge(&mut self, amount: Usdc, max: Usdc) {
+        if amount > Usdc::ZERO {
+            self.accepted = self.accepted.max(max);
+        }
         self.charged = plus(self.charged, amount);
         self.highest = self.highest.max(self.charged);
         (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
@@ -472,8 +480,8 @@ impl ChannelEntry {
 
     /// Compares these books with the seller's in a corrective 402.
     ///
-    /// Less than was charged is always adopted, since it only lowers what is signed. More is adopted if unclear requests explain it and the
-    /// seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
+    /// Less than was charged is always adopted, since it only lowers what is signed. More is adopted if unclear requests explain it, or the rest
+    /// of a voucher that was charged in part, and the seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
     /// adopt whatever the payer's own signature proves: the seller could claim that much anyway. If these books signed it, that is a charge of
     /// a request that the seller refused.
     pub(super) fn correct(&mut self, theirs: Option<&ChannelState>, voucher: Option<&VoucherState>) -> Correction {
@@ -499,6 +507,7 @@ impl ChannelEntry {
             false if voucher.is_none_or(|voucher| !self.has_signed(voucher)) => {
                 self.open_at(charged);
                 self.signed = voucher.copied();
+                self.accepted = self.last_signed().unwrap_or(charged);
                 Correction::Adopted
             }
             _ => {
@@ -512,18 +521,26 @@ impl ChannelEntry {
 
     /// Returns the most that the seller can have charged.
     fn limit(&self) -> Usdc {
-        self.highest.max(plus(self.charged, self.doubt.max(self.left)))
+        self.highest.max(self.accepted).max(plus(self.charged, self.doubt.max(self.left)))
     }
 
-    /// Records that so much was charged, and returns the part that only requests explain which the seller refused.
+    /// Records that so much was charged, and returns the part that no unclear request explains.
     fn raise(&mut self, charged: Usdc) -> Option<ChannelFinding> {
-        let refused = less(charged, self.highest.max(plus(self.charged, self.doubt)));
+        let unclear = self.highest.max(plus(self.charged, self.doubt));
+        let refused = less(charged, unclear.max(self.accepted));
+        let rest = less(charged, unclear);
         if charged > self.charged {
+            // Its voucher may have been charged in part.
+            self.accepted = self.limit();
             (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
         }
         self.charged = charged;
         self.highest = self.highest.max(charged);
-        (refused > Usdc::ZERO).then_some(ChannelFinding::ChargedRefused { charged: refused })
+        match (refused, rest) {
+            (Usdc::ZERO, Usdc::ZERO) => None,
+            (Usdc::ZERO, charged) => Some(ChannelFinding::ChargedTheRest { charged }),
+            (charged, _) => Some(ChannelFinding::ChargedRefused { charged }),
+        }
     }
 
     /// Returns `true` if these books signed a voucher for as much.

@@ -22,7 +22,8 @@ pub enum ChannelFinding {
         /// The most that it can have charged.
         limit: Usdc,
     },
-    /// The seller claimed more from the escrow than it charged. It had a voucher for it, so this cannot be undone.
+    /// The seller claimed more from the escrow than the vouchers are for by which it charged something. It had a voucher for it, so this cannot
+    /// be undone.
     #[error("the seller claimed {claimed} from the escrow, and charged at most {charged}")]
     ClaimedTooMuch {
         /// The contract's `totalClaimed`.
@@ -36,6 +37,13 @@ pub enum ChannelFinding {
     #[error("the seller charged {charged} for a request that it had refused")]
     ChargedRefused {
         /// The part of the charge that only such requests explain.
+        charged: Usdc,
+    },
+    /// The seller charged the rest of a voucher that it had charged in part. Vouchers do not name requests, and a claim publishes them: a
+    /// stranger who read it can have paid with the rest. The charge counts as spent, and the channel is used on.
+    #[error("the seller charged {charged} more by a voucher that it had charged in part")]
+    ChargedTheRest {
+        /// The part of the charge that only this explains.
         charged: Usdc,
     },
     /// The seller reports a charge above the price that it offered. The books did not change.

@@ -391,7 +391,7 @@ impl VoucherPayment {
                 if self.max > entry.escrow {
                     entry.deposit_arrived();
                 }
-                entry.charge(amount);
+                entry.charge(amount, self.max);
                 self.accepted(if is_unused { Event::Unused } else { Event::Charged }, amount, transaction);
             }
             // By its word, the seller charged nothing for this voucher. The next answer tells.
@@ -459,7 +459,7 @@ impl VoucherPayment {
         let grown = less(lease.entry.charged, before);
         let is_unexplained = self.before.is_about_charge() || !was_known || grown > self.terms.price;
         if let Correction::Charged(finding) = &correction {
-            tracing::warn!(channel = %id, %finding, "a seller charged a request that it had refused");
+            tracing::warn!(channel = %id, %finding, "a seller charged more than the answers explain");
             if !was_known {
                 // It may be this very request.
                 self.cost = plus(self.cost, grown);

@@ -83,7 +83,7 @@ fn funded(escrow: u64, charged: u64) -> ChannelEntry {
     let first = voucher(&entry, charged);
     entry.sign(usdc(charged), &first, true);
     entry.deposit_arrived();
-    entry.charge(usdc(charged));
+    entry.charge(usdc(charged), usdc(charged));
     entry
 }
 
@@ -109,7 +109,7 @@ fn first_request_needs_a_deposit_and_the_next_do_not() {
     assert_eq!(entry.means(usdc(2_501), NOW), Means::Nothing, "one deposit at a time");
     assert_eq!(entry.means(usdc(PRICE), NOW + 290), Means::Nothing, "too late to get into a block");
     entry.deposit_arrived();
-    entry.charge(usdc(PRICE));
+    entry.charge(usdc(PRICE), usdc(PRICE));
     assert_eq!(entry.means(usdc(1_500), NOW), Means::Voucher);
     assert_eq!(entry.means(usdc(1_501), NOW), Means::NewDeposit { needed: usdc(1) });
     assert_eq!((entry.spent(), entry.reserved()), (usdc(1_000), usdc(1_500)));
@@ -231,7 +231,7 @@ fn seller_that_lost_its_books_is_paid_from_where_it_starts() {
         assert_eq!(entry.correct(Some(&theirs), None), Correction::Adopted);
         assert_eq!(entry.charged, usdc(400));
         assert_eq!(entry.spent(), usdc(1_000), "it still has the vouchers");
-        entry.charge(usdc(PRICE));
+        entry.charge(usdc(PRICE), entry.ceiling(usdc(PRICE)));
         assert_eq!((entry.charged, entry.spent()), (usdc(1_400), usdc(1_400)));
     }
 }
@@ -291,7 +291,7 @@ fn lost_journal_is_replaced_by_the_payers_own_signature() {
     assert_eq!((entry.charged, entry.spent(), entry.reserved()), (usdc(4_300), Usdc::ZERO, usdc(10_000)));
     assert_eq!(entry.means(usdc(PRICE), NOW), Means::PendingDeposit);
     entry.deposit_arrived();
-    entry.charge(usdc(PRICE));
+    entry.charge(usdc(PRICE), entry.ceiling(usdc(PRICE)));
     assert_eq!((entry.available(), entry.spent(), entry.reserved()), (usdc(9_000), usdc(1_000), usdc(9_000)));
 }
 
@@ -462,7 +462,7 @@ proptest! {
                             if with_deposit {
                                 entry.deposit_arrived();
                             }
-                            entry.charge(usdc(amount.min(price)));
+                            entry.charge(usdc(amount.min(price)), entry.ceiling(usdc(price)));
                         }
                         Outcome::Refused => entry.refused(before),
                         Outcome::Left => {
@@ -482,7 +482,7 @@ proptest! {
                 Event::Correct { .. } if !entry.is_known() => continue,
                 Event::Correct { charged, signed: shown } => {
                     let unclear = entry.doubt.max(entry.left).atomic();
-                    let limit = entry.highest.max(usdc(entry.charged.atomic() + unclear));
+                    let limit = entry.highest.max(entry.accepted).max(usdc(entry.charged.atomic() + unclear));
                     let proof = shown.map(|max| signed_by(&key(), &entry, max));
                     let theirs = state(&entry, Some(charged), 0);
                     entry.correct(Some(&theirs), proof.as_ref());
@@ -491,7 +491,7 @@ proptest! {
             }
             let released: u64 = deposited - entry.deposits().iter().map(|(_, amount)| amount.atomic()).sum::<u64>();
             prop_assert!(entry.spent().atomic() + entry.reserved().atomic() + released == deposited);
-            prop_assert!(u128::from(entry.highest.atomic()) <= signed);
+            prop_assert!(u128::from(entry.highest.max(entry.accepted).atomic()) <= signed);
             prop_assert!(entry.charged <= entry.escrow);
             let written = serde_json::to_string(&entry).unwrap();
             let mut read: ChannelEntry = serde_json::from_str(&written).unwrap();

@@ -44,6 +44,9 @@ pub struct ChannelRecord {
     pub(crate) charged: u128,
     /// The newest voucher that something was charged by; `None` if nothing was charged by this ledger.
     pub voucher: Option<Voucher>,
+    /// The highest ceiling of the vouchers that were put into a claim, whether it was executed or not: these may be public. 0 before the first.
+    #[serde(default, with = "crate::vouchers::amount")]
+    pub published: u128,
     /// The channel as the chain had it when it was last looked at.
     pub observed: ChannelObservation,
     /// When that was.
@@ -173,6 +176,7 @@ impl ChannelRecord {
             config,
             charged: 0,
             voucher: None,
+            published: 0,
             observed: observation,
             observed_at: now,
             pending: None,
@@ -285,6 +289,20 @@ impl ChannelRecord {
         })
     }
 
+    /// Returns `true` if a stranger may have a voucher for this much: it may have been in a claim.
+    pub fn may_be_public(&self, max: u128) -> bool {
+        // If somebody else claimed more, it was by vouchers that this ledger does not know.
+        max <= self.published || self.published < self.observed.state.total_claimed
+    }
+
+    /// Returns `true` if whoever shows a voucher for this much may be told the newest one: it has that one, it is the payer, or everybody can
+    /// read the newest one in the claim of all that was charged.
+    #[cfg(feature = "server")]
+    pub(crate) fn shows_voucher_to(&self, max: u128) -> bool {
+        let is_newest = self.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
+        is_newest || self.charged == self.observed.state.total_claimed || !self.may_be_public(max)
+    }
+
     /// Returns the channel's state as payers are told it.
     pub fn state(&self) -> ChannelState {
         ChannelState { charged_cumulative_amount: Some(self.charged()), ..self.observed.state }
@@ -345,6 +363,7 @@ impl ChannelRecord {
                     return Err(ChannelLedgerError::Busy { until: running });
                 }
                 self.claiming_until = Some(*until);
+                self.publish();
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {
@@ -374,6 +393,13 @@ impl ChannelRecord {
     /// Returns the most that may be claimed, in all. It is below [`charged`](Self::charged()) if more was claimed than this ledger knows of.
     fn claimable_total(&self) -> u128 {
         self.voucher.as_ref().map_or(0, |voucher| self.charged.min(voucher.max_claimable_amount))
+    }
+
+    /// Notes that the newest voucher is put into a claim, if there is something to claim.
+    fn publish(&mut self) {
+        if let Some(claim) = self.claim() {
+            self.published = self.published.max(claim.voucher.max_claimable_amount);
+        }
     }
 
     fn observe(&mut self, observation: ChannelObservation, now: u64) -> Result<(), ChannelLedgerError> {
@@ -484,6 +510,7 @@ impl ChannelRecord {
         let is_first = open.is_none();
         self.refund =
             Some(LastRefund { request, nonce, amount, is_all, charged, asked_at, until, is_first, executed: None });
+        self.publish();
         Ok(())
     }
 }
@@ -508,7 +535,7 @@ mod tests {
         "charged":"2300",
         "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3000",
             "signature":"0x0d51a896f37baae7437042bbaa35a576204cb457e2ceae611bd8aed3e598950775d93570c879adb5dd1605a2aeb1420c4dfb83cf184c7b64a4a329d32f7b32c91c"},
-        "observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
+        "published":"1500","observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
             "totalClaimed":"1000","withdrawRequestedAt":1800000007,"refundNonce":"1"},"withdrawal":"4000","block":17,"time":1800000009},
         "observedAt":1800000010,
         "pending":{"request":"0x1111111111111111111111111111111111111111111111111111111111111111",

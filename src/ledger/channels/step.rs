@@ -69,7 +69,7 @@ pub enum ChannelStep {
         /// The epoch that `Begin` left.
         epoch: u64,
     },
-    /// Reserves the channel for one process to claim or refund.
+    /// Reserves the channel for one process to claim or refund. The newest voucher counts as published from then on.
     BeginClaim {
         /// The time.
         now: u64,
@@ -83,7 +83,8 @@ pub enum ChannelStep {
     },
     /// Counts an amount as gone from the escrow, before a refund of it is signed. Then the field `refund` of the [`ChannelRecord`](super::ChannelRecord) has the
     /// nonce to sign. What was charged, or is being worked for, must stay covered beside it and an announced withdrawal, or be claimed. A
-    /// request whose time is over loses the channel. One refund is under way at a time; a repeated request takes its own up again.
+    /// request whose time is over loses the channel. One refund is under way at a time; a repeated request takes its own up again. The newest
+    /// voucher counts as published from then on, if something is claimed with the refund.
     Refund {
         /// Identifies the request for it. Zero if no payer asked.
         request: B256,

@@ -116,6 +116,15 @@ fn corrected(charged: u64) -> Reply {
     })
 }
 
+/// A voucher of the channel of a payment that was seen, for this much, as the payer signs it.
+fn signed(seen: &Seen, max: u64) -> Voucher {
+    let payload = sent(seen.payment.as_ref().unwrap());
+    let (escrow, channel_id) = (Escrow::on(Network::BASE_SEPOLIA), voucher_of(&payload).channel_id);
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let signing = Voucher::sign(&escrow, channel_id, max.into(), &key);
+    futures_util::FutureExt::now_or_never(signing).expect("a local key signs at once").unwrap()
+}
+
 fn sent(payment: &str) -> ChannelPayload {
     let payment: PaymentPayload<ChannelPayload> = decode_header(payment.as_bytes(), usize::MAX).unwrap();
     payment.payload.read().unwrap()
@@ -700,6 +709,34 @@ async fn charge_that_the_books_exclude_is_a_dispute() {
     assert_eq!(buyer.books(), (1_000, 0, 5_000));
     assert!(matches!(buyer.refusal().await, Refusal::ChannelDisputed { finding, .. } if finding == expected));
     assert_eq!(buyer.server.payments().len(), 2, "nothing more is signed");
+}
+
+/// A claim publishes the voucher of a request that cost less than its price, and a stranger pays with the rest of it.
+#[tokio::test]
+async fn rest_of_a_voucher_that_a_stranger_used_counts_as_spent_and_the_channel_is_used_on() {
+    let first = |units: u64| -> Reply {
+        Box::new(move |seen: &Seen| {
+            let voucher = signed(seen, units);
+            correction(seen, units, &voucher)
+        })
+    };
+    let buyer = Buyer::of(vec![charged(300), first(1_000), charged(1_000), charged(1_000)]).await;
+    buyer.buy().await;
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.outcome, receipt.amount), (200, ACCEPTED, usdc(1_000)), "{receipt:?}");
+    let finding = receipt.channel.unwrap().finding;
+    assert_eq!(format!("{finding:?}"), format!("Some(ChargedTheRest {{ charged: {:?} }})", usdc(700)));
+    assert_eq!((buyer.books(), buyer.payer.budget().spent()), ((2_000, 0, 5_000), usdc(2_000)));
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    let ceilings: Vec<_> = paid(&buyer.server).iter().map(|(ceiling, _)| *ceiling).collect();
+    assert_eq!(ceilings, [1_000, 1_300, 2_000, 3_000]);
+
+    // Not one unit more than was signed for it.
+    let buyer = Buyer::of(vec![charged(300), corrected(1_001)]).await;
+    buyer.buy().await;
+    let finding = buyer.try_buy().await.unwrap().1.channel.unwrap().finding;
+    let expected = ChannelFinding::ChargeNotInBooks { asserted: 1_001, limit: usdc(1_000) };
+    assert_eq!(finding, Some(expected));
 }
 
 #[tokio::test]

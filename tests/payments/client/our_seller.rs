@@ -697,8 +697,27 @@ async fn over_claim_is_found_and_ends_the_channel() {
     let payer = stage.payer(Journal::in_memory());
     buy(&app, &payer, "first").await;
     buy(&app, &payer, "costs 300").await;
-    // It claims the ceiling of the last voucher.
-    let entry = channel(&payer);
+    // It claims the ceiling of the last voucher: a stranger may have paid with the rest.
+    claim_ceiling(&stage, &channel(&payer)).await;
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    let finding = ChannelFinding::ChargedTheRest { charged: usdc(700) };
+    assert_eq!(found.findings, [(channel(&payer).id(), finding)]);
+    assert_eq!((payer.budget().spent(), channel(&payer).dispute()), (usdc(2_000), None));
+    // It claims the ceiling of a voucher that it refused.
+    let (status, ..) = try_buy(&app, &payer, "fails").await.unwrap();
+    assert_eq!(status, 500);
+    claim_ceiling(&stage, &channel(&payer)).await;
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    // The seller's books start from 1300, and the answer leaves 1000 more in doubt.
+    let finding = ChannelFinding::ClaimedTooMuch { claimed: usdc(3_000), charged: usdc(2_300) };
+    assert_eq!(found.findings, [(channel(&payer).id(), finding)]);
+    // The channel is not used any more; the seller takes `exact`, too.
+    let (status, receipt, _) = try_buy(&app, &payer, "more").await.unwrap();
+    assert_eq!((status, receipt.channel), (200, None));
+}
+
+/// Claims all that the payer signed for.
+async fn claim_ceiling(stage: &Stage, entry: &ChannelEntry) {
     let signed = entry.signed.unwrap();
     let row = Claim {
         voucher: ClaimedVoucher { channel: entry.config, max_claimable_amount: signed.signed_max_claimable },
@@ -708,12 +727,6 @@ async fn over_claim_is_found_and_ends_the_channel() {
     let claim = support::escrow::claim_call(&[row], &stage.authorizer);
     let relayer = stage.chain.relayer().await;
     assert!(support::escrow::send(&stage.chain, &relayer, &claim).await.status());
-    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
-    let finding = ChannelFinding::ClaimedTooMuch { claimed: usdc(2_000), charged: usdc(1_300) };
-    assert_eq!(found.findings, [(entry.id(), finding)]);
-    // The channel is not used any more; the seller takes `exact`, too.
-    let (status, receipt, _) = try_buy(&app, &payer, "more").await.unwrap();
-    assert_eq!((status, receipt.channel), (200, None));
 }
 
 #[tokio::test]

@@ -353,6 +353,38 @@ async fn a_voucher_that_was_claimed_buys_a_stranger_nothing() {
     assert_eq!(extra["voucherState"]["signedMaxClaimable"], "1000");
 }
 
+/// A corrective 402 must not give away a voucher that is on no chain: the next stranger could pay with the rest of it.
+#[tokio::test]
+async fn stranger_with_a_claimed_voucher_is_not_shown_a_later_one() {
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled(&app).await;
+    let metered = send(&app, pay(&app, &channel, 2 * COST, None, "costs 300").await).await;
+    assert_eq!(told(&metered), ("300".into(), "1300".into()), "{metered:?}");
+    world.channels.claim_all().await.expect("the devnet claims");
+    let bought = send(&app, pay(&app, &channel, 1_300 + COST, None, "costs 400").await).await;
+    assert_eq!(told(&bought), ("400".into(), "1700".into()), "{bought:?}");
+    let extra = async |kind: &str, max: u128| {
+        let payment = payment(kind, &offer(&app, "a").await, &channel, max).await;
+        let answer = send(&app, paid(evaluate("a"), &payment)).await;
+        refused(&answer, "cumulative_amount_mismatch");
+        demand(&answer)["accepts"][1]["extra"].clone()
+    };
+    // What the claim shows: a voucher for 2000, by which 1300 were charged.
+    for (kind, max) in [("voucher", COST), ("voucher", 2 * COST), ("refund", COST), ("refund", 2 * COST)] {
+        let extra = extra(kind, max).await;
+        assert_eq!(extra["channelState"]["chargedCumulativeAmount"], "1700", "{kind} {max}");
+        assert_eq!(extra.get("voucherState"), None, "{kind} {max}: {extra}");
+    }
+    // The payer has the newest one, or signs one that is in no claim.
+    for (kind, max) in [("voucher", 2_300), ("voucher", 3_300), ("refund", 2_300)] {
+        assert_eq!(extra(kind, max).await["voucherState"]["signedMaxClaimable"], "2300", "{kind} {max}");
+    }
+    world.channels.claim_all().await.expect("the devnet claims");
+    assert_eq!(extra("voucher", COST).await["voucherState"]["signedMaxClaimable"], "2300", "everybody has it");
+    assert_eq!(world.shop.handled(), 3);
+}
+
 #[cfg(feature = "test-postgres")]
 mod postgres {
     use futures_util::future::join_all;

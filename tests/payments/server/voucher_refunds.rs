@@ -122,6 +122,53 @@ async fn parts_are_refunded_once_an_hour_and_the_rest_once_until_something_is_bo
     assert_eq!(world.chain.devnet.block_number() - before, 5, "one of them is the deposit");
 }
 
+/// A claim publishes one voucher. Whoever reads it cannot refund what is bought by later ones, nor twice by it.
+#[tokio::test]
+async fn stranger_with_a_claimed_voucher_refunds_nothing_after_later_purchases() {
+    let world = World::open().await;
+    let app = world.app.clone();
+    let channel = world.filled_with(&app, 9 * DEPOSIT).await;
+    world.channels.claim_all().await.expect("the devnet claims");
+    let before = world.chain.devnet.block_number();
+    for bought in 2..=4 {
+        let answer = send(&app, pay(&app, &channel, bought * COST, None, "bought").await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        let answer = refund(&app, &channel, COST, None).await;
+        refused(&answer, "cumulative_amount_mismatch");
+        assert_eq!(demand(&answer)["accepts"][1]["extra"].get("voucherState"), None, "{bought}");
+    }
+    assert_eq!(world.chain.devnet.block_number(), before, "no gas was spent");
+    // The payer gets what is left, and fills the channel again.
+    assert_eq!(refunded(&refund(&app, &channel, 4 * COST, None).await).0, "86000");
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
+    let answer = send(&app, pay(&app, &channel, 5 * COST, Some(&deposit), "bought").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    world.channels.claim_all().await.expect("the devnet claims");
+    // By now anybody can have the voucher for it: a refund by it comes once an hour.
+    refused(&refund(&app, &channel, 5 * COST, None).await, "channel_busy");
+    world.clock.advance(3_600);
+    assert_eq!(refunded(&refund(&app, &channel, 5 * COST, None).await).0, "9000");
+}
+
+#[tokio::test]
+async fn refunds_by_an_outdated_voucher_ask_no_node() {
+    let world = World::open().await;
+    let proxy = RpcProxy::start(world.chain.rpc_url()).await;
+    let contract = world.contract(|contract| contract.rpc_url(proxy.url())).await;
+    let app = world.seller(world.channels_of(contract).build().unwrap());
+    let channel = world.filled(&app).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "second").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    proxy.reset();
+    for answer in join_all((0..100).map(|_| refund(&app, &channel, COST, None))).await {
+        refused(&answer, "cumulative_amount_mismatch");
+    }
+    for answer in join_all((0..100).map(|_| refund(&app, &channel, 2 * COST, Some("1")))).await {
+        refused(&answer, "refund_amount_invalid");
+    }
+    assert_eq!(proxy.counts().requests, 0);
+}
+
 /// The process is gone while its refund waits in the node's pool, whose state simulations may be made on.
 #[tokio::test]
 async fn a_refund_of_a_killed_process_is_waited_for_and_then_answered() {

@@ -14,7 +14,9 @@ use futures_util::stream;
 use http::{Request, StatusCode};
 use http_body::Frame;
 use support::{
+    chain::Chain as _,
     eventually::{eventually, in_time},
+    rpc_proxy::RpcProxy,
     shop::{Customer, PRICE, ask, demand, evaluate, paid, send, try_send},
     world::{COST, DEPOSIT, World, by_voucher, pay, refused},
 };
@@ -148,7 +150,7 @@ async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() 
     let mut strangers = Vec::new();
     let mut refund = by_voucher(&app, &channel, COST).await;
     refund["payload"]["type"] = "refund".into();
-    refund["payload"]["amount"] = "1".into();
+    refund["payload"]["amount"] = "5000".into();
     strangers.extend((0..2 * WAITING_OF_ONE).map(|_| ask(&app, paid(evaluate("a"), &refund))));
     eventually("the oldest make room", async || finished(&strangers) == WAITING_OF_ONE).await;
     for _ in 0..9 {
@@ -167,6 +169,41 @@ async fn payers_wait_in_the_line_of_their_channel_whatever_strangers_wait_for() 
     let second = in_time("it is served", second).await.unwrap();
     assert_eq!((second.status, second.text()), (StatusCode::OK, "second"), "{second:?}");
     strangers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Anybody who has read the newest voucher in a claim can ask for a refund, which needs the chain to be looked at.
+#[tokio::test]
+async fn refunds_of_strangers_do_not_hold_up_the_next_voucher() {
+    let world = World::open().await;
+    let proxy = RpcProxy::start(world.chain.rpc_url()).await;
+    let contract = world.contract(|contract| contract.rpc_url(proxy.url())).await;
+    let app = world.seller(world.channels_of(contract).build().unwrap());
+    let channel = world.filled(&app).await;
+    world.channels.claim_all().await.expect("the devnet claims");
+    // Each is another one, and none can be executed.
+    world.chain.devnet.faults().set(|call| match call.method {
+        "eth_estimateGas" => x402_devnet::Fault::Error { code: -32005, message: "too many requests".into() },
+        _ => x402_devnet::Fault::None,
+    });
+    proxy.set_latency(Duration::from_millis(50));
+    let mut refund = by_voucher(&app, &channel, COST).await;
+    refund["payload"]["type"] = "refund".into();
+    let strangers: Vec<_> = (0..400)
+        .map(|number| {
+            refund["payload"]["amount"] = (5_000 + number).to_string().into();
+            ask(&app, paid(evaluate("a"), &refund))
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let begun = std::time::Instant::now();
+    let answer = in_time("it is served", send(&app, pay(&app, &channel, 2 * COST, None, "mine").await)).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "mine"), "{answer:?}");
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    // They are for what was charged before.
+    for stranger in strangers {
+        let answer = in_time("it is answered", stranger).await.unwrap();
+        assert!(answer.status.is_client_error() || answer.status.is_server_error(), "{answer:?}");
+    }
 }
 
 /// The newest voucher was charged in part, and is on the chain with its signature since that was claimed.

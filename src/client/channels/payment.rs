@@ -514,10 +514,8 @@ impl SchemePayment for VoucherPayment {
         self.receipt.nonce
     }
 
-    fn set_sent(&mut self, sent: bool) {
-        if sent {
-            self.note(Event::Sent);
-        }
+    fn set_sent(&mut self) {
+        self.note(Event::Sent);
     }
 
     fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep {

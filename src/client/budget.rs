@@ -361,9 +361,9 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    /// Notes that the payment may have been sent, or that it certainly was not.
-    pub(super) const fn set_sent(&mut self, sent: bool) {
-        self.is_sent = sent;
+    /// Notes that the payment may have been sent.
+    pub(super) const fn set_sent(&mut self) {
+        self.is_sent = true;
     }
 }
 

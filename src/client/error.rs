@@ -281,15 +281,6 @@ pub enum PaymentError {
         /// How long the authorization should be valid.
         window: Duration,
     },
-    /// The server could not be reached with the payment, which was never sent. Its amount is free again. Try again.
-    #[error("the server could not be reached in {attempts} attempts; the payment was not sent")]
-    NotSent {
-        /// The number of attempts.
-        attempts: u32,
-        /// The error of the last attempt.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
     /// The payment could not be written as a header of at most [`MAX_PAYMENT_HEADER`](crate::protocol::MAX_PAYMENT_HEADER) bytes. The
     /// server's 402 is too long, or has values that a header cannot have.
     #[error("the payment could not be encoded; it was not sent")]
@@ -298,6 +289,8 @@ pub enum PaymentError {
     #[error("the journal could not record the payment; it was not sent")]
     Journal(#[source] io::Error),
     /// The payment was sent and no answer came. Its amount stays reserved; reconciliation finds out whether it was settled.
+    ///
+    /// That is said also if the last attempt could not connect: an HTTP client may have sent the request before, in an attempt of its own.
     #[error("a payment of {} was sent and not answered in {attempts} attempts; it may still be executed", receipt.amount)]
     Unanswered {
         /// The receipt of the payment. Its outcome is unknown unless an earlier attempt was answered.

@@ -253,9 +253,9 @@ impl SchemePayment for ExactPayment {
         self.entry.nonce
     }
 
-    fn set_sent(&mut self, sent: bool) {
+    fn set_sent(&mut self) {
         if let Some(unsent) = &mut self.unsent {
-            unsent.set_sent(sent);
+            unsent.set_sent();
         }
     }
 

@@ -120,9 +120,6 @@ pub(super) trait Exchange: Send {
 
     /// Returns what another request must have in common with this one to be a repetition of it.
     fn identity(&self) -> Identity;
-
-    /// Returns `true` if the error shows that nothing was sent, to anybody.
-    fn is_unsent(&self, error: &Self::Error) -> bool;
 }
 
 /// Returns `true` for requests that are passed on without paying: the caller pays itself, or the method is `HEAD`, for which no
@@ -177,18 +174,14 @@ async fn send_paid<X: Exchange>(
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let was_sent = payment.was_sent();
-        payment.set_sent(true);
+        // Whatever error comes, a layer below may have sent it before, and the error is that of its last attempt.
+        payment.set_sent();
         let (response, next) = match timeout(retry.attempt_timeout, exchange.send()).await {
             Ok(Ok(response)) => {
                 let (body, response) = read_rejection::<X>(response, retry).await;
                 let (status, headers) = X::head(&response);
                 let next = payment.answered(status, headers, body.as_deref());
                 (Ok(response), next)
-            }
-            Ok(Err(error)) if !was_sent && exchange.is_unsent(&error) => {
-                payment.set_sent(false);
-                (Err(error.into()), NextStep::Retry { after: None })
             }
             Ok(Err(error)) => (Err(error.into()), payment.unanswered()),
             Err(elapsed) => (Err(elapsed.into()), payment.unanswered()),
@@ -204,13 +197,6 @@ async fn send_paid<X: Exchange>(
             sleep(pause).await;
             continue;
         }
-        let response = match response {
-            Err(source) if !payment.was_sent() && payment.is_in_journal() => {
-                held.discard();
-                return Err(PaymentError::NotSent { attempts, source });
-            }
-            response => response,
-        };
         let receipt = payment.finish().await;
         let is_unused = payment.is_unused();
         return match response {

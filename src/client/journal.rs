@@ -630,7 +630,7 @@ mod tests {
         async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
             let budget = Budget::builder().per_payment(entry.amount).total(Usdc::MAX).journal(self.clone()).build();
             let unsent = budget.reserve(entry.charge(), 0).unwrap().record(entry).await;
-            unsent.map(|mut unsent| unsent.set_sent(true))
+            unsent.map(|mut unsent| unsent.set_sent())
         }
     }
 
@@ -809,7 +809,7 @@ mod tests {
 
         lock(journal.0.file.as_ref().unwrap()).file.swap(good);
         let reservation = budget.reserve(entry(2, 5).charge(), 0).unwrap();
-        reservation.record(entry(2, 5)).await.unwrap().set_sent(true);
+        reservation.record(entry(2, 5)).await.unwrap().set_sent();
         assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1));
         let reservation = budget.reserve(entry(3, 5).charge(), 0).unwrap();
         drop(reservation.record(entry(3, 5)).await.unwrap());

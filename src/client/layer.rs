@@ -45,7 +45,8 @@ use crate::protocol::MAX_REQUIRED_BODY;
 ///
 /// # Order of layers
 ///
-/// A retry layer above this one presents the same payment again: see [`Purchase`](super::Purchase).
+/// A retry layer above this one presents the same payment again: see [`Purchase`](super::Purchase). Put none below it: this one would take the
+/// answer to the last attempt for the answer to all, and call a payment failed that an earlier attempt has settled. Its amount stays reserved.
 ///
 /// Requests must have an absolute URI here, because limits per host and the journal need it. A timeout above this layer leaves the
 /// outcome of a payment unknown; a timeout below it counts as an unclear answer.
@@ -200,10 +201,5 @@ where
     fn identity(&self) -> Identity {
         let (method, url, headers) = (self.request.method(), self.request.uri().to_string(), self.request.headers());
         Identity::of(method, &url, headers, |hash| hash_body(self.request.body().clone(), hash))
-    }
-
-    fn is_unsent(&self, _: &S::Error) -> bool {
-        // Errors of any client say this in their own way.
-        false
     }
 }

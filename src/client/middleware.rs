@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::reqwest::{Body, Client, Request, Response, ResponseBuilderExt as _, StatusCode, Url, redirect};
+use ::reqwest::{Body, Client, Request, Response, ResponseBuilderExt as _, StatusCode, Url, redirect, retry};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
@@ -36,6 +36,13 @@ use crate::protocol::MAX_REQUIRED_BODY;
 /// which turns that off and returns a 3xx like any other answer. Around a client that follows redirects, a 402 from another URL is
 /// refused ([`Refusal::Redirected`]), but a redirect of the paid request cannot be stopped.
 ///
+/// # Retries
+///
+/// Add a retry middleware before this one, so that it is above: it repeats the whole, and the same payment is presented again. Below this
+/// one, where [`with`](reqwest_middleware::ClientBuilder::with) puts those that are added to a client that pays, it would hide the answers to
+/// earlier attempts: a payment may then be called failed that one of them has settled. Its amount stays reserved.
+/// [`client`](Self::client) turns off reqwest's own retries.
+///
 /// ```no_run
 /// # #[cfg(feature = "local-signer")]
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -57,14 +64,12 @@ pub struct PaymentMiddleware {
     payer: Payer,
     retry: RetryPolicy,
     max_buffered_body: usize,
-    /// The client below follows no redirects.
-    is_direct: bool,
 }
 
 impl PaymentMiddleware {
     /// Creates a middleware that pays as `payer`, with the default [`RetryPolicy`].
     pub fn new(payer: Payer) -> Self {
-        Self { payer, retry: RetryPolicy::default(), max_buffered_body: 8 << 20, is_direct: false }
+        Self { payer, retry: RetryPolicy::default(), max_buffered_body: 8 << 20 }
     }
 
     /// Sets how often a payment is sent again while its outcome is unclear.
@@ -88,13 +93,14 @@ impl PaymentMiddleware {
         self.payer.budget()
     }
 
-    /// Builds a client that pays and follows no redirects.
+    /// Builds a client that pays. It follows no redirects, and repeats requests only as the [`RetryPolicy`] says: the builder's redirect and retry
+    /// policies are replaced.
     ///
     /// # Errors
     /// What [`reqwest::ClientBuilder::build`] returns.
-    pub fn client(mut self, builder: ::reqwest::ClientBuilder) -> ::reqwest::Result<ClientWithMiddleware> {
-        self.is_direct = true;
-        let client: Client = builder.redirect(redirect::Policy::none()).build()?;
+    pub fn client(self, builder: ::reqwest::ClientBuilder) -> ::reqwest::Result<ClientWithMiddleware> {
+        // reqwest's own retries would hide the answer to the first attempt. With HTTP/2 they are its default.
+        let client: Client = builder.redirect(redirect::Policy::none()).retry(retry::never()).build()?;
         Ok(reqwest_middleware::ClientBuilder::new(client).with(self).build())
     }
 }
@@ -112,7 +118,7 @@ impl Middleware for PaymentMiddleware {
         }
         let request = buffered(request, self.max_buffered_body).await;
         let url = request.url().clone();
-        let exchange = ReqwestExchange { request: Some(request), url, is_direct: self.is_direct, extensions, next };
+        let exchange = ReqwestExchange { request: Some(request), url, extensions, next };
         send_and_pay(&self.payer, &self.retry, exchange).await.map_err(|error| match error {
             AddPaymentError::Inner(error) => error,
             AddPaymentError::Payment(error) => reqwest_middleware::Error::middleware(error),
@@ -134,7 +140,6 @@ struct ReqwestExchange<'a> {
     /// `None` once a request was sent whose body is a stream: it cannot be sent again.
     request: Option<Request>,
     url: Url,
-    is_direct: bool,
     extensions: &'a mut Extensions,
     next: Next<'a>,
 }
@@ -197,11 +202,6 @@ impl Exchange for ReqwestExchange<'_> {
             Some(None) => true,
             None => false,
         })
-    }
-
-    fn is_unsent(&self, error: &reqwest_middleware::Error) -> bool {
-        // Behind a redirect, the seller has the payment although the last connection failed.
-        self.is_direct && matches!(error, reqwest_middleware::Error::Reqwest(error) if error.is_connect())
     }
 }
 

@@ -126,7 +126,7 @@ impl Payer {
         let asked = Asked { method, url, date: date_of(headers), purchase: None };
         let mut payment = self.sign(challenge, asked).await?;
         // The caller may send it from here on.
-        payment.set_sent(true);
+        payment.set_sent();
         Ok(Some(payment))
     }
 

@@ -32,8 +32,8 @@ pub(super) trait SchemePayment: fmt::Debug + Send + Sync {
     /// Returns the nonce of the authorization, or the voucher's digest.
     fn nonce(&self) -> B256;
 
-    /// Notes that it may have been sent, or that it certainly was not.
-    fn set_sent(&mut self, sent: bool);
+    /// Notes that it may have been sent.
+    fn set_sent(&mut self);
 
     /// Interprets an answer.
     fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep;
@@ -167,10 +167,10 @@ impl SignedPayment {
         self.was_sent
     }
 
-    /// Notes that it may have been sent, or that it certainly was not.
-    pub(super) fn set_sent(&mut self, sent: bool) {
-        self.was_sent = sent;
-        self.payment.set_sent(sent);
+    /// Notes that it may have been sent.
+    pub(super) fn set_sent(&mut self) {
+        self.was_sent = true;
+        self.payment.set_sent();
     }
 
     /// Returns `true` if its server knows it by an id, and so does not work for it twice.

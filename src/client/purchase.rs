@@ -78,7 +78,7 @@ const PER_ATTEMPT: [&str; 5] = ["traceparent", "tracestate", "baggage", "b3", "x
 /// | remembered by | the purchase is |
 /// |---|---|
 /// | both | answered again, and charged nothing |
-/// | the journal only | bought again in the same channel, at the present price and within the limits; a process that still has the first voucher presents that, and gets the seller's refusal |
+/// | the journal only | bought again in the same channel, at the present price and within the limits, which count a charge that the client only now hears of; a process that still has the first voucher presents that, and gets the seller's refusal |
 /// | the seller only | presented as a new one, under the same payment identifier: the seller gives the answer again if it is asked in the channel that paid |
 /// | nobody | bought again, by any offer |
 ///

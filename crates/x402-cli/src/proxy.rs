@@ -391,7 +391,6 @@ fn problem(error: &reqwest_middleware::Error, url: &Url) -> Problem {
     warn!(host = url.host_str().unwrap_or_default(), "{detail}");
     match payment {
         PaymentError::Unanswered { .. } => Problem::new(StatusCode::GATEWAY_TIMEOUT, "unanswered", detail),
-        PaymentError::NotSent { .. } => Problem::new(StatusCode::BAD_GATEWAY, "unreachable", detail),
         PaymentError::Refused(_) => Problem::new(StatusCode::PAYMENT_REQUIRED, "not_paid", detail),
         _ => Problem::new(StatusCode::BAD_GATEWAY, "not_paid", detail),
     }

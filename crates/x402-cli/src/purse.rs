@@ -139,8 +139,8 @@ pub(crate) fn budget_of_run(journal: Journal, amount: Usdc) -> BudgetBuilder {
 /// Returns an error as a sentence, without the request's URL, which may hold a token.
 pub(crate) fn sentence(error: &PaymentError) -> String {
     match error {
-        // The causes of both name the URL.
-        PaymentError::NotSent { .. } | PaymentError::Unanswered { .. } => error.to_string(),
+        // Its cause names the URL.
+        PaymentError::Unanswered { .. } => error.to_string(),
         error => Sentence(error).to_string(),
     }
 }
@@ -169,7 +169,6 @@ pub(crate) fn advice(error: &PaymentError) -> &'static str {
             "Nothing was paid. Set the clock of this machine."
         }
         PaymentError::Refused(_) => "Nothing was paid.",
-        PaymentError::NotSent { .. } => "Nothing was paid. Check the address, and whether the service runs.",
         PaymentError::Journal(_) => "Nothing was paid. Check the disk, and who may write to the journal.",
         PaymentError::Unanswered { .. } => {
             "It may have been paid. With --journal and --purchase, the same command asks again and pays once; x402 wallet shows what is open."

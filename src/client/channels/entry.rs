@@ -182,6 +182,16 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
+    /// Returns this doubt, with at most the charge that `earlier` was about.
+    pub(super) fn of_charge_up_to(self, earlier: Self) -> Self {
+        Self { charge: self.charge.min(earlier.charge), ..self }
+    }
+
+    /// Returns the most that a request may have been charged.
+    pub(super) const fn charge(self) -> Usdc {
+        self.charge
+    }
+
     /// Returns `true` if a request may have been charged.
     pub(super) fn is_about_charge(self) -> bool {
         self.charge > Usdc::ZERO

@@ -54,8 +54,10 @@ pub(in crate::client) struct VoucherPayment {
     before: Doubt,
     state: State,
     tried: Tried,
-    /// What the seller can charge for this request by earlier vouchers, besides the present one.
+    /// What the seller can charge for this request by earlier vouchers, besides the present one (I15).
     cost: Usdc,
+    /// The last voucher is to be sent again under the same identifier, since another one could cost too much.
+    asks_again: bool,
     signed_again: u32,
     receipt: Receipt,
     channel_receipt: ChannelReceipt,
@@ -176,30 +178,35 @@ impl VoucherPayment {
             state: State::Signed,
             tried: Tried::default(),
             cost: Usdc::ZERO,
+            asks_again: false,
             signed_again: 0,
             receipt,
             channel_receipt,
         };
-        payment.sign_for(Box::new(lease), deposit, purchase.is_known()).await?;
+        let is_short = payment.is_short(&lease);
+        payment.sign_for(Box::new(lease), deposit, purchase.is_known() && is_short).await?;
         Ok(payment)
+    }
+
+    /// Returns `true` if nothing can be signed without a deposit or above the limit per payment.
+    fn is_short(&self, lease: &Lease) -> bool {
+        let (now, price) = (self.wallet.now(), self.terms.price);
+        lease.entry.means(price, now) != Means::Voucher || self.wallet.budget.check_price(price).is_err()
     }
 
     /// Signs what the channel needs now, records it, and makes the header. After an error nothing was sent.
     ///
-    /// If it `may_ask`, and nothing can be signed without a deposit or above the limit per payment, it signs the last voucher again. The answer to
-    /// a purchase that was signed for before may cost nothing. If the seller does not know the purchase, it refuses that voucher.
-    async fn sign_for(&mut self, mut lease: Box<Lease>, deposit: Usdc, may_ask: bool) -> Result<(), PaymentError> {
+    /// If it `asks`, it signs the last voucher again: the answer to a purchase that was signed for before may cost nothing. If the seller does not
+    /// know the purchase, it refuses that voucher.
+    async fn sign_for(&mut self, mut lease: Box<Lease>, deposit: Usdc, asks: bool) -> Result<(), PaymentError> {
         let (now, id, price) = (self.wallet.now(), lease.id(), self.terms.price);
         let entry = &mut lease.entry;
-        let means = entry.means(price, now);
-        let affordable = self.wallet.budget.check_price(price);
-        let asks = may_ask && (means != Means::Voucher || affordable.is_err());
         let (mut reservation, mut along) = (None, None);
-        let (sent, max) = match (entry.last_signed().filter(|_| asks), means) {
-            (Some(last), _) => (Sent::Last, last),
-            (None, means) => {
-                affordable?;
-                match means {
+        let (sent, max) = match entry.last_signed().filter(|_| asks) {
+            Some(last) => (Sent::Last, last),
+            None => {
+                self.wallet.budget.check_price(price)?;
+                match entry.means(price, now) {
                     Means::Nothing => return Err(Refusal::DepositPending.into()),
                     Means::NewDeposit { needed } => {
                         reservation = Some(self.sign_deposit((id, &mut *entry), (needed, deposit), now).await?);
@@ -213,7 +220,11 @@ impl VoucherPayment {
             }
         };
         let (voucher, digest) = sign_voucher(&self.wallet, (id, &*entry), max).await?;
-        let before = entry.sign(less(max, entry.charged), &voucher, along.is_some());
+        let mut before = entry.sign(less(max, entry.charged), &voucher, along.is_some());
+        if self.signed_again > 0 && self.channel_receipt.id == id {
+            // The rest of the doubt is about earlier vouchers of this request.
+            before = before.of_charge_up_to(self.before);
+        }
         entry.used_at = now;
         if let Some(key) = self.purchase.key() {
             entry.add_purchase(key);
@@ -302,10 +313,19 @@ impl VoucherPayment {
     }
 
     fn sign_again_or_conclude(&mut self) -> NextStep {
+        self.asks_again = false;
         match self.may_sign_again(self.cost) {
             true => NextStep::SignAgain,
             false => NextStep::Conclude,
         }
+    }
+
+    /// Does the same after a correction. If another voucher could cost too much, the last one asks for the answer: it allows nothing more, and a
+    /// seller that takes ids gives the answer to a request that it has charged.
+    fn sign_or_ask_again(&mut self) -> NextStep {
+        let next = self.sign_again_or_conclude();
+        self.asks_again = next == NextStep::Conclude && self.offered.has_id && self.signed_again < MAX_SIGNED_AGAIN;
+        if self.asks_again { NextStep::SignAgain } else { next }
     }
 
     /// Takes another channel than the one that the seller calls busy, where one is free or may be opened.
@@ -455,20 +475,22 @@ impl VoucherPayment {
     fn correct(&mut self, headers: &HeaderMap, was_unclear: bool) -> NextStep {
         let Hold::Held(lease) = &mut self.hold else { return NextStep::Conclude };
         let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known());
+        let spent = lease.entry.spent();
         let correction = correct(headers, id, &mut lease.entry);
         let grown = less(lease.entry.charged, before);
         let is_unexplained = self.before.is_about_charge() || !was_known || grown > self.terms.price;
+        if was_unclear || !was_known || self.purchase.is_known() {
+            // What no other request explains may have been charged for this very one, however the seller explains it.
+            let others = if self.purchase.is_known() { Usdc::ZERO } else { self.before.charge() };
+            self.cost = plus(self.cost, less(less(lease.entry.spent(), spent), others));
+        }
         if let Correction::Charged(finding) = &correction {
             tracing::warn!(channel = %id, %finding, "a seller charged more than the answers explain");
-            if !was_known {
-                // It may be this very request.
-                self.cost = plus(self.cost, grown);
-            }
             self.channel_receipt.finding = Some(finding.clone());
         }
         match correction {
             // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice. If an earlier request may
-            // have been charged in its place, a seller that takes ids gives the answer again, or works for it.
+            // have been charged in its place, a seller that takes ids gives the answer again, or works for it: within the limit for this request.
             Correction::Adopted | Correction::Charged(_)
                 if was_unclear && grown > Usdc::ZERO && !(self.offered.has_id && is_unexplained) =>
             {
@@ -477,7 +499,7 @@ impl VoucherPayment {
                 self.receipt.reason = Some("the seller charged the request, and its answer is lost".into());
                 NextStep::Conclude
             }
-            Correction::Adopted | Correction::Charged(_) => self.sign_again_or_conclude(),
+            Correction::Adopted | Correction::Charged(_) => self.sign_or_ask_again(),
             Correction::Unproven => {
                 self.channel_receipt.finding = Some(ChannelFinding::Unproven);
                 NextStep::Conclude
@@ -514,10 +536,8 @@ impl SchemePayment for VoucherPayment {
         self.receipt.nonce
     }
 
-    fn set_sent(&mut self, sent: bool) {
-        if sent {
-            self.note(Event::Sent);
-        }
+    fn set_sent(&mut self) {
+        self.note(Event::Sent);
     }
 
     fn answered(&mut self, answer: &AnswerHead<'_>) -> NextStep {
@@ -574,13 +594,14 @@ impl SchemePayment for VoucherPayment {
         match std::mem::replace(&mut self.hold, Hold::Gone) {
             Hold::Leaving { busy, next, deposit } => self.sign_in_place_of(busy, next, deposit).await,
             Hold::Held(lease) => {
+                let asks = std::mem::take(&mut self.asks_again);
                 let means = lease.entry.means(self.terms.price, self.wallet.now());
                 let deposit = match (means, &self.wallet.channels) {
-                    (Means::NewDeposit { .. }, Some(policy)) => lease.promise(policy, &self.terms),
+                    (Means::NewDeposit { .. }, Some(policy)) if !asks => lease.promise(policy, &self.terms),
                     _ => Ok(Usdc::ZERO),
                 };
                 match deposit {
-                    Ok(deposit) => self.sign_for(lease, deposit, false).await,
+                    Ok(deposit) => self.sign_for(lease, deposit, asks).await,
                     Err(refusal) => {
                         self.hold = Hold::Held(lease);
                         Err(refusal.into())

@@ -1,8 +1,9 @@
-//! One exchange with a facilitator over HTTP, bounded in time and bytes. Redirects are not followed, but for one when it is built.
+//! One exchange with a facilitator over HTTP, bounded in time and bytes. Redirects are not followed, but for one when it is built, and reqwest
+//! repeats nothing.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use ::reqwest::{Client, ClientBuilder, redirect::Policy};
+use ::reqwest::{Client, ClientBuilder, redirect::Policy, retry::never};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{
@@ -124,6 +125,8 @@ impl Api {
         let client = client
             .unwrap_or_default()
             .redirect(Policy::none())
+            // Otherwise an error of connecting may be that of a second attempt, and would not show that nothing was sent.
+            .retry(never())
             .connect_timeout(CONNECT.min(timeout))
             .pool_idle_timeout(IDLE)
             .tcp_nodelay(true)

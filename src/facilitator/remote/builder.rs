@@ -81,7 +81,7 @@ impl RemoteFacilitatorBuilder {
         self
     }
 
-    /// Sets the HTTP client to build on, for proxies and root certificates. Its redirects, timeouts and idle connections are overridden.
+    /// Sets the HTTP client to build on, for proxies and root certificates. Its redirects, retries, timeouts and idle connections are overridden.
     ///
     /// Its default headers, which may be an API key, are sent to the facilitator's host and port alone: a redirect to another is an error
     /// ([`RemoteBuildError::Moved`]) if a client is set.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,7 +23,7 @@ use tower_x402::{
         Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, OfferRefusal, Payer, PaymentError,
         PaymentMiddleware, PaymentOutcome, Purchase, Receipt, ReceiptExt as _, Refusal, RetryPolicy, refund_channels,
     },
-    protocol::{PaymentPayload, decode_header},
+    protocol::{PaymentId, PaymentPayload, decode_header},
     vouchers::{ChannelPayload, Escrow, Voucher},
 };
 
@@ -53,6 +56,13 @@ fn channel_offer(change: &Value) -> Value {
 fn demand(error: &str, offers: &[Value]) -> String {
     let resource = json!({ "url": "http://evaluator.example" });
     encode(json!({ "x402Version": 2, "error": error, "resource": resource, "accepts": offers }))
+}
+
+/// The same, of a seller that takes payment identifiers.
+fn demand_naming(offers: &[Value]) -> String {
+    let resource = json!({ "url": "http://evaluator.example" });
+    let extensions: Value = PaymentId::extension().declared().into();
+    encode(json!({ "x402Version": 2, "resource": resource, "accepts": offers, "extensions": extensions }))
 }
 
 /// A seller that has this clock.
@@ -188,7 +198,18 @@ impl Buyer {
         Self { payer, server: Server::paid(offers, replies).await }
     }
 
-    /// The same, with as many open lanes, in each of which one request was charged.
+    /// The same, of a seller that takes payment identifiers and asks for this price.
+    async fn naming(per_payment: u64, price: impl Fn() -> u64 + Send + Sync + 'static, replies: Vec<Reply>) -> Self {
+        let Self { payer, .. } = Self::within(per_payment, Vec::new()).await;
+        let required = move || {
+            let mut offer = channel_offer(&json!({}));
+            offer["amount"] = price().to_string().into();
+            required_402(&demand_naming(&[offer]))
+        };
+        Self { payer, server: Server::selling(required, replies).await }
+    }
+
+    /// A buyer with a limit, with as many open lanes, in each of which one request was charged.
     async fn with_lanes(lanes: usize, per_payment: u64, replies: Vec<Reply>) -> Self {
         let mut all: Vec<_> = (0..lanes).map(|_| charged_late(1_000, 200)).collect();
         all.extend(replies);
@@ -456,6 +477,71 @@ async fn first_voucher_that_a_seller_refuses_proves_no_earlier_charge() {
         let spent = buyer.payer.budget().spent().atomic();
         assert_eq!(buyer.claimable(0, 0), u128::from(spent), "it counts as spent");
     }
+}
+
+/// Gives the answer of an earlier voucher again, after which so much was charged in all.
+fn given_again(charged: u64) -> Reply {
+    let state = json!({ "chargedCumulativeAmount": charged.to_string() });
+    report(200, json!({ "chargedAmount": "1000", "channelState": state }))
+}
+
+/// However the seller explains what it charged: if no earlier request did cost it, this one may have.
+#[tokio::test]
+async fn request_with_a_lost_answer_costs_no_more_than_the_limit_per_payment() {
+    let no_deposit = || refused("receive_authorization_signature", json!({}));
+    for (per_payment, replies, expected) in [
+        (PRICE, vec![status(503), corrected(1_000), given_again(1_000)], vec![1_000; 3]),
+        (PRICE, vec![status(503), no_deposit(), corrected(1_000), given_again(1_000)], vec![1_000; 4]),
+        (2 * PRICE, vec![status(503), corrected(1_000), charged(1_000)], vec![1_000, 1_000, 2_000]),
+    ] {
+        let buyer = Buyer::naming(per_payment, || PRICE, replies).await;
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+        let ceilings: Vec<_> = paid(&buyer.server).iter().map(|(ceiling, _)| *ceiling).collect();
+        assert_eq!(ceilings, expected);
+        assert_eq!(buyer.payer.budget().spent().atomic(), u64::try_from(expected[expected.len() - 1]).unwrap());
+    }
+}
+
+#[tokio::test]
+async fn cheap_request_without_an_answer_does_not_explain_the_charge_of_a_dear_one() {
+    let price = Arc::new(AtomicU64::new(PRICE));
+    let mut replies = vec![charged(1_000)];
+    replies.extend((0..5).map(|_| cut()));
+    replies.extend([status(503), corrected(2_000), given_again(2_000)]);
+    let asked = price.clone();
+    let buyer = Buyer::naming(PRICE, move || asked.load(Ordering::SeqCst), replies).await;
+    buyer.buy().await;
+    price.store(1, Ordering::SeqCst);
+    assert_eq!(buyer.try_buy().await.unwrap_err().outcome(), PaymentOutcome::Unknown);
+    assert_eq!(buyer.books(), (1_000, 1, 5_000));
+    price.store(PRICE, Ordering::SeqCst);
+    let (status, receipt) = buyer.try_buy_for("another answer").await.unwrap();
+    assert_eq!((status, receipt.outcome, receipt.amount), (200, ACCEPTED, usdc(1_000)));
+    assert_eq!(buyer.claimable(0, 0), 2_000, "what was charged");
+    assert_eq!(buyer.books(), (2_000, 0, 5_000));
+}
+
+#[tokio::test]
+async fn named_purchase_that_was_charged_before_a_restart_costs_no_more_than_the_limit_per_payment() {
+    let path = TempPath::new("charged-before");
+    let server = {
+        let replies = vec![cut(), corrected(1_000), given_again(1_000)];
+        let required = demand_naming(&[channel_offer(&json!({}))]);
+        Server::paid(required, replies).await
+    };
+    for (attempts, expected) in [(1, None), (5, Some(200))] {
+        let journal = Journal::open(&path.0).unwrap();
+        let budget = Budget::builder().per_payment(usdc(PRICE)).journal(journal).build();
+        let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).budget(budget);
+        let client = PaymentMiddleware::new(payer.vouchers(ChannelPolicy::new()).build())
+            .retry(RetryPolicy::default().first_pause(Duration::from_millis(5)).max_attempts(attempts))
+            .client(reqwest::Client::builder().no_proxy())
+            .unwrap();
+        let request = client.post(server.url()).body("x").with_extension(Purchase::named("order 17"));
+        assert_eq!(request.send().await.ok().map(|response| response.status().as_u16()), expected);
+    }
+    let ceilings: Vec<_> = paid(&server).iter().map(|(ceiling, _)| *ceiling).collect();
+    assert_eq!(ceilings, [1_000; 3]);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! One purchase, one payment: whatever is lost, and whoever repeats the request.
 
 use std::{
+    collections::BTreeSet,
     pin::pin,
     sync::{
         Arc, Mutex,
@@ -551,36 +552,88 @@ async fn clock_that_differs_from_the_sellers_is_named_before_anything_is_signed(
     assert_eq!(said, "this machine's clock is 60 s ahead of the seller's; set it");
 }
 
-#[tokio::test]
-async fn payment_that_could_not_be_sent_frees_its_amount() {
+/// A seller that asks for a payment, and answers 503 to the paid request if it waits for that. Then nobody listens there.
+async fn vanishing_seller(waits: bool) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
-    // Asks for a payment, and is gone.
-    let gone = tokio::spawn(async move {
-        let (mut connection, _) = listener.accept().await.unwrap();
-        drop(listener);
-        let mut request = [0; 1_024];
-        assert!(connection.read(&mut request).await.unwrap() > 0);
-        let head = format!(
-            "HTTP/1.1 402 Payment Required\r\npayment-required: {}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-            required(&[offer(1_000)])
-        );
-        connection.write_all(head.as_bytes()).await.unwrap();
+    tokio::spawn(async move {
+        let required = format!("402 Payment Required\r\npayment-required: {}", required(&[offer(1_000)]));
+        let mut listener = Some(listener);
+        for (is_last, is_paid, head) in [(!waits, false, required.as_str()), (true, true, "503 Service Unavailable")]
+            .into_iter()
+            .take(1 + usize::from(waits))
+        {
+            let (mut connection, _) = listener.as_ref().unwrap().accept().await.unwrap();
+            if is_last {
+                listener = None;
+            }
+            let mut request = vec![0; 16_384];
+            let length = connection.read(&mut request).await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&request[..length]).contains("payment-signature"), is_paid);
+            let head = format!("HTTP/1.1 {head}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            connection.write_all(head.as_bytes()).await.unwrap();
+        }
     });
-    let path = TempPath::new("not-sent");
-    let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
-    let error = client(&budget).get(&url).send().await.unwrap_err();
-    gone.await.unwrap();
-    assert!(matches!(PaymentError::of(&error), Some(PaymentError::NotSent { attempts: 5, .. })), "{error:?}");
-    assert_eq!(PaymentError::of(&error).unwrap().outcome(), PaymentOutcome::Refused);
-    assert_eq!(budget.remaining(), budget.total());
-    assert!(budget.journal().unresolved().is_empty());
-    drop(budget);
-    // The file knows it, as soon as it is written.
-    eventually("the journal is closed", async || Journal::open(&path.0).is_ok()).await;
-    let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
-    assert_eq!((budget.reserved(), budget.spent()), (Usdc::ZERO, Usdc::ZERO));
+    url
+}
+
+/// Repeats a request that got no answer, or a 503, and returns what came of the last attempt.
+struct Repeat;
+
+#[async_trait::async_trait]
+impl reqwest_middleware::Middleware for Repeat {
+    async fn handle(
+        &self,
+        request: reqwest::Request,
+        extensions: &mut http::Extensions,
+        next: reqwest_middleware::Next<'_>,
+    ) -> reqwest_middleware::Result<reqwest::Response> {
+        let first = next.clone().run(request.try_clone().unwrap(), extensions).await;
+        match first {
+            Ok(response) if response.status() != 503 => Ok(response),
+            _ => next.run(request, extensions).await,
+        }
+    }
+}
+
+/// The last attempt could not connect. An earlier one, in a retry below the payments, may have brought the seller the payment.
+#[tokio::test]
+async fn payment_stays_reserved_although_nobody_listens_any_more() {
+    let plain = || reqwest::Client::builder().no_proxy();
+    let repeats = reqwest::retry::for_host("127.0.0.1").classify_fn(|answer| match answer.status() {
+        Some(status) if status == 503 => answer.retryable(),
+        _ => answer.success(),
+    });
+    for (case, waits, below, builder) in [
+        ("gone before it is paid", false, false, plain()),
+        ("gone once it is paid, repeated by reqwest", true, false, plain().retry(repeats)),
+        ("gone once it is paid, repeated by a middleware", true, true, plain()),
+    ] {
+        let url = vanishing_seller(waits).await;
+        let path = TempPath::new("vanished");
+        let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
+        let mut client = middleware(&budget).retry(quick()).client(builder).unwrap();
+        if below {
+            client = ClientBuilder::from_client(client).with(Repeat).build();
+        }
+        let order = Purchase::named("order 17");
+        let mut nonces = BTreeSet::new();
+        for _ in 0..2 {
+            let error = client.get(&url).with_extension(order.clone()).send().await.unwrap_err();
+            assert!(
+                matches!(PaymentError::of(&error), Some(PaymentError::Unanswered { attempts: 5, .. })),
+                "{case}: {error:?}"
+            );
+            nonces.insert(PaymentError::of(&error).unwrap().receipt().unwrap().nonce);
+            assert_eq!(budget.reserved(), Usdc::from_atomic(1_000), "{case}");
+        }
+        assert_eq!(nonces.len(), 1, "{case}: a purchase is signed for once");
+        drop((client, budget));
+        eventually("the journal is closed", async || Journal::open(&path.0).is_ok()).await;
+        let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
+        assert_eq!((budget.reserved(), budget.spent()), (Usdc::from_atomic(1_000), Usdc::ZERO), "{case}");
+    }
 }
 
 /// The seller has the payment, and sends its request on to where nobody listens.

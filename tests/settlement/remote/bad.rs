@@ -1,6 +1,8 @@
 //! Facilitators that fail: no payment is charged twice, and no unknown outcome is reported as failed.
 
 use std::{
+    future::ready,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,10 +12,11 @@ use std::{
 
 use futures_util::future::join_all;
 use http::HeaderMap;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use serde_json::json;
 use tower_x402::{
     ManualClock,
-    facilitator::{Facilitator as _, Outgoing},
+    facilitator::{Facilitator as _, Outgoing, RemoteFacilitator},
     ledger::{Ledger, MemoryLedger, ResponseLimits, Settlement},
     payment::SettlementOutcome,
     protocol::PaymentFlow,
@@ -221,6 +224,45 @@ async fn unsent_settlement_leaves_the_payment_due() {
     is_broken.store(false, Ordering::SeqCst);
     assert_eq!(seller.ask(&purchase).await.status, 200, "the work is kept");
     assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+/// The name of the facilitator's host leads nowhere once it has refused to answer.
+struct Vanishing(SocketAddr, Arc<AtomicBool>);
+
+impl Resolve for Vanishing {
+    fn resolve(&self, _: Name) -> Resolving {
+        let found: Result<Addrs, Box<dyn std::error::Error + Send + Sync>> = match self.1.load(Ordering::SeqCst) {
+            true => Err("no such host".into()),
+            false => Ok(Box::new([self.0].into_iter())),
+        };
+        Box::pin(ready(found))
+    }
+}
+
+/// The caller's client would repeat the request by itself, and only the last attempt could not connect.
+#[tokio::test]
+async fn settlement_that_was_sent_is_unknown_although_the_facilitator_is_gone_now() {
+    let stage = Stage::open().await;
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let repeats = reqwest::retry::for_host("facilitator.test").classify_fn(|answer| match answer.status() {
+        Some(status) if status == 503 => answer.retryable(),
+        _ => answer.success(),
+    });
+    let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).retry(repeats);
+    let client = client.dns_resolver(Vanishing(stage.address, is_gone.clone()));
+    let remote = RemoteFacilitator::builder(format!("http://facilitator.test:{}/", stage.address.port()));
+    let remote = remote.network(NET).settle_timeout(Duration::from_secs(4)).client(client);
+    let seller = stage.seller(remote, PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let vanish = move || {
+        is_gone.store(true, Ordering::SeqCst);
+        Reply::Status(503, "{}")
+    };
+    stage.script([Turn::Other(Arc::new(vanish))], Turn::Honest);
+    let answer = seller.ask(&purchase).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "settlement_pending"));
+    assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
+    assert_eq!(stage.settles().len(), 1);
 }
 
 #[tokio::test]

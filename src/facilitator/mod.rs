@@ -100,6 +100,10 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the outcome of a payment whose settlement was not followed to its end.
     ///
+    /// It is also called for payments that nobody wants settled now ([`Settlement::None`](crate::ledger::Settlement::None) and
+    /// [`Due`](crate::ledger::Settlement::Due)), to find out whether somebody else executed them. Of these it looks at the chain, if it can,
+    /// and sends nothing: a payment that nobody is known to have executed has [failed](SettlementOutcome::Failed), and is not dead.
+    ///
     /// # Errors
     /// [`FacilitatorError`] if it could not be looked up.
     async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError>;

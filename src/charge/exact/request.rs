@@ -342,18 +342,24 @@ impl ExactRequest {
     async fn turn_to(&mut self, key: PaymentKey) -> Result<(), Refusal> {
         // It was forgotten a moment ago.
         let Some(mut record) = self.facilitator.ledger().get(&key).await? else { return Err(Why::InProgress.into()) };
-        let (payment, seller) = (record.payment(), &self.seller);
-        let is_done = matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered);
-        let is_usable = is_done
+        let (payment, now) = (record.payment(), self.seller.now());
+        // It may be charged yet, or was: then there is an answer to wait for.
+        let is_open = matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered)
+            || matches!(record.settlement, Settlement::Submitted | Settlement::Unknown)
             || record.settlement.paid_by().is_some()
-            || payment.check_window(seller.rules.limits.window(), seller.now()).is_ok();
+            || record.is_leased(now);
+        let is_usable = is_open || payment.check_window(self.seller.rules.limits.window(), now).is_ok();
         let is_same = self.is_same_request(&record) && self.facilitator.knows(&record.terms);
         let refusal = Why::OtherId.into();
-        if !is_same
-            || record.settlement == Settlement::Dead
-            || !(is_usable || self.is_executed(&mut record, &refusal).await?)
-        {
+        if !is_same || record.settlement == Settlement::Dead {
             return Err(refusal);
+        }
+        if !is_usable {
+            match self.is_executed(&mut record, &refusal).await {
+                Ok(true) => {}
+                Err(unclear) if unclear.retry_after().is_some() => return Err(unclear),
+                Ok(false) | Err(_) => return Err(refusal),
+            }
         }
         (self.key, self.payment, self.refusal, self.verified) = (key, payment, None, None);
         Ok(())

@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use alloy_primitives::{Address, B256, U256};
@@ -18,7 +19,7 @@ use support::{
     chain::Chain as _,
     devnet::DevnetChain,
     permit::{ExactPermit, approve, invalidate},
-    shop::{Answer, App, Customer, PRICE, Purchase, Shop, app, evaluate, paid, send, serve_facilitator},
+    shop::{Answer, App, Customer, PRICE, Purchase, Shop, app, ask, evaluate, paid, send, serve_facilitator},
 };
 use tokio::sync::Notify;
 use tower_x402::{
@@ -347,6 +348,40 @@ async fn payment_made_anew_under_the_identifier_of_one_that_a_stranger_executed_
     let answer = present(&anew).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
     assert_eq!((answer.transaction(), stage.shop.handled(), stage.received().await), (transaction, 2, PRICE));
+}
+
+/// The first payment may be charged yet: its payer is not told of a conflict, and gets its answer.
+#[tokio::test]
+async fn payment_made_anew_under_the_identifier_of_one_under_work_waits_for_its_answer() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let stage = Stage::with(|layer| layer.clock(clock.clone())).await;
+    let customer = Customer { from: stage.payer.address(), signer: stage.payer.clone() };
+    let present = |purchase: &Purchase| {
+        let mut payload = purchase.payload();
+        let info = json!({ "required": false, "id": "pay_7d5d747be160e280504c099d984bcfe0" });
+        payload["extensions"] = json!({ "payment-identifier": { "info": info, "schema": {} } });
+        paid(evaluate("held"), &payload)
+    };
+    let mut first = customer.pay(&stage.app, evaluate("held")).await;
+    first.authorization.validBefore = U256::from(clock.now() + 80);
+    first.resign();
+    let anew = customer.pay(&stage.app, evaluate("held")).await;
+    let mut again = None;
+    let answer = stage
+        .during(present(&first), async {
+            clock.advance(10);
+            let asked = ask(&stage.app, present(&anew));
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(!asked.is_finished(), "{:?}", asked.await);
+            again = Some(asked);
+        })
+        .await;
+    let again = again.unwrap().await.unwrap();
+    for answer in [&answer, &again] {
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    }
+    assert_eq!((again.transaction(), stage.shop.handled()), (answer.transaction(), 1));
+    assert_eq!(stage.received().await, PRICE);
 }
 
 /// Its balance is gone with the payment, of course.

@@ -30,9 +30,10 @@ use support::{
     around_ledger::{Around, AroundLedger, Call},
     authorization,
     chain::Chain as _,
+    devnet::DevnetChain,
     eventually::in_time,
     scripted::{Scripted, customer, failed_in, key, not_yet, paid},
-    shop::{Customer, PRICE, Purchase},
+    shop::{Customer, PRICE, Purchase, Shop},
 };
 
 /// A payment of the customer to a payee of its choice, as a resource server would have got it.
@@ -243,6 +244,28 @@ async fn failure_refused_by_the_ledger_is_not_reported_by_a_service() {
     let service = FacilitatorService::builder(bank).build();
     let said = settle_at(&service, &request(&purchase(&customer(), authorization::random_address()))).await;
     assert_eq!(said["errorReason"], json!("settlement_pending"), "{said}");
+}
+
+/// Rule F5 of x402-conformance: no success before there is a block, and what is pending names its transaction and network.
+#[tokio::test]
+async fn settlement_is_pending_under_its_transaction_until_it_is_in_a_block() {
+    let chain = DevnetChain::start(None).await;
+    let patience = Duration::from_secs(1);
+    let shop = Shop::open_with(&chain, |bank| bank.rpc_url(chain.rpc_url()).confirm_timeout(patience)).await;
+    let service = FacilitatorService::builder(shop.facilitator.clone()).build();
+    let customer = Customer::with_funds(&chain, PRICE).await;
+    let body = request(&purchase(&customer, shop.pay_to));
+    chain.devnet.stall(true);
+    let pending = settle_at(&service, &body).await;
+    assert_eq!((is_paid(&pending), &pending["errorReason"]), (false, &json!("settlement_pending")), "{pending}");
+    assert_eq!(pending["network"], "eip155:84532");
+    assert!(pending["transaction"].as_str().is_some_and(|hash| hash.len() == 66), "{pending}");
+    chain.devnet.stall(false);
+    chain.devnet.mine();
+    let settled = settle_at(&service, &body).await;
+    assert!(is_paid(&settled), "{settled}");
+    assert_eq!(settled["transaction"], pending["transaction"]);
+    assert_eq!(chain.balance(shop.pay_to).await, PRICE);
 }
 
 /// Two processes of a service on one ledger: what one of them settles, for the first time or once more, the other one does not.

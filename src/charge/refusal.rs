@@ -177,6 +177,14 @@ impl Refusal {
         matches!(&self.0.why, Why::Rejected(rejection) if rejection.reason == Reason::NonceAlreadyUsed)
     }
 
+    /// Returns the channel that a payer is told of, whose voucher was misstated.
+    pub(crate) fn channel_mut(&mut self) -> Option<&mut ChannelRecord> {
+        match &mut self.0.why {
+            Why::Misstated(_, _, record) => Some(record),
+            _ => None,
+        }
+    }
+
     pub(crate) fn why(&self) -> &Why {
         &self.0.why
     }

@@ -36,7 +36,11 @@ impl BatchHeld {
         mut request: BatchRequest,
         presented: &mut impl Presented,
     ) -> Result<Beginning<Self>, Refusal> {
-        let channel = match request.begin(presented).await? {
+        let begun = match request.begin(presented).await {
+            Ok(begun) => begun,
+            Err(refusal) => return Err(Box::pin(request.withhold(refusal)).await),
+        };
+        let channel = match begun {
             Next::Replay(response, receipt) => return Ok(Beginning::Replay(response, receipt)),
             Next::Refunded(record, executed) => {
                 let receipt = receipt(None, &record, record.charged(), Some(&executed));

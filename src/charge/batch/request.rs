@@ -516,14 +516,37 @@ impl BatchRequest {
         Refusal::rejected(reason::CHANNEL_BUSY, detail)
     }
 
-    /// The books refused the voucher. The payer is told what would be right, so that it can sign again. A stranger, who can have vouchers that
-    /// were claimed, is told the sums and no voucher that it does not have (invariant I7).
+    /// Withholds the newest voucher from strangers, who can have those that were claimed (invariant I7): they could buy with the rest of it. One
+    /// that is used up is shown to anybody, and counts as public from then on.
+    pub(super) async fn withhold(&self, mut refusal: Refusal) -> Refusal {
+        let max = self.payment.voucher.max_claimable_amount;
+        let Some(record) = refusal.channel_mut() else { return refusal };
+        let has_it = record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
+        if has_it || record.is_newest_public() || !record.may_be_public(max) {
+            return refusal;
+        }
+        let is_shown = match record.is_used_up() {
+            true => self.channels.advance(&record.id, &ChannelStep::Publish).await.is_ok(),
+            false => self.has_signed_deposit().await,
+        };
+        if !is_shown {
+            record.voucher = None;
+        }
+        refusal
+    }
+
+    /// Returns `true` if a deposit came along that was not made yet: nobody but the payer can have signed it. One that has lost its books sends
+    /// it.
+    async fn has_signed_deposit(&self) -> bool {
+        let Some(deposit) = &self.payment.deposit else { return false };
+        let Some(_place) = self.places().enter().await else { return false };
+        self.channels.verify_deposit(&self.payment.config, deposit).await.is_ok()
+    }
+
+    /// The books refused the voucher. The payer is told what would be right, so that it can sign again.
     pub(super) fn refused(&self, error: ChannelLedgerError) -> Refusal {
         match error {
-            ChannelLedgerError::Mismatch(mut record) => {
-                if !record.shows_voucher_to(self.payment.voucher.max_claimable_amount) {
-                    record.voucher = None;
-                }
+            ChannelLedgerError::Mismatch(record) => {
                 let detail = "the voucher is not for what was charged so far and the price of this request";
                 let rejection = Rejection::new(reason::CUMULATIVE_AMOUNT_MISMATCH.into(), detail);
                 Why::Misstated(rejection, self.payment.offer, record).into()

@@ -44,7 +44,8 @@ pub struct ChannelRecord {
     pub(crate) charged: u128,
     /// The newest voucher that something was charged by; `None` if nothing was charged by this ledger.
     pub voucher: Option<Voucher>,
-    /// The highest ceiling of the vouchers that were put into a claim, whether it was executed or not: these may be public. 0 before the first.
+    /// The highest ceiling of the vouchers that were put into a claim, whether it was executed or not, or shown to somebody who may be a stranger:
+    /// these may be public. 0 before the first.
     #[serde(default, with = "crate::vouchers::amount")]
     pub published: u128,
     /// The channel as the chain had it when it was last looked at.
@@ -295,12 +296,17 @@ impl ChannelRecord {
         max <= self.published || self.published < self.observed.state.total_claimed
     }
 
-    /// Returns `true` if whoever shows a voucher for this much may be told the newest one: it has that one, it is the payer, or everybody can
-    /// read the newest one in the claim of all that was charged.
+    /// Returns `true` if the newest voucher pays for no more than it was charged for: whoever is shown it can buy nothing with it.
     #[cfg(feature = "server")]
-    pub(crate) fn shows_voucher_to(&self, max: u128) -> bool {
-        let is_newest = self.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
-        is_newest || self.charged == self.observed.state.total_claimed || !self.may_be_public(max)
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.charged)
+    }
+
+    /// Returns `true` if a stranger may have the newest voucher.
+    #[cfg(feature = "server")]
+    pub(crate) fn is_newest_public(&self) -> bool {
+        let is_claimed = self.charged == self.observed.state.total_claimed;
+        is_claimed || self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.published)
     }
 
     /// Returns the channel's state as payers are told it.
@@ -363,7 +369,13 @@ impl ChannelRecord {
                     return Err(ChannelLedgerError::Busy { until: running });
                 }
                 self.claiming_until = Some(*until);
-                self.publish();
+                self.publish_claim();
+                Ok(())
+            }
+            ChannelStep::Publish => {
+                if let Some(newest) = &self.voucher {
+                    self.published = self.published.max(newest.max_claimable_amount);
+                }
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {
@@ -396,7 +408,7 @@ impl ChannelRecord {
     }
 
     /// Notes that the newest voucher is put into a claim, if there is something to claim.
-    fn publish(&mut self) {
+    fn publish_claim(&mut self) {
         if let Some(claim) = self.claim() {
             self.published = self.published.max(claim.voucher.max_claimable_amount);
         }
@@ -510,7 +522,7 @@ impl ChannelRecord {
         let is_first = open.is_none();
         self.refund =
             Some(LastRefund { request, nonce, amount, is_all, charged, asked_at, until, is_first, executed: None });
-        self.publish();
+        self.publish_claim();
         Ok(())
     }
 }

@@ -69,6 +69,8 @@ pub enum ChannelStep {
         /// The epoch that `Begin` left.
         epoch: u64,
     },
+    /// Counts the newest voucher as published: it is about to be shown to somebody who may be a stranger.
+    Publish,
     /// Reserves the channel for one process to claim or refund. The newest voucher counts as published from then on.
     BeginClaim {
         /// The time.

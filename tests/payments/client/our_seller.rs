@@ -569,6 +569,28 @@ async fn buyer_that_lost_its_journal_and_seller_that_lost_its_books_go_on() {
     assert_eq!(channel(&restarted).charged, usdc(5_000), "five was never claimed");
 }
 
+/// Whoever showed an old voucher may have read it in the claim. The payer has a deposit that nobody else can sign.
+#[tokio::test]
+async fn buyer_that_lost_its_journal_goes_on_after_a_claim() {
+    for cost in [PRICE, 300] {
+        let stage = Stage::open().await;
+        let (app, channels) = stage.seller().await;
+        let payer = stage.payer(Journal::in_memory());
+        let asked = format!("costs {cost}");
+        for _ in 0..3 {
+            buy(&app, &payer, &asked).await;
+        }
+        channels.claim_all().await.unwrap();
+        buy(&app, &payer, &asked).await;
+        let restarted = stage.payer(Journal::in_memory());
+        assert_eq!(buy(&app, &restarted, &asked).await, cost);
+        assert_eq!((channel(&restarted).opening, channel(&restarted).charged), (usdc(4 * cost), usdc(5 * cost)));
+        channels.claim_all().await.unwrap();
+        reconcile_channels(restarted.budget(), stage.chain.provider()).await.unwrap();
+        assert_eq!(buy(&app, &restarted, &asked).await, cost);
+    }
+}
+
 #[tokio::test]
 async fn requests_at_once_are_as_fast_as_the_work() {
     let stage = Stage::open().await;

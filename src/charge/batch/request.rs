@@ -220,6 +220,8 @@ impl BatchRequest {
                     // Money may have come since.
                     Ok(_) => {}
                     Err(refusal) if refusal.code() == reason::REFUND_NO_BALANCE => {}
+                    // What became of this very refund is on the chain, and may not be in the books yet.
+                    Err(_) if record.refund.is_some_and(|last| last.request == self.request_key) => {}
                     Err(refusal) => return Err(refusal),
                 }
             }

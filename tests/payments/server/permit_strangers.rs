@@ -1,4 +1,5 @@
-//! Permits of Permit2 (scheme `exact`) in the hands of strangers: anybody who has seen one can have it executed, or ask a facilitator to.
+//! Payments by `exact` in the hands of strangers: anybody who has seen a permit or an authorization can have it executed, or ask a
+//! facilitator to.
 
 use std::{
     future::ready,

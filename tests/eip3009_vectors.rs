@@ -79,7 +79,7 @@ fn vectors() -> Vec<Vector> {
     struct File {
         cases: Vec<Vector>,
     }
-    let file: File = serde_json::from_str(include_str!("../../vectors/eip3009.json")).unwrap();
+    let file: File = serde_json::from_str(include_str!("vectors/eip3009.json")).unwrap();
     assert!(file.cases.len() >= 12);
     file.cases
 }

@@ -1,7 +1,6 @@
 //! Bytes: test vectors, recorded exchanges, hostile input, and the pages that list them.
 
 mod bad_peers_page;
-mod eip3009_vectors;
 mod fuzz_corpus;
 mod peers_page;
 mod permits;

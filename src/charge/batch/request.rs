@@ -52,9 +52,10 @@ enum Standing {
     /// The payer, for work: nobody else has the voucher. Named by the channel, or by its address if it has shown no more than a deposit: that
     /// can be signed for any number of channels.
     Payer(B256),
-    /// Anybody, for work: the voucher was charged in part, and may be on the chain.
+    /// Anybody, for work: the voucher was charged in part, and may be on the chain. Its rest is the price.
     Public,
-    /// Anybody, for the answer that the request got before, and no more: all of the voucher was charged, or the request under its name.
+    /// Anybody, for the answer that the request got before, and no more: all of the voucher was charged, or the request under its name, or the
+    /// rest of a public voucher is not the price.
     Charged,
     /// Anybody. A refund does not depend on the body, which is not read.
     Refund,
@@ -283,13 +284,15 @@ impl BatchRequest {
         let max = voucher.max_claimable_amount;
         // Or one before it, if less was charged for what came after it.
         let is_public = |record: &ChannelRecord| {
-            record.published == max || record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max)
+            let is_newest = record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
+            is_newest || record.may_be_published(max)
         };
         let has_answer = |record: &ChannelRecord| self.payment.id.is_some_and(|id| record.answer_named(id).is_some());
         let standing = match &record {
             _ if refund.is_some() => Standing::Refund,
             Some(record) if max <= record.charged() || has_answer(record) => Standing::Charged,
-            Some(record) if is_public(record) => Standing::Public,
+            Some(record) if is_public(record) && self.is_right(record) => Standing::Public,
+            Some(record) if is_public(record) => Standing::Charged,
             _ if deposit.is_some() && !is_shown => Standing::Payer(config.payer.into_word()),
             _ => Standing::Payer(voucher.channel_id.digest()),
         };
@@ -455,11 +458,15 @@ impl BatchRequest {
 
     /// Refuses a voucher that is not for what was charged and the price, before money is moved for it.
     fn check_amount(&self, record: &ChannelRecord) -> Result<(), Refusal> {
-        let right = record.charged().checked_add(self.payment.price);
-        if right == Some(self.payment.voucher.max_claimable_amount) {
-            return Ok(());
+        match self.is_right(record) {
+            true => Ok(()),
+            false => Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone())))),
         }
-        Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))))
+    }
+
+    /// Returns `true` if the voucher is for what was charged and the price.
+    fn is_right(&self, record: &ChannelRecord) -> bool {
+        record.charged().checked_add(self.payment.price) == Some(self.payment.voucher.max_claimable_amount)
     }
 
     /// Refuses work while too much of the channel is unclaimed, or for too long: as long as claims fail, all that is charged can be lost.

@@ -20,6 +20,9 @@ use crate::{
 /// when it knows what became of the last, so that one would do.
 const ANSWERS: usize = 4;
 
+/// How many ceilings of vouchers that may be public are kept one by one. More than the claims and refunds that an honest payer is behind by.
+const PUBLISHED: usize = 8;
+
 /// How long a channel is kept after all of it was claimed and it was used last, in seconds, so that a late reorganization of the claim finds
 /// the voucher.
 const RETENTION: u64 = 3_600;
@@ -44,10 +47,13 @@ pub struct ChannelRecord {
     pub(crate) charged: u128,
     /// The newest voucher that something was charged by; `None` if nothing was charged by this ledger.
     pub voucher: Option<Voucher>,
-    /// The highest ceiling of the vouchers that were put into a claim, whether it was executed or not, or shown to somebody who may be a stranger:
-    /// these may be public. 0 before the first.
+    /// The ceilings of the vouchers that were put into a claim, whether it was executed or not, or shown to somebody who may be a stranger: these
+    /// may be public. The highest ones are kept, in ascending order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "crate::vouchers::amount::list")]
+    pub published: Vec<u128>,
+    /// A voucher for up to this much may be public, too: at least one was that is no longer in the list. 0 before the first.
     #[serde(default, with = "crate::vouchers::amount")]
-    pub published: u128,
+    pub published_up_to: u128,
     /// The channel as the chain had it when it was last looked at.
     pub observed: ChannelObservation,
     /// When that was.
@@ -177,7 +183,8 @@ impl ChannelRecord {
             config,
             charged: 0,
             voucher: None,
-            published: 0,
+            published: Vec::new(),
+            published_up_to: 0,
             observed: observation,
             observed_at: now,
             pending: None,
@@ -292,8 +299,14 @@ impl ChannelRecord {
 
     /// Returns `true` if a stranger may have a voucher for this much: it may have been in a claim.
     pub fn may_be_public(&self, max: u128) -> bool {
+        let highest = self.published.last().copied().unwrap_or(self.published_up_to);
         // If somebody else claimed more, it was by vouchers that this ledger does not know.
-        max <= self.published || self.published < self.observed.state.total_claimed
+        self.may_be_published(max) || highest < self.observed.state.total_claimed
+    }
+
+    /// The same, of the claims that this ledger knows.
+    pub(crate) fn may_be_published(&self, max: u128) -> bool {
+        max <= self.published_up_to || self.published.contains(&max)
     }
 
     /// Returns `true` if the newest voucher pays for no more than it was charged for: whoever is shown it can buy nothing with it.
@@ -306,7 +319,7 @@ impl ChannelRecord {
     #[cfg(feature = "server")]
     pub(crate) fn is_newest_public(&self) -> bool {
         let is_claimed = self.charged == self.observed.state.total_claimed;
-        is_claimed || self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.published)
+        is_claimed || self.voucher.as_ref().is_none_or(|newest| self.published.contains(&newest.max_claimable_amount))
     }
 
     /// Returns the channel's state as payers are told it.
@@ -373,9 +386,7 @@ impl ChannelRecord {
                 Ok(())
             }
             ChannelStep::Publish => {
-                if let Some(newest) = &self.voucher {
-                    self.published = self.published.max(newest.max_claimable_amount);
-                }
+                self.publish();
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {
@@ -409,8 +420,19 @@ impl ChannelRecord {
 
     /// Notes that the newest voucher is put into a claim, if there is something to claim.
     fn publish_claim(&mut self) {
-        if let Some(claim) = self.claim() {
-            self.published = self.published.max(claim.voucher.max_claimable_amount);
+        if self.claim().is_some() {
+            self.publish();
+        }
+    }
+
+    /// Notes that the newest voucher may be public from now on.
+    fn publish(&mut self) {
+        let Some(max) = self.voucher.as_ref().map(|newest| newest.max_claimable_amount) else { return };
+        if let Err(place) = self.published.binary_search(&max) {
+            self.published.insert(place, max);
+        }
+        if self.published.len() > PUBLISHED {
+            self.published_up_to = self.published.remove(0).max(self.published_up_to);
         }
     }
 
@@ -547,7 +569,7 @@ mod tests {
         "charged":"2300",
         "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3000",
             "signature":"0x0d51a896f37baae7437042bbaa35a576204cb457e2ceae611bd8aed3e598950775d93570c879adb5dd1605a2aeb1420c4dfb83cf184c7b64a4a329d32f7b32c91c"},
-        "published":"1500","observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
+        "published":["1500","3000"],"publishedUpTo":"1000","observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
             "totalClaimed":"1000","withdrawRequestedAt":1800000007,"refundNonce":"1"},"withdrawal":"4000","block":17,"time":1800000009},
         "observedAt":1800000010,
         "pending":{"request":"0x1111111111111111111111111111111111111111111111111111111111111111",

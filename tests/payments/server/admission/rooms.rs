@@ -2,8 +2,12 @@
 
 use std::{
     convert::Infallible,
+    future::Future,
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -14,6 +18,7 @@ use futures_util::stream;
 use http::{Request, StatusCode};
 use http_body::Frame;
 use support::{
+    around_ledger::{Around, AroundChannels, Call},
     chain::Chain as _,
     eventually::{eventually, in_time},
     rpc_proxy::RpcProxy,
@@ -21,7 +26,7 @@ use support::{
     world::{COST, DEPOSIT, World, by_voucher, pay, refused},
 };
 use tokio::sync::{Notify, Semaphore};
-use tower_x402::protocol::PaymentFlow;
+use tower_x402::{ledger::LedgerError, protocol::PaymentFlow};
 
 use super::{
     Held, PLACES, Piece, ROOM_OF_ONE, STALLED, WAITING_OF_ONE, failing_at_bad, finished, holding, holding_with,
@@ -206,16 +211,66 @@ async fn refunds_of_strangers_do_not_hold_up_the_next_voucher() {
     }
 }
 
-/// The newest voucher was charged in part, and is on the chain with its signature since that was claimed.
+/// The newest voucher was charged in part and claimed, and does not fit.
+#[tokio::test]
+async fn refund_does_not_wait_behind_strangers_with_a_claimed_voucher() {
+    let world = World::open().await;
+    // As a database is: each call takes a while.
+    let slow = AroundChannels::new(world.ledger.clone(), Slow(Duration::from_millis(5)));
+    let app = world.obeying(world.shop.layer().vouchers(world.process(slow).await));
+    let channel = world.filled(&app).await;
+    let cheap = send(&app, pay(&app, &channel, 2 * COST, None, "costs 300").await).await;
+    assert_eq!(cheap.status, StatusCode::OK, "{cheap:?}");
+    world.channels.claim_all().await.expect("the devnet claims");
+    let public = by_voucher(&app, &channel, 2 * COST).await;
+    let refused = Arc::new(AtomicU64::new(0));
+    let strangers: Vec<_> = (0..32)
+        .map(|_| {
+            let (app, public, refused) = (app.clone(), public.clone(), refused.clone());
+            tokio::spawn(async move {
+                loop {
+                    let answer = send(&app, paid(evaluate("a"), &public)).await;
+                    assert!(!answer.status.is_success(), "{answer:?}");
+                    refused.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    eventually("they are refused", async || refused.load(Ordering::SeqCst) > 64).await;
+    let refunded = support::world::refund(&app, &channel, COST + 300, None);
+    let answer = tokio::time::timeout(Duration::from_secs(10), refunded).await.expect("it is refunded soon");
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Takes this long for each call.
+struct Slow(Duration);
+
+impl Around for Slow {
+    async fn around<T: Send>(
+        &self,
+        _: Call<'_>,
+        work: impl Future<Output = Result<T, LedgerError>> + Send,
+    ) -> Result<T, LedgerError> {
+        tokio::time::sleep(self.0).await;
+        work.await
+    }
+}
+
+/// Two vouchers were charged in part, and are on the chain with their signatures since that was claimed.
 #[tokio::test]
 async fn copies_of_a_claimed_voucher_take_no_room_of_its_payers_next_request() {
     let world = World::open().await;
     let layer = world.layer().max_concurrent(PLACES);
     let app = world.obeying(layer);
     let channel = world.filled(&app).await;
-    let cheap = send(&app, pay(&app, &channel, 2 * COST, None, "costs 300").await).await;
-    assert_eq!(cheap.status, StatusCode::OK, "{cheap:?}");
-    assert_eq!(world.channels.claim_all().await.expect("the devnet claims").claimed, COST + 300);
+    let mut charged = COST;
+    for (cost, body) in [(300, "costs 300"), (100, "costs 100")] {
+        let cheap = send(&app, pay(&app, &channel, charged + COST, None, body).await).await;
+        assert_eq!(cheap.status, StatusCode::OK, "{cheap:?}");
+        charged += cost;
+        world.channels.claim_all().await.expect("the devnet claims");
+    }
     let (begun, come) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
     let body = Body::from_stream(stream::once({
         let (begun, come) = (begun.clone(), come.clone());
@@ -225,11 +280,12 @@ async fn copies_of_a_claimed_voucher_take_no_room_of_its_payers_next_request() {
             Ok::<_, Infallible>("mine")
         }
     }));
-    let next = by_voucher(&app, &channel, COST + 300 + COST).await;
+    let next = by_voucher(&app, &channel, charged + COST).await;
     let mine = ask(&app, paid(Request::post("/evaluate?k=1").body(body).unwrap(), &next));
     in_time("its body is waited for", begun.notified()).await;
-    let (public, held) = (by_voucher(&app, &channel, 2 * COST).await, Arc::<Held>::default());
-    let strangers: Vec<_> = (0..STALLED).map(|_| ask(&app, paid(stalled(&held), &public))).collect();
+    let public = [by_voucher(&app, &channel, 2 * COST).await, by_voucher(&app, &channel, COST + 300 + COST).await];
+    let held = Arc::<Held>::default();
+    let strangers: Vec<_> = (0..STALLED).map(|n| ask(&app, paid(stalled(&held), &public[n % 2]))).collect();
     eventually("all but the last make room", async || finished(&strangers) == STALLED - 1).await;
     come.close();
     let answer = in_time("it is served", mine).await.unwrap();

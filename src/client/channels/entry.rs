@@ -87,17 +87,19 @@ struct Deposits {
 
 /// How far the seller and these books agree.
 ///
-/// | | `New` | `Known` | `Unproven` | `Disputed` |
-/// |---|---|---|---|---|
-/// | the seller charges a request, or proves what it charged | `Known` | `Known` | `Known` | `Disputed` |
-/// | it refuses a voucher and proves nothing | `New` | `Unproven` | `Unproven` | `Disputed` |
-/// | the channel is looked up on the chain | `Known` if it holds money | `Known` | `Known` | `Disputed` |
-/// | seller or chain say what these books exclude | `Disputed` | `Disputed` | `Disputed` | `Disputed` |
+/// | | `New` | `Seen` | `Known` | `Unproven` | `Disputed` |
+/// |---|---|---|---|---|---|
+/// | the seller charges a request, or proves what it charged | `Known` | `Known` | `Known` | `Known` | `Disputed` |
+/// | it refuses a voucher and proves nothing | `New` | `Seen` | `Unproven` | `Unproven` | `Disputed` |
+/// | the channel is looked up on the chain | `Seen` if it holds money | `Seen` | `Known` | `Known` | `Disputed` |
+/// | seller or chain say what these books exclude | `Disputed` | `Disputed` | `Disputed` | `Disputed` | `Disputed` |
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Trust {
     /// These books know of no charge yet. There may be some: an earlier journal may have been lost.
     New,
+    /// They know what the chain has. There may be charges that were not claimed yet.
+    Seen,
     /// These books are complete.
     Known,
     /// The seller refused a voucher and proved nothing, so that what the chain says is believed of the charges, too.
@@ -287,13 +289,13 @@ impl ChannelEntry {
     pub const fn dispute(&self) -> Option<&ChannelFinding> {
         match &self.trust {
             Trust::Disputed(finding) => Some(finding),
-            Trust::New | Trust::Known | Trust::Unproven => None,
+            Trust::New | Trust::Seen | Trust::Known | Trust::Unproven => None,
         }
     }
 
-    /// Returns `true` once a request was charged or the channel was looked up: from then on these books are complete.
+    /// Returns `true` once a request was charged, or the seller proved what was: from then on these books are complete.
     pub(super) fn is_known(&self) -> bool {
-        self.trust != Trust::New
+        !matches!(self.trust, Trust::New | Trust::Seen)
     }
 
     /// Notes the request that the channel pays for.
@@ -509,8 +511,10 @@ impl ChannelEntry {
             self.agreed();
             return Correction::Adopted;
         }
-        let is_proven =
-            voucher.is_some_and(|voucher| voucher.signed_max_claimable >= asserted && self.is_ours(voucher));
+        // What these books signed and may have been charged, the seller need not show.
+        let is_in_books = charged <= limit && self.last_signed().is_some_and(|signed| charged <= signed);
+        let is_proven = is_in_books
+            || voucher.is_some_and(|voucher| voucher.signed_max_claimable >= asserted && self.is_ours(voucher));
         match charged <= limit {
             _ if !is_proven => self.unproven(),
             false if self.is_known() => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
@@ -570,11 +574,15 @@ impl ChannelEntry {
 
     /// Starts the books of a channel in which this much was charged before.
     fn open_at(&mut self, charged: Usdc) {
+        match self.trust {
+            // The deposits that the chain has paid for it.
+            Trust::Seen => self.take_out(less(charged, self.opening)),
+            _ => self.escrow = plus(self.escrow, charged),
+        }
         self.opening = charged;
         self.charged = charged;
         self.highest = charged;
         self.doubt = Usdc::ZERO;
-        self.escrow = plus(self.escrow, charged);
         self.agreed();
     }
 
@@ -616,8 +624,10 @@ impl ChannelEntry {
         } else {
             self.escrow = self.escrow.max(balance);
         }
-        if self.is_known() || balance > Usdc::ZERO {
+        if self.is_known() {
             self.agreed();
+        } else if balance > Usdc::ZERO {
+            self.trust = Trust::Seen;
         }
         finding.map_or(Correction::Adopted, Correction::Charged)
     }

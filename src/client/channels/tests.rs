@@ -210,7 +210,7 @@ fn correction_without_the_payers_signature_proves_nothing() {
         let mut entry = if known { funded(10_000, 1_000) } else { entry() };
         let lost = voucher(&entry, PRICE);
         entry.sign(usdc(PRICE), &lost, false);
-        let asserted = entry.charged.atomic() + PRICE;
+        let asserted = entry.charged.atomic() + PRICE + 1;
         let theirs = state(&entry, Some(asserted), 0);
         let stranger = PrivateKeySigner::from_bytes(&B256::repeat_byte(8)).unwrap();
         let (forged, too_low) = (signed_by(&stranger, &entry, 9_000), signed_by(&key(), &entry, asserted - 1));
@@ -237,17 +237,21 @@ fn seller_that_lost_its_books_is_paid_from_where_it_starts() {
 }
 
 #[test]
-fn correction_to_what_was_charged_needs_proof_and_clears_no_doubt() {
+fn correction_to_what_was_charged_clears_no_doubt() {
     let mut entry = funded(10_000, 1_000);
     let lost = voucher(&entry, PRICE);
     entry.sign(usdc(PRICE), &lost, false);
     let proof = signed_by(&key(), &entry, 2_000);
     let (charged, claimed) = (state(&entry, Some(1_000), 0), state(&entry, None, 1_000));
-    for (theirs, proof) in [(&charged, None), (&claimed, None), (&claimed, Some(&proof))] {
-        assert_eq!(entry.clone().correct(Some(theirs), proof), Correction::Unproven, "{theirs:?}");
+    for proof in [None, Some(&proof)] {
+        assert_eq!(
+            entry.clone().correct(Some(&claimed), proof),
+            Correction::Unproven,
+            "a claim is not all that was charged"
+        );
+        assert_eq!(entry.correct(Some(&charged), proof), Correction::Adopted);
+        assert_eq!((entry.charged, entry.doubt), (usdc(1_000), usdc(PRICE)), "the lost request may be charged yet");
     }
-    assert_eq!(entry.correct(Some(&charged), Some(&proof)), Correction::Adopted);
-    assert_eq!((entry.charged, entry.doubt), (usdc(1_000), usdc(PRICE)), "the lost request may be charged yet");
 }
 
 #[test]
@@ -349,11 +353,53 @@ fn chain_shows_what_was_claimed_and_what_is_left() {
     assert_eq!(lost.observe(&seen(0, 0, NOW)), Correction::Adopted);
     assert!(!lost.is_known(), "nothing is in it");
     assert_eq!(lost.observe(&seen(10_000, 4_000, NOW)), Correction::Adopted);
-    assert!(lost.is_known());
-    let mut emptied = lost.clone();
-    emptied.observe(&seen(0, 4_000, NOW));
-    assert!(emptied.is_known(), "what was learned is not forgotten with the money");
     assert_eq!((lost.charged, lost.available(), lost.reserved()), (usdc(4_000), usdc(6_000), usdc(6_000)));
+}
+
+/// Books that were opened anew, because an earlier journal was lost, learn from the chain what was claimed, and from the seller what was
+/// charged since.
+#[test]
+#[cfg(feature = "onchain")]
+fn charge_of_an_earlier_journal_may_be_claimed_later_than_the_chain_was_seen() {
+    use super::entry::Seen;
+    let seen = |claimed, time| Seen { balance: usdc(10_000), claimed: usdc(claimed), pending_used: None, time };
+    let mut opened = entry();
+    assert_eq!(opened.observe(&seen(3_000, NOW)), Correction::Adopted);
+    let mut told = opened.clone();
+    let proof = signed_by(&key(), &told, 5_000);
+    assert_eq!(told.correct(Some(&state(&told, Some(4_300), 3_000)), Some(&proof)), Correction::Adopted);
+    assert_eq!((told.charged, told.spent(), told.available()), (usdc(4_300), Usdc::ZERO, usdc(5_700)));
+    assert_eq!(told.reserved(), usdc(5_700), "what was charged before is not of these books");
+    told.charge(usdc(PRICE), usdc(5_300));
+    for mut entry in [told, opened] {
+        for claimed in [4_300, 5_300] {
+            assert_eq!(entry.observe(&seen(claimed, NOW + 300)), Correction::Adopted, "{claimed}");
+        }
+        assert_eq!((entry.charged, entry.available(), entry.reserved()), (usdc(5_300), usdc(4_700), usdc(4_700)));
+    }
+}
+
+/// The seller withholds the payer's newest voucher from whoever shows one that may be public.
+#[test]
+fn charge_that_these_books_explain_needs_no_proof() {
+    let doubtful = || {
+        let mut entry = funded(10_000, 1_000);
+        let unanswered = voucher(&entry, PRICE);
+        entry.sign(usdc(PRICE), &unanswered, false);
+        entry
+    };
+    for charged in [1_000, 1_300, 2_000] {
+        let mut entry = doubtful();
+        assert_eq!(
+            entry.correct(Some(&state(&entry, Some(charged.into()), 0)), None),
+            Correction::Adopted,
+            "{charged}"
+        );
+        assert_eq!((entry.charged, entry.spent()), (usdc(charged), usdc(charged)));
+    }
+    let mut entry = doubtful();
+    assert_eq!(entry.correct(Some(&state(&entry, Some(2_001), 0)), None), Correction::Unproven);
+    assert_eq!((entry.charged, entry.spent()), (usdc(1_000), usdc(1_000)));
 }
 
 #[test]

@@ -591,6 +591,68 @@ async fn buyer_that_lost_its_journal_goes_on_after_a_claim() {
     }
 }
 
+/// Its first request did not come through, and the chain does not show what was charged since the last claim.
+#[tokio::test]
+async fn buyer_that_lost_its_journal_may_ask_the_chain_before_it_buys() {
+    for cost in [PRICE, 300] {
+        let stage = Stage::open().await;
+        let (app, channels) = stage.seller().await;
+        let payer = stage.payer(Journal::in_memory());
+        let asked = format!("costs {cost}");
+        for _ in 0..3 {
+            buy(&app, &payer, &asked).await;
+        }
+        channels.claim_all().await.unwrap();
+        // More than the request that breaks may explain.
+        for _ in 0..4 {
+            buy(&app, &payer, &asked).await;
+        }
+        let restarted = stage.payer(Journal::in_memory());
+        let offering = app.clone();
+        let broken = BoxCloneSyncService::new(tower::service_fn(move |request: Request<Body>| {
+            let offering = offering.clone();
+            async move {
+                match request.headers().contains_key("payment-signature") {
+                    true => Err::<_, BoxError>("the connection broke".into()),
+                    false => offering.oneshot(request).await,
+                }
+            }
+        }));
+        assert!(try_buy(&broken, &restarted, &asked).await.is_err());
+        reconcile_channels(restarted.budget(), stage.chain.provider()).await.unwrap();
+        assert_eq!(buy(&app, &restarted, &asked).await, cost);
+        let entry = channel(&restarted);
+        assert_eq!((entry.opening, entry.charged, entry.dispute()), (usdc(7 * cost), usdc(8 * cost), None));
+        channels.claim_all().await.unwrap();
+        let found = reconcile_channels(restarted.budget(), stage.chain.provider()).await.unwrap();
+        assert_eq!(found.findings, []);
+        assert_eq!(buy(&app, &restarted, &asked).await, cost);
+    }
+}
+
+/// The seller shows no voucher to whoever presents one that was in a claim. The buyer's books say what the lost answer may have cost.
+#[tokio::test]
+async fn buyer_that_lost_an_answer_after_a_claim_is_refunded() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    channels.claim_all().await.unwrap();
+    assert!(try_buy(&losing(app.clone(), 3), &payer, "costs 300").await.is_err());
+    let id = channel(&payer).id();
+    let mut refund = payer.refund(id, None).await.unwrap().expect("something is left");
+    loop {
+        let request = Request::post("http://shop.example/evaluate").header(refund.header_name(), refund.header());
+        let answer = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        if !refund.answered(answer.status(), answer.headers()).await.unwrap() {
+            break;
+        }
+    }
+    let refund = refund.conclude().await;
+    assert_eq!((refund.amount, &refund.reason), (usdc(10_000 - PRICE - 300), &None), "{refund:?}");
+    assert_eq!(stage.on_chain(&channel(&payer)).await, (1_300, 1_300));
+}
+
 #[tokio::test]
 async fn requests_at_once_are_as_fast_as_the_work() {
     let stage = Stage::open().await;

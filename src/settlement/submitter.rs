@@ -342,7 +342,9 @@ impl Submitter {
         }
         let balance = account.gas(|gas| gas.balance());
         tracing::error!(account = %account.address(), %balance, ?lane, "the settlement key cannot pay for gas");
-        if affords == Affords::Less && self.accounts.len() == 1 {
+        let is_last =
+            self.accounts.iter().all(|other| other.address() == account.address() || other.resting(lane).is_some());
+        if affords == Affords::Less && is_last {
             // Others need less.
             return Err(FacilitatorError::InsufficientGas { balance });
         }

@@ -107,9 +107,9 @@ impl Load for Transfers {
 
     fn must_be_alone(&mut self) -> bool {
         let are_several = self.payments.len() > 1;
-        if are_several {
-            self.must_wait();
-            self.payments.iter_mut().for_each(|queued| queued.is_alone = true);
+        for queued in self.payments.iter_mut().filter(|_| are_several) {
+            // As if it had not been tried: each may have to wait for a block with the others.
+            (queued.is_alone, queued.attempts) = (true, 0);
         }
         are_several
     }

@@ -2,17 +2,22 @@
 
 use std::{
     io::{self, Write},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 use alloy_provider::Provider as _;
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
 use futures_util::future::join_all;
 use support::{engine_stage::*, numbers::Recording};
 use tokio::time::sleep;
 use tower_x402::{
-    facilitator::{FacilitatorError, VerifyError},
+    facilitator::{FacilitatorError, OnchainFacilitatorBuilder, VerifyError},
     ledger::Settlement,
 };
 use x402_devnet::{BlockTime, Fault};
@@ -55,8 +60,11 @@ async fn pay(stage: &Stage) {
 }
 
 async fn fill_to(stage: &Stage, wei: U256) {
-    let set = ("anvil_setBalance".into(), (settlement_key().address(), wei));
-    stage.provider().raw_request::<_, ()>(set.0, set.1).await.unwrap();
+    fill(stage, settlement_key().address(), wei).await;
+}
+
+async fn fill(stage: &Stage, key: Address, wei: U256) {
+    stage.provider().raw_request::<_, ()>("anvil_setBalance".into(), (key, wei)).await.unwrap();
 }
 
 /// Enough for two hundred more transactions like those so far.
@@ -175,6 +183,16 @@ async fn payments_of_a_batch_that_the_key_cannot_pay_for_are_settled_alone() {
 /// The node sets aside what data costs, too, of which nothing is known here. Something is always in flight.
 #[tokio::test(start_paused = true)]
 async fn payments_of_a_batch_that_costs_more_than_its_gas_are_settled_alone_beside_one_in_flight() {
+    settled_alone_beside_one_in_flight(None).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn payments_taken_out_of_a_batch_wait_for_the_block_that_pays_for_them() {
+    settled_alone_beside_one_in_flight(Some(4)).await;
+}
+
+/// The key has ether for no transaction with several payments, and until the next block for no more than `at_once`.
+async fn settled_alone_beside_one_in_flight(at_once: Option<usize>) {
     let stage = Stage::with(|d| d.block_time(BlockTime::Every(Duration::from_millis(200))), |b| b).await;
     stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
     let mut payments = Vec::new();
@@ -183,13 +201,21 @@ async fn payments_of_a_batch_that_costs_more_than_its_gas_are_settled_alone_besi
         let verified = stage.admit(&payment).await;
         payments.push((payment, verified));
     }
-    // A payment takes some 800 digits.
-    stage.devnet.faults().set(|call| {
+    let (sent, is_stalled) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(true)));
+    let stalled = is_stalled.clone();
+    stage.devnet.faults().set(move |call| {
         let length = call.params.first().and_then(|raw| raw.as_str()).map_or(0, str::len);
-        match call.method.starts_with("eth_sendRaw") && length > 1_200 {
-            true => Fault::Error { code: -32000, message: "insufficient funds for gas * price + value".into() },
-            false => Fault::None,
+        // A payment takes some 800 digits. What fills a gap is shorter.
+        if !call.method.starts_with("eth_sendRaw") || length < 600 {
+            return Fault::None;
         }
+        let is_too_dear = length > 1_200
+            || stalled.load(Ordering::SeqCst) && at_once.is_some_and(|most| sent.load(Ordering::SeqCst) >= most);
+        if is_too_dear {
+            return Fault::Error { code: -32000, message: "insufficient funds for gas * price + value".into() };
+        }
+        sent.fetch_add(1, Ordering::SeqCst);
+        Fault::None
     });
     stage.devnet.stall(true);
     let settle = |(payment, verified)| stage.settle(payment, verified);
@@ -201,7 +227,8 @@ async fn payments_of_a_batch_that_costs_more_than_its_gas_are_settled_alone_besi
     let others = async {
         until(async || pending().await == 1).await;
         let resumed = async {
-            until(async || pending().await == 10).await;
+            until(async || pending().await >= at_once.unwrap_or(10) as u64).await;
+            is_stalled.store(false, Ordering::SeqCst);
             stage.devnet.stall(false);
         };
         tokio::join!(join_all(others.iter().map(|(payment, verified)| settle((payment, verified)))), resumed).0
@@ -212,6 +239,30 @@ async fn payments_of_a_batch_that_costs_more_than_its_gas_are_settled_alone_besi
         paid_by(outcome);
     }
     assert_eq!(stage.received(), 10);
+}
+
+/// The payment of a contract wallet may need more gas than any key has ether for. Others need less.
+#[tokio::test(start_paused = true)]
+async fn payment_that_no_key_can_pay_for_keeps_no_other_one_out() {
+    let keys = [new_key(), new_key()];
+    let addresses = keys.each_ref().map(PrivateKeySigner::address);
+    let stage = Stage::with_keys(|d| d, |b| keys.into_iter().fold(b, OnchainFacilitatorBuilder::signer)).await;
+    let (owner, dear) = (new_key(), U256::from(300_000));
+    let wallet = stage.wallet(owner.address());
+    stage.devnet.mint(wallet, "$1".parse().unwrap()).unwrap();
+    stage.devnet.execute(owner.address(), wallet, Wallet::setGasBurnCall { amount: dear }.abi_encode()).unwrap();
+    let payment = stage.payment_from(&owner, wallet);
+    for key in addresses {
+        stage.devnet.fund(key, U256::from(ETHER));
+    }
+    let verified = stage.admit(&payment).await;
+    let fees = stage.provider().estimate_eip1559_fees().await.unwrap();
+    for key in addresses {
+        fill(&stage, key, U256::from(320_000) * U256::from(fees.max_fee_per_gas)).await;
+    }
+    let refused = stage.settle(&payment, &verified).await;
+    assert!(matches!(refused, Err(FacilitatorError::InsufficientGas { .. })), "{refused:?}");
+    pay(&stage).await;
 }
 
 /// Until the account is funded, payments are refused before any work; after half a minute it is tried again.

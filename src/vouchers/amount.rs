@@ -32,24 +32,6 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     deserializer.deserialize_str(Canonical)
 }
 
-#[derive(serde::Serialize, serde::Deserialize)]
-struct Amount(#[serde(with = "self")] u128);
-
-/// The same for a list.
-pub(crate) mod list {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use super::Amount;
-
-    pub(crate) fn serialize<S: Serializer>(amounts: &[u128], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(amounts.iter().copied().map(Amount))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u128>, D::Error> {
-        Ok(Vec::<Amount>::deserialize(deserializer)?.into_iter().map(|amount| amount.0).collect())
-    }
-}
-
 /// The same for a field that may be absent, and is an amount if it is there: `null` is none.
 pub(crate) mod present {
     use serde::Deserializer;
@@ -65,7 +47,8 @@ pub(crate) mod present {
 pub(crate) mod option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::Amount;
+    #[derive(Serialize, Deserialize)]
+    struct Amount(#[serde(with = "super")] u128);
 
     #[expect(clippy::ref_option, reason = "serde passes fields by reference")]
     pub(crate) fn serialize<S: Serializer>(amount: &Option<u128>, serializer: S) -> Result<S::Ok, S::Error> {

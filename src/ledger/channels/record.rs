@@ -20,9 +20,6 @@ use crate::{
 /// when it knows what became of the last, so that one would do.
 const ANSWERS: usize = 4;
 
-/// How many ceilings of vouchers that may be public are kept one by one. More than the claims and refunds that an honest payer is behind by.
-const PUBLISHED: usize = 8;
-
 /// How long a channel is kept after all of it was claimed and it was used last, in seconds, so that a late reorganization of the claim finds
 /// the voucher.
 const RETENTION: u64 = 3_600;
@@ -47,13 +44,10 @@ pub struct ChannelRecord {
     pub(crate) charged: u128,
     /// The newest voucher that something was charged by; `None` if nothing was charged by this ledger.
     pub voucher: Option<Voucher>,
-    /// The ceilings of the vouchers that were put into a claim, whether it was executed or not, or shown to somebody who may be a stranger: these
-    /// may be public. The highest ones are kept, in ascending order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "crate::vouchers::amount::list")]
-    pub published: Vec<u128>,
-    /// A voucher for up to this much may be public, too: at least one was that is no longer in the list. 0 before the first.
+    /// The highest ceiling of the vouchers that were put into a claim, whether it was executed or not, or shown to somebody who may be a stranger:
+    /// these may be public. 0 before the first.
     #[serde(default, with = "crate::vouchers::amount")]
-    pub published_up_to: u128,
+    pub published: u128,
     /// The channel as the chain had it when it was last looked at.
     pub observed: ChannelObservation,
     /// When that was.
@@ -183,8 +177,7 @@ impl ChannelRecord {
             config,
             charged: 0,
             voucher: None,
-            published: Vec::new(),
-            published_up_to: 0,
+            published: 0,
             observed: observation,
             observed_at: now,
             pending: None,
@@ -299,14 +292,8 @@ impl ChannelRecord {
 
     /// Returns `true` if a stranger may have a voucher for this much: it may have been in a claim.
     pub fn may_be_public(&self, max: u128) -> bool {
-        let highest = self.published.last().copied().unwrap_or(self.published_up_to);
         // If somebody else claimed more, it was by vouchers that this ledger does not know.
-        self.may_be_published(max) || highest < self.observed.state.total_claimed
-    }
-
-    /// The same, of the claims that this ledger knows.
-    pub(crate) fn may_be_published(&self, max: u128) -> bool {
-        max <= self.published_up_to || self.published.contains(&max)
+        max <= self.published || self.published < self.observed.state.total_claimed
     }
 
     /// Returns `true` if the newest voucher pays for no more than it was charged for: whoever is shown it can buy nothing with it.
@@ -319,7 +306,7 @@ impl ChannelRecord {
     #[cfg(feature = "server")]
     pub(crate) fn is_newest_public(&self) -> bool {
         let is_claimed = self.charged == self.observed.state.total_claimed;
-        is_claimed || self.voucher.as_ref().is_none_or(|newest| self.published.contains(&newest.max_claimable_amount))
+        is_claimed || self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.published)
     }
 
     /// Returns the channel's state as payers are told it.
@@ -386,7 +373,9 @@ impl ChannelRecord {
                 Ok(())
             }
             ChannelStep::Publish => {
-                self.publish();
+                if let Some(newest) = &self.voucher {
+                    self.published = self.published.max(newest.max_claimable_amount);
+                }
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {
@@ -420,19 +409,8 @@ impl ChannelRecord {
 
     /// Notes that the newest voucher is put into a claim, if there is something to claim.
     fn publish_claim(&mut self) {
-        if self.claim().is_some() {
-            self.publish();
-        }
-    }
-
-    /// Notes that the newest voucher may be public from now on.
-    fn publish(&mut self) {
-        let Some(max) = self.voucher.as_ref().map(|newest| newest.max_claimable_amount) else { return };
-        if let Err(place) = self.published.binary_search(&max) {
-            self.published.insert(place, max);
-        }
-        if self.published.len() > PUBLISHED {
-            self.published_up_to = self.published.remove(0).max(self.published_up_to);
+        if let Some(claim) = self.claim() {
+            self.published = self.published.max(claim.voucher.max_claimable_amount);
         }
     }
 
@@ -569,7 +547,7 @@ mod tests {
         "charged":"2300",
         "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3000",
             "signature":"0x0d51a896f37baae7437042bbaa35a576204cb457e2ceae611bd8aed3e598950775d93570c879adb5dd1605a2aeb1420c4dfb83cf184c7b64a4a329d32f7b32c91c"},
-        "published":["1500","3000"],"publishedUpTo":"1000","observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
+        "published":"1500","observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
             "totalClaimed":"1000","withdrawRequestedAt":1800000007,"refundNonce":"1"},"withdrawal":"4000","block":17,"time":1800000009},
         "observedAt":1800000010,
         "pending":{"request":"0x1111111111111111111111111111111111111111111111111111111111111111",

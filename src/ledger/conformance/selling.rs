@@ -58,7 +58,7 @@ pub async fn a_channel_is_read_as_it_was_written(ledger: Arc<dyn ChannelLedger>,
     let record = get(&*ledger, 1).await;
     assert_eq!((record.charged(), record.unclaimed(), record.epoch), (20, 15, 2));
     assert_eq!(record.pending.map(|pending| pending.request), Some(hash(2)));
-    assert_eq!((record.voucher, record.published), (Some(voucher(1, 30)), vec![30]));
+    assert_eq!((record.voucher, record.published), (Some(voucher(1, 30)), 30));
     assert_eq!(record.claiming_until, Some(START + 10));
     assert_eq!(record.refund.map(|refund| refund.amount), Some(50));
 }

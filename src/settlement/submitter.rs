@@ -342,9 +342,7 @@ impl Submitter {
         }
         let balance = account.gas(|gas| gas.balance());
         tracing::error!(account = %account.address(), %balance, ?lane, "the settlement key cannot pay for gas");
-        let is_last =
-            self.accounts.iter().all(|other| other.address() == account.address() || other.resting(lane).is_some());
-        if affords == Affords::Less && is_last {
+        if affords == Affords::Less {
             // Others need less.
             return Err(FacilitatorError::InsufficientGas { balance });
         }

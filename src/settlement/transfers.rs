@@ -108,7 +108,7 @@ impl Load for Transfers {
     fn must_be_alone(&mut self) -> bool {
         let are_several = self.payments.len() > 1;
         for queued in self.payments.iter_mut().filter(|_| are_several) {
-            // As if it had not been tried: each may have to wait for a block with the others.
+            // As if it had not been tried: it may have to wait for a block that pays for it.
             (queued.is_alone, queued.attempts) = (true, 0);
         }
         are_several

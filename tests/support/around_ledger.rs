@@ -157,7 +157,7 @@ fn advancing(step: &ChannelStep) -> &'static str {
         ChannelStep::Refund { .. } => "advance Refund",
         ChannelStep::EndRefund { .. } => "advance EndRefund",
         ChannelStep::DropRefund { .. } => "advance DropRefund",
-        ChannelStep::Publish => "advance Publish",
+        ChannelStep::Publish { .. } => "advance Publish",
         step => panic!("{step:?} has no name here"),
     }
 }

@@ -284,8 +284,7 @@ impl BatchRequest {
         let max = voucher.max_claimable_amount;
         // Or one before it, if less was charged for what came after it.
         let is_public = |record: &ChannelRecord| {
-            let is_newest = record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
-            is_newest || record.may_be_published(max)
+            record.published == max || record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max)
         };
         let has_answer = |record: &ChannelRecord| self.payment.id.is_some_and(|id| record.answer_named(id).is_some());
         let standing = match &record {
@@ -530,26 +529,35 @@ impl BatchRequest {
     pub(super) async fn withhold(&self, mut refusal: Refusal) -> Refusal {
         let max = self.payment.voucher.max_claimable_amount;
         let Some(record) = refusal.channel_mut() else { return refusal };
-        let has_it = record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max);
-        if has_it || record.is_newest_public() || !record.may_be_public(max) {
+        let Some(newest) = record.voucher.as_ref().map(|newest| newest.max_claimable_amount) else { return refusal };
+        if newest == max || record.is_newest_claimed() || !record.may_be_public(max) {
             return refusal;
         }
         let is_shown = match record.is_used_up() {
-            true => self.channels.advance(&record.id, &ChannelStep::Publish).await.is_ok(),
+            true if newest <= record.published => Ok(true),
+            true => Ok(self.channels.advance(&record.id, &ChannelStep::Publish { max: newest }).await.is_ok()),
             false => self.has_signed_deposit().await,
         };
-        if !is_shown {
-            record.voucher = None;
+        match is_shown {
+            Ok(true) => refusal,
+            Ok(false) => {
+                record.voucher = None;
+                refusal
+            }
+            Err(unknown) => unknown,
         }
-        refusal
     }
 
     /// Returns `true` if a deposit came along that was not made yet: nobody but the payer can have signed it. One that has lost its books sends
-    /// it.
-    async fn has_signed_deposit(&self) -> bool {
-        let Some(deposit) = &self.payment.deposit else { return false };
-        let Some(_place) = self.places().enter().await else { return false };
-        self.channels.verify_deposit(&self.payment.config, deposit).await.is_ok()
+    /// it. Fails if that cannot be found out now.
+    async fn has_signed_deposit(&self) -> Result<bool, Refusal> {
+        let Some(deposit) = &self.payment.deposit else { return Ok(false) };
+        let _place = self.places().enter().await.ok_or(Why::Busy)?;
+        match self.channels.verify_deposit(&self.payment.config, deposit).await {
+            Ok(_) => Ok(true),
+            Err(ChannelError::Unavailable(error)) => Err((&error).into()),
+            Err(_) => Ok(false),
+        }
     }
 
     /// The books refused the voucher. The payer is told what would be right, so that it can sign again.

@@ -87,11 +87,11 @@ struct Deposits {
 
 /// How far the seller and these books agree.
 ///
-/// | | `New` | `Seen` | `Known` | `Unproven` | `Disputed` |
+/// | | `New` | `Observed` | `Known` | `Unproven` | `Disputed` |
 /// |---|---|---|---|---|---|
-/// | the seller charges a request, or proves what it charged | `Known` | `Known` | `Known` | `Known` | `Disputed` |
-/// | it refuses a voucher and proves nothing | `New` | `Seen` | `Unproven` | `Unproven` | `Disputed` |
-/// | the channel is looked up on the chain | `Seen` if it holds money | `Seen` | `Known` | `Known` | `Disputed` |
+/// | the seller charges a request, or what it says of charges is proven or explained | `Known` | `Known` | `Known` | `Known` | `Disputed` |
+/// | it refuses a voucher and proves nothing | `New` | `Observed` | `Unproven` | `Unproven` | `Disputed` |
+/// | the channel is looked up on the chain | `Observed` if it holds money | `Observed` | `Known` | `Known` | `Disputed` |
 /// | seller or chain say what these books exclude | `Disputed` | `Disputed` | `Disputed` | `Disputed` | `Disputed` |
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -99,7 +99,7 @@ enum Trust {
     /// These books know of no charge yet. There may be some: an earlier journal may have been lost.
     New,
     /// They know what the chain has. There may be charges that were not claimed yet.
-    Seen,
+    Observed,
     /// These books are complete.
     Known,
     /// The seller refused a voucher and proved nothing, so that what the chain says is believed of the charges, too.
@@ -289,13 +289,14 @@ impl ChannelEntry {
     pub const fn dispute(&self) -> Option<&ChannelFinding> {
         match &self.trust {
             Trust::Disputed(finding) => Some(finding),
-            Trust::New | Trust::Seen | Trust::Known | Trust::Unproven => None,
+            Trust::New | Trust::Observed | Trust::Known | Trust::Unproven => None,
         }
     }
 
-    /// Returns `true` once a request was charged, or the seller proved what was: from then on these books are complete.
+    /// Returns `true` once a request was charged, or the seller said what was and that is proven or explained: from then on these books are
+    /// complete.
     pub(super) fn is_known(&self) -> bool {
-        !matches!(self.trust, Trust::New | Trust::Seen)
+        !matches!(self.trust, Trust::New | Trust::Observed)
     }
 
     /// Notes the request that the channel pays for.
@@ -493,7 +494,7 @@ impl ChannelEntry {
     /// Compares these books with the seller's in a corrective 402.
     ///
     /// Less than was charged is always adopted, since it only lowers what is signed. More is adopted if unclear requests explain it, or the rest
-    /// of a voucher that was charged in part, and the seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
+    /// of a voucher that was charged in part: these books signed for it, or the seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
     /// adopt whatever the payer's own signature proves: the seller could claim that much anyway. If these books signed it, that is a charge of
     /// a request that the seller refused.
     pub(super) fn correct(&mut self, theirs: Option<&ChannelState>, voucher: Option<&VoucherState>) -> Correction {
@@ -572,18 +573,25 @@ impl ChannelEntry {
         self.escrow = plus(self.escrow, uncovered);
     }
 
-    /// Starts the books of a channel in which this much was charged before.
+    /// Starts the books of a channel in which this much was charged.
     fn open_at(&mut self, charged: Usdc) {
+        let before = self.opening;
+        self.begin_at(charged);
         match self.trust {
             // The deposits that the chain has paid for it.
-            Trust::Seen => self.take_out(less(charged, self.opening)),
+            Trust::Observed => self.take_out(less(self.opening, before)),
             _ => self.escrow = plus(self.escrow, charged),
         }
-        self.opening = charged;
-        self.charged = charged;
-        self.highest = charged;
-        self.doubt = Usdc::ZERO;
+        self.escrow = self.escrow.max(charged);
         self.agreed();
+    }
+
+    /// Takes what these books cannot explain for charged before them.
+    fn begin_at(&mut self, charged: Usdc) {
+        let own = plus(self.spent(), self.doubt.max(self.left));
+        self.opening = less(charged, own);
+        (self.charged, self.highest) = (charged, charged);
+        (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
     }
 
     /// Compares these books with the chain, as of a final block. Returns whether they agree.
@@ -594,10 +602,11 @@ impl ChannelEntry {
         let Seen { balance, claimed, .. } = *seen;
         let limit = self.limit();
         let mut finding = None;
-        if !self.is_known() && claimed > Usdc::ZERO {
-            self.opening = claimed;
-            (self.charged, self.highest) = (claimed, claimed);
-        } else if claimed > limit {
+        // What these books signed is theirs, also if the seller refused it.
+        let is_ours = self.last_signed().is_some_and(|signed| claimed <= signed);
+        if !self.is_known() && claimed > limit && !is_ours {
+            self.begin_at(claimed);
+        } else if self.is_known() && claimed > limit {
             return self.disputed(ChannelFinding::ClaimedTooMuch { claimed, charged: limit });
         } else if claimed > self.charged {
             finding = self.raise(claimed);
@@ -627,7 +636,7 @@ impl ChannelEntry {
         if self.is_known() {
             self.agreed();
         } else if balance > Usdc::ZERO {
-            self.trust = Trust::Seen;
+            self.trust = Trust::Observed;
         }
         finding.map_or(Correction::Adopted, Correction::Charged)
     }

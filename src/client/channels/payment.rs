@@ -495,7 +495,8 @@ impl VoucherPayment {
                 if was_unclear && grown > Usdc::ZERO && !(self.offered.has_id && is_unexplained) =>
             {
                 self.note(Event::Charged);
-                self.receipt.amount = grown;
+                // The rest is of others.
+                self.receipt.amount = grown.min(self.terms.price);
                 self.receipt.reason = Some("the seller charged the request, and its answer is lost".into());
                 NextStep::Conclude
             }

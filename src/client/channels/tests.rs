@@ -288,7 +288,8 @@ fn lost_journal_is_replaced_by_the_payers_own_signature() {
     let mut entry = entry();
     entry.add_deposit(deposit(10_000), NOW);
     let first = voucher(&entry, PRICE);
-    entry.sign(usdc(PRICE), &first, true);
+    let before = entry.sign(usdc(PRICE), &first, true);
+    entry.refused(before);
     let theirs = state(&entry, Some(4_300), 0);
     let proof = signed_by(&key(), &entry, 5_000);
     assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Adopted);
@@ -377,6 +378,55 @@ fn charge_of_an_earlier_journal_may_be_claimed_later_than_the_chain_was_seen() {
         }
         assert_eq!((entry.charged, entry.available(), entry.reserved()), (usdc(5_300), usdc(4_700), usdc(4_700)));
     }
+}
+
+/// A seller that refuses a voucher and claims by it has charged it, also in books that know of no charge yet.
+#[test]
+#[cfg(feature = "onchain")]
+fn refused_voucher_that_is_claimed_is_spent() {
+    use super::entry::Seen;
+    let seen = |claimed| Seen { balance: usdc(10_000), claimed: usdc(claimed), pending_used: Some(true), time: NOW };
+    let mut entry = entry();
+    entry.add_deposit(deposit(10_000), NOW);
+    for round in 1..=3 {
+        let refused = voucher(&entry, PRICE);
+        let before = entry.sign(usdc(PRICE), &refused, round == 1);
+        let expected = match round {
+            // Its answer was lost.
+            3 => Correction::Adopted,
+            _ => {
+                entry.refused(before);
+                Correction::Charged(ChannelFinding::ChargedRefused { charged: usdc(PRICE) })
+            }
+        };
+        assert_eq!(entry.observe(&seen(round * PRICE)), expected, "{round}");
+        assert_eq!((entry.spent(), entry.reserved()), (usdc(round * PRICE), usdc(10_000 - round * PRICE)), "{round}");
+    }
+}
+
+/// What a request without an answer may have cost is not of an earlier journal.
+#[test]
+#[cfg(feature = "onchain")]
+fn books_that_open_count_their_own_doubt_as_spent() {
+    use super::entry::Seen;
+    let mut opened = entry();
+    let seen = Seen { balance: usdc(10_000), claimed: usdc(3_000), pending_used: None, time: NOW };
+    opened.observe(&seen);
+    let unanswered = voucher(&opened, PRICE);
+    opened.sign(usdc(PRICE), &unanswered, false);
+    let mut told = opened.clone();
+    let proof = signed_by(&key(), &told, 5_000);
+    assert_eq!(told.correct(Some(&state(&told, Some(4_300), 3_000)), Some(&proof)), Correction::Adopted);
+    assert_eq!((told.opening, told.spent(), told.reserved()), (usdc(3_300), usdc(PRICE), usdc(5_700)));
+    let claimed = Seen { claimed: usdc(4_300), ..seen };
+    assert_eq!(opened.observe(&claimed), Correction::Adopted);
+    assert_eq!((opened.opening, opened.spent()), (usdc(3_300), usdc(PRICE)));
+    // More was deposited than the final block has.
+    let mut behind = entry();
+    behind.observe(&seen);
+    let proof = signed_by(&key(), &behind, 12_500);
+    assert_eq!(behind.correct(Some(&state(&behind, Some(12_000), 3_000)), Some(&proof)), Correction::Adopted);
+    assert_eq!(behind.means(usdc(PRICE), NOW), Means::NewDeposit { needed: usdc(PRICE) });
 }
 
 /// The seller withholds the payer's newest voucher from whoever shows one that may be public.

@@ -50,7 +50,7 @@ impl ChannelLedger for MeasuredChannels {
             ChannelStep::Release { .. } => timed_step!("channel_release", self.0.advance(id, step)),
             ChannelStep::BeginClaim { .. } => timed_step!("channel_begin_claim", self.0.advance(id, step)),
             ChannelStep::EndClaim { .. } => timed_step!("channel_end_claim", self.0.advance(id, step)),
-            ChannelStep::Publish => timed_step!("channel_publish", self.0.advance(id, step)),
+            ChannelStep::Publish { .. } => timed_step!("channel_publish", self.0.advance(id, step)),
             ChannelStep::Refund { .. } => timed_step!("channel_refund", self.0.advance(id, step)),
             ChannelStep::EndRefund { .. } => timed_step!("channel_end_refund", self.0.advance(id, step)),
             ChannelStep::DropRefund { .. } => timed_step!("channel_drop_refund", self.0.advance(id, step)),

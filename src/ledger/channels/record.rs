@@ -299,14 +299,13 @@ impl ChannelRecord {
     /// Returns `true` if the newest voucher pays for no more than it was charged for: whoever is shown it can buy nothing with it.
     #[cfg(feature = "server")]
     pub(crate) fn is_used_up(&self) -> bool {
-        self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.charged)
+        self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.charged())
     }
 
-    /// Returns `true` if a stranger may have the newest voucher.
+    /// Returns `true` if the newest voucher is on the chain.
     #[cfg(feature = "server")]
-    pub(crate) fn is_newest_public(&self) -> bool {
-        let is_claimed = self.charged == self.observed.state.total_claimed;
-        is_claimed || self.voucher.as_ref().is_none_or(|newest| newest.max_claimable_amount <= self.published)
+    pub(crate) fn is_newest_claimed(&self) -> bool {
+        self.charged == self.observed.state.total_claimed
     }
 
     /// Returns the channel's state as payers are told it.
@@ -372,10 +371,8 @@ impl ChannelRecord {
                 self.publish_claim();
                 Ok(())
             }
-            ChannelStep::Publish => {
-                if let Some(newest) = &self.voucher {
-                    self.published = self.published.max(newest.max_claimable_amount);
-                }
+            ChannelStep::Publish { max } => {
+                self.published = self.published.max(*max);
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {

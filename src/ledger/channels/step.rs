@@ -69,9 +69,13 @@ pub enum ChannelStep {
         /// The epoch that `Begin` left.
         epoch: u64,
     },
-    /// Counts the newest voucher as published: it is about to be shown to somebody who may be a stranger.
-    Publish,
-    /// Reserves the channel for one process to claim or refund. The newest voucher counts as published from then on.
+    /// Counts a voucher as published: it is about to be shown to somebody who may be a stranger.
+    Publish {
+        /// What it is for, in all.
+        max: u128,
+    },
+    /// Reserves the channel for one process to claim or refund. The newest voucher counts as published from then on, if there is something to
+    /// claim.
     BeginClaim {
         /// The time.
         now: u64,

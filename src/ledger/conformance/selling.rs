@@ -48,7 +48,7 @@ pub async fn a_channel_is_read_as_it_was_written(ledger: Arc<dyn ChannelLedger>,
     for step in [
         step,
         ChannelStep::Observe { observation: observation(1, 1_000, 5, 2), now: START + 1 },
-        ChannelStep::Publish,
+        ChannelStep::Publish { max: 25 },
         ChannelStep::BeginClaim { now: START, until: START + 10 },
         refund(hash(9), 50),
     ] {

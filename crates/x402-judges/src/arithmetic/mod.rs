@@ -15,11 +15,10 @@ use async_trait::async_trait;
 
 pub(crate) use self::units::Number;
 use self::{
-    expression::Quantity,
     lexer::{Run, Spanned, Token},
     question::Question,
     statements::Verdict as Checked,
-    units::{Dimension, Unit},
+    units::{Dimension, Quantity, Unit},
 };
 use x402_market::{
     Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict,
@@ -201,27 +200,22 @@ fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {
             return verdict(0.1, false, Some(format!("the final answer {text} is not worked out; it is {expected}")));
         }
         if question.unit_asked && !in_asked_unit(question, value, shown) {
-            return verdict(
-                0.8,
-                true,
-                Some(format!("the final answer {text} is in another unit than asked for: {expected}")),
-            );
+            let issue = format!("the final answer {text} is in another unit than asked for: {expected}");
+            return verdict(0.8, true, Some(issue));
         }
         return verdict(1.0, true, None);
     }
-    if value.dimension == question.value.dimension {
+    let is_of_dimension = value.dimension == question.value.dimension;
+    let lacks_unit = match is_of_dimension {
         // "75" instead of "75%".
-        if in_named_unit(question, value) && question.unit.as_ref().is_some_and(|(unit, _)| *unit != Unit::NONE) {
-            return verdict(
-                0.6,
-                false,
-                Some(format!("the final answer {text} lacks its unit: it should be {expected}")),
-            );
-        }
-        return verdict(0.0, false, Some(format!("the final answer {text} should be {expected}")));
-    }
-    if value.dimension == Dimension::NONE && in_named_unit(question, value) {
+        true => question.unit.as_ref().is_some_and(|(unit, _)| *unit != Unit::NONE),
+        false => value.dimension == Dimension::NONE,
+    };
+    if lacks_unit && in_named_unit(question, value) {
         return verdict(0.6, false, Some(format!("the final answer {text} lacks its unit: it should be {expected}")));
+    }
+    if is_of_dimension {
+        return verdict(0.0, false, Some(format!("the final answer {text} should be {expected}")));
     }
     let (is, should) = (value.dimension.name(), question.value.dimension.name());
     let number_right = shown.iter().any(|spanned| match (&spanned.token, number_expected(question)) {
@@ -290,7 +284,7 @@ fn trimmed(tokens: &[Spanned], run: Run) -> Run {
 /// Returns the expected number in the expected unit.
 fn number_expected(question: &Question) -> Option<Number> {
     let unit = question.unit.as_ref().map_or(Unit::NONE, |(unit, _)| *unit);
-    question.value.value.checked_div(unit.factor)
+    question.value.value.checked_div(unit.value)
 }
 
 /// Returns `true` if a plain number is right except that its unit is missing.
@@ -299,7 +293,7 @@ fn in_named_unit(question: &Question, value: Quantity) -> bool {
 }
 
 fn in_asked_unit(question: &Question, value: Quantity, shown: &[Spanned]) -> bool {
-    let asked = question.unit.as_ref().map(|(unit, _)| unit.factor);
+    let asked = question.unit.as_ref().map(|(unit, _)| unit.value);
     // Zero is zero in every unit.
     !statements::has_unit(shown) || value.value.is_zero() || statements::unit_factor(value, shown) == asked
 }

@@ -187,15 +187,18 @@ impl Dimension {
     }
 }
 
-/// A unit, or a product of powers of units, as a factor of the base units.
+/// A value in base units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unit {
-    pub(super) factor: Number,
+pub(super) struct Quantity {
+    pub(super) value: Number,
     pub(super) dimension: Dimension,
 }
 
-impl Unit {
-    pub(super) const NONE: Self = Self { factor: Number::ONE, dimension: Dimension::NONE };
+/// A unit, or a product of powers of units: the quantity that is one of it.
+pub(super) type Unit = Quantity;
+
+impl Quantity {
+    pub(super) const NONE: Self = Self { value: Number::ONE, dimension: Dimension::NONE };
 
     /// Returns the unit of this name. Symbols are case-sensitive, words are not.
     pub(super) fn named(name: &str) -> Option<Self> {
@@ -211,17 +214,17 @@ impl Unit {
     }
 
     pub(super) fn power(self, exponent: i128) -> Option<Self> {
-        Some(Self { factor: self.factor.checked_pow(exponent)?, dimension: self.dimension.power(exponent)? })
+        Some(Self { value: self.value.checked_pow(exponent)?, dimension: self.dimension.power(exponent)? })
     }
 
     pub(super) fn times(self, other: Self) -> Option<Self> {
         let dimension = self.dimension.times(other.dimension)?;
-        Some(Self { factor: self.factor.checked_mul(other.factor)?, dimension })
+        Some(Self { value: self.value.checked_mul(other.value)?, dimension })
     }
 
     pub(super) fn per(self, other: Self) -> Option<Self> {
         let dimension = self.dimension.per(other.dimension)?;
-        Some(Self { factor: self.factor.checked_div(other.factor)?, dimension })
+        Some(Self { value: self.value.checked_div(other.value)?, dimension })
     }
 }
 
@@ -230,7 +233,7 @@ fn simple(name: &str) -> Option<Unit> {
     let find = |name: &str| {
         let found = UNITS.iter().find(|(names, ..)| names.contains(&name));
         found.and_then(|(_, numerator, denominator, dimension)| {
-            Some(Unit { factor: Number::fraction(*numerator, *denominator)?, dimension: *dimension })
+            Some(Unit { value: Number::fraction(*numerator, *denominator)?, dimension: *dimension })
         })
     };
     // Words may be capitalized. `M` is not `m`.

@@ -21,7 +21,7 @@ use self::{
     units::{Dimension, Quantity, Unit},
 };
 use x402_market::{
-    Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict,
+    Confidence, Critique, Issue, Place, Score, Severity, Submission, Task, Verdict,
     judge::{Judge, JudgeError},
 };
 
@@ -68,10 +68,7 @@ impl Judge for ArithmeticJudge {
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         self.accepts(submission)?;
-        let task = &submission.task;
-        let (reference, context) = (task.reference.as_deref(), task.context.as_deref());
-        let given = Given { prompt: task.question(), context, reference };
-        Ok(submission.outputs().iter().map(|output| judge(given, output)).collect())
+        Ok(submission.outputs().iter().map(|output| judge(&submission.task, output)).collect())
     }
 }
 
@@ -91,32 +88,22 @@ struct Final {
     found: bool,
 }
 
-/// What the task gives.
-#[derive(Clone, Copy, Debug, Default)]
-struct Given<'a> {
-    prompt: &'a str,
-    context: Option<&'a str>,
-    reference: Option<&'a str>,
-}
-
-impl Given<'_> {
-    /// Returns the question. The reference answer comes first; a formula in the context comes before a prompt that is not certain.
-    fn question(&self) -> Result<Question, String> {
-        if let Some(question) = self.reference.and_then(question::of_reference) {
-            return Ok(question);
-        }
-        let asked = question::read(self.prompt);
-        if asked.as_ref().is_ok_and(|question| question.certain) {
-            return asked;
-        }
-        let in_context = self.context.and_then(|context| question::read(context).ok());
-        in_context.filter(|question| question.certain).map_or(asked, Ok)
+/// Returns the question of a task. The reference answer comes first; a formula in the context comes before a prompt that is not certain.
+fn question_of(task: &Task) -> Result<Question, String> {
+    if let Some(question) = task.reference.as_deref().and_then(question::of_reference) {
+        return Ok(question);
     }
+    let asked = question::read(task.question());
+    if asked.as_ref().is_ok_and(|question| question.certain) {
+        return asked;
+    }
+    let in_context = task.context.as_deref().and_then(|context| question::read(context).ok());
+    in_context.filter(|question| question.certain).map_or(asked, Ok)
 }
 
-/// Judges `output` as an answer to what is given.
-fn judge(given: Given<'_>, output: &str) -> Verdict {
-    let question = match given.question() {
+/// Judges `output` as an answer to the task.
+fn judge(task: &Task, output: &str) -> Verdict {
+    let question = match question_of(task) {
         Ok(question) => question,
         Err(reason) => return undecided(&reason),
     };
@@ -319,11 +306,13 @@ fn count(number: u32, noun: &str) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Given, judge as judge_given};
-    use x402_market::Verdict;
+    use super::judge as judge_task;
+    use x402_market::{Task, Verdict};
 
     fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
-        judge_given(Given { prompt, reference, context: None }, output)
+        let task = Task::new("arithmetic", prompt).unwrap();
+        let task = reference.into_iter().fold(task, |task, reference| task.with_reference(reference).unwrap());
+        judge_task(&task, output)
     }
 
     fn scores(prompt: &str, output: &str) -> (f64, Vec<String>) {
@@ -422,7 +411,7 @@ mod tests {
     #[test]
     fn formula_in_the_context_replaces_only_a_word_problem() {
         let score = |prompt: &str, context: &str, output: &str| {
-            let verdict = judge_given(Given { prompt, context: Some(context), reference: None }, output);
+            let verdict = judge_task(&Task::new("arithmetic", prompt).unwrap().with_context(context).unwrap(), output);
             (verdict.score.get(), verdict.confidence.get() > 0.9)
         };
         let story = "A train travels at 90 km/h for 40 minutes. How far does it get, in km?";

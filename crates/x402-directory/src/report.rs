@@ -139,8 +139,8 @@ impl SignedEvidence {
     /// # Errors
     /// [`ReportError`] says what is wrong.
     pub fn verify(&self) -> Result<PaymentKey, ReportError> {
-        let EvidencePayment { payer, nonce } = reportable(&self.evidence, self.network, self.asset)?;
-        let typed = typed(&self.evidence, self.asset, EvidencePayment { payer, nonce })?;
+        let payment = reportable(&self.evidence, self.network, self.asset)?;
+        let (EvidencePayment { payer, nonce }, typed) = (payment, typed(&self.evidence, self.asset, payment)?);
         match self.signature.recover(typed.eip712_signing_hash(&domain(self.network))) {
             Ok(signer) if signer == payer => Ok(PaymentKey { network: self.network, asset: self.asset, payer, nonce }),
             _ => Err(ReportError::NotThePayer(payer)),
@@ -177,12 +177,8 @@ fn reportable(evidence: &Evidence, network: Network, asset: Address) -> Result<E
             return Err(ReportError::Channel(why));
         }
     }
-    let is_unpaid = match evidence.outcome {
-        CallOutcome::Answered { .. } | CallOutcome::InvalidAnswer | CallOutcome::Timeout => false,
-        // What is found before anything is paid, such as a wrong price.
-        _ => true,
-    };
-    if is_unpaid {
+    // Other outcomes are found before anything is paid, such as a wrong price.
+    if !matches!(evidence.outcome, CallOutcome::Answered { .. } | CallOutcome::InvalidAnswer | CallOutcome::Timeout) {
         return Err(ReportError::Outcome);
     }
     if evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
@@ -262,7 +258,7 @@ pub(super) struct ListRequest {
 }
 
 /// A refusal.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Deserialize)]
 pub(super) struct Problem {
     pub(super) error: String,
     #[serde(default)]

@@ -16,10 +16,13 @@ use super::{
     SignedEvidence,
     payment_check::{PaymentCheckError, PaymentChecker},
     report::ListRequest,
-    service::{Answer, DirectoryService, Shared},
+    service::{Answer, DirectoryService, Shared, too_many, unavailable},
     store::{Card, Listed, Offered, PendingReport, StoreError, Stored},
 };
-use x402_market::{CardError, VerifiedCard, shared::card_url};
+use x402_market::{
+    CardError, VerifiedCard,
+    shared::{Refusal, card_url, json_response},
+};
 
 /// The time between two rounds of upkeep.
 const ROUND: Duration = Duration::from_secs(60);
@@ -145,8 +148,8 @@ const FRESH: u64 = 60;
 
 impl Shared {
     /// Answers a request to list the evaluator at a URL.
-    pub(super) async fn list(&self, body: &[u8]) -> Result<Answer, Answer> {
-        let bad = |detail: &str| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", detail);
+    pub(super) async fn list(&self, body: &[u8]) -> Result<Answer, Refusal> {
+        let bad = |detail: &str| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", detail);
         let ListRequest { url } = serde_json::from_slice(body).map_err(|_| bad("send {\"url\": \"https://…\"}"))?;
         let url: Url = url.parse().map_err(|_| bad("the URL cannot be read"))?;
         let url = card_url(&url).map_err(refused_card)?;
@@ -160,17 +163,18 @@ impl Shared {
         if let Some(at) = self.store.checked_at(url.as_str()).await?
             && self.clock.now() < at.saturating_add(FRESH)
         {
-            return Ok(Answer::json(StatusCode::OK, &json!({ "url": url.as_str() })));
+            return Ok(json_response(StatusCode::OK, &json!({ "url": url.as_str() })));
         }
         let (status, url, pay_to) = self.fetch(&url).await?;
-        Ok(Answer::json(status, &json!({ "url": url, "payTo": pay_to })))
+        Ok(json_response(status, &json!({ "url": url, "payTo": pay_to })))
     }
 
     /// Fetches and stores a card. Returns the URL under which it is listed, and its payee.
-    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, String, Address), Answer> {
+    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, String, Address), Refusal> {
         let (url, json, card) = self.fetcher.fetch_original(url).await.map_err(refused_card)?;
         let pay_to = card.pay_to();
         let card = to_store(&url, json, &card)?;
+        let too_many = |error, detail| Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, error, detail));
         match self.store.put_card(&card, self.clock.now(), &self.limits).await? {
             Listed::New => {
                 tracing::info!(url = url.as_str(), %pay_to, "an evaluator was listed");
@@ -180,37 +184,31 @@ impl Shared {
             Listed::At(url) => Ok((StatusCode::OK, url, pay_to)),
             Listed::PayeeChanged(pinned) => {
                 let error = CardError::PayeeChanged { pinned, found: pay_to };
-                Err(Answer::problem(StatusCode::CONFLICT, "payee_changed", error))
+                Err(Refusal::new(StatusCode::CONFLICT, "payee_changed", error))
             }
-            Listed::TooManyOfHost => {
-                let detail = "the limit of cards of this host is reached";
-                Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_host", detail))
-            }
-            Listed::TooManyOfPayee => {
-                let detail = "the limit of cards of this payee is reached";
-                Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_payee", detail))
-            }
+            Listed::TooManyOfHost => too_many("too_many_of_host", "the limit of cards of this host is reached"),
+            Listed::TooManyOfPayee => too_many("too_many_of_payee", "the limit of cards of this payee is reached"),
             Listed::TooManySkills => {
                 let detail = "the limit of skills of this evaluator is reached";
-                Err(Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))
+                Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))
             }
             Listed::Full => {
                 let detail = "the limit of cards is reached, and all of their evaluators have reports";
-                Err(Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
+                Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
             }
         }
     }
 
     /// Answers a report: accepts it if the payer signed it, its payment took place, and the evaluator has offered the skill for no more
     /// than was paid.
-    pub(super) async fn accept_report(&self, body: &[u8]) -> Result<Answer, Answer> {
-        let unprocessable = |error, detail: &str| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, error, detail);
+    pub(super) async fn accept_report(&self, body: &[u8]) -> Result<Answer, Refusal> {
+        let unprocessable = |error, detail: &str| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error, detail);
         let mut report: SignedEvidence = serde_json::from_slice(body)
-            .map_err(|error| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", error))?;
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", error))?;
         let key = report.verify().map_err(|error| unprocessable("bad_report", &error.to_string()))?;
         // After the signature, so that nobody can use up somebody else's allowance.
         if let Err(refused) = self.payers.admit(key.payer) {
-            return Err(Answer::too_many(refused.retry_after));
+            return Err(too_many(refused.retry_after));
         }
         if let Some(stored) = self.store.stored(&key, &report).await? {
             return stored_answer(stored);
@@ -248,30 +246,29 @@ impl Shared {
     }
 }
 
-fn stored_answer(stored: Stored) -> Result<Answer, Answer> {
+fn stored_answer(stored: Stored) -> Result<Answer, Refusal> {
     match stored {
-        Stored::New(id) => Ok(Answer::json(StatusCode::CREATED, &json!({ "id": id }))),
-        Stored::Duplicate(id) => Ok(Answer::json(StatusCode::OK, &json!({ "id": id }))),
-        Stored::Conflict => Err(Answer::problem(
-            StatusCode::CONFLICT,
-            "already_reported",
-            "this payment, or a part of it, has another report",
-        )),
+        Stored::New(id) => Ok(json_response(StatusCode::CREATED, &json!({ "id": id }))),
+        Stored::Duplicate(id) => Ok(json_response(StatusCode::OK, &json!({ "id": id }))),
+        Stored::Conflict => {
+            let detail = "this payment, or a part of it, has another report";
+            Err(Refusal::new(StatusCode::CONFLICT, "already_reported", detail))
+        }
         Stored::TooOld => {
             let detail = "reports about payments of that time were deleted, of all payers or of this one";
-            Err(Answer::problem(StatusCode::GONE, "too_old", detail))
+            Err(Refusal::new(StatusCode::GONE, "too_old", detail))
         }
         Stored::TooMany => {
             let detail = "the limit of reports of this payer is reached, until the oldest are deleted";
-            Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_reports", detail)
+            Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_reports", detail)
                 .later(Duration::from_secs(3_600)))
         }
     }
 }
 
 /// Returns what is stored of a verified card.
-fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer> {
-    let bad = |detail| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", detail);
+fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Refusal> {
+    let bad = |detail| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", detail);
     let mut skills: Vec<String> = card.card().skills.iter().map(|skill| skill.id.clone()).collect();
     skills.sort_unstable();
     skills.dedup();
@@ -312,27 +309,27 @@ fn host_of(url: &Url) -> String {
     }
 }
 
-fn refused_card(error: CardError) -> Answer {
+fn refused_card(error: CardError) -> Refusal {
     match error {
         CardError::Unreachable(_) | CardError::Timeout | CardError::Status(_) => {
-            Answer::problem(StatusCode::BAD_GATEWAY, "unreachable", error)
+            Refusal::new(StatusCode::BAD_GATEWAY, "unreachable", error)
         }
-        CardError::NotPublic => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "not_public", error),
-        _ => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", error),
+        CardError::NotPublic => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_public", error),
+        _ => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", error),
     }
 }
 
-fn refused_payment(error: &PaymentCheckError) -> Answer {
-    let unprocessable = |name| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, name, error);
+fn refused_payment(error: &PaymentCheckError) -> Refusal {
+    let unprocessable = |name| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, name, error);
     match error {
         PaymentCheckError::Report(_) => unprocessable("bad_report"),
         PaymentCheckError::NotServed { .. } => unprocessable("not_served"),
         PaymentCheckError::NotPaid(_) => unprocessable("not_paid"),
         PaymentCheckError::Implausible { .. } => unprocessable("implausible_time"),
         PaymentCheckError::NotYet(_) => {
-            Answer::problem(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
+            Refusal::new(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
         }
-        PaymentCheckError::Unavailable(_) | PaymentCheckError::Url => Answer::unavailable(error),
+        PaymentCheckError::Unavailable(_) | PaymentCheckError::Url => unavailable(error),
     }
 }
 

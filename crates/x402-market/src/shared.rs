@@ -3,5 +3,5 @@
 pub use crate::{
     card::card_url,
     net::{BodyError, below, read_body},
-    respond::{etag, is_known},
+    respond::{Refusal, document, json_response},
 };

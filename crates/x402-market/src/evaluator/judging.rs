@@ -16,13 +16,13 @@ use tower_x402::{
 use super::{
     Limits,
     lessons::Lessons,
-    refusal::{Refusal, internal, refusal},
+    refusal::{internal, refusal},
     stats::{Counters, JudgingResult},
 };
 use crate::{
     Evaluation, EvaluatorId, LengthError, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
     judge::{Judge, JudgeError},
-    respond::json_response,
+    respond::{Refusal, json_response},
 };
 
 /// What all requests share.
@@ -62,7 +62,7 @@ impl Work {
     /// Judges a submission that is paid for.
     pub(super) async fn serve<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Response<Full<Bytes>> {
         if request.method() != Method::POST {
-            return Refusal::wrong_method().into_response();
+            return Refusal::wrong_method("POST").into_response();
         }
         let payer = request.extensions().get::<VerifiedPayment>().map(|payment| payment.payer);
         let Ok(body) = request.into_body().collect().await else {

@@ -16,12 +16,12 @@ use serde_json::json;
 use tokio::{sync::Semaphore, time::timeout};
 use tower_x402::server::drain;
 
-use super::refusal::{Refusal, refusal};
+use super::refusal::refusal;
 use crate::{
     Submission,
     judge::Judge,
     lesson::{self, Lesson},
-    respond::json_response,
+    respond::{Refusal, json_response},
 };
 
 /// How many judged submissions are remembered. Lessons about older ones are refused.
@@ -81,7 +81,7 @@ impl Lessons {
         let mut body = Box::pin(body);
         if parts.method != Method::POST {
             drain(Request::new(body));
-            return Refusal::wrong_method().into_response();
+            return Refusal::wrong_method("POST").into_response();
         }
         let Ok(_permit) = self.permits.try_acquire() else {
             drain(Request::new(body));

@@ -61,18 +61,19 @@ impl DirectoryService {
 
 impl Shared {
     async fn upkeep_once(self: &Arc<Self>) -> Result<(), StoreError> {
-        let now = self.clock.now();
-        let until = now.saturating_sub(self.limits.report_retention.as_secs());
-        self.store.delete_reports(until, &self.limits).await?;
+        let now = self.settings.clock.now();
+        let until = now.saturating_sub(self.settings.limits.report_retention.as_secs());
+        self.settings.store.delete_reports(until, &self.settings.limits).await?;
         self.recheck_payments().await?;
         // Last, because evaluators decide how long it takes.
         self.refresh_cards(now).await?;
-        self.store.delete_cards(now.saturating_sub(self.ages.delete.as_secs())).await
+        self.settings.store.delete_cards(now.saturating_sub(self.settings.ages.delete.as_secs())).await
     }
 
     /// Fetches every card that is due.
     async fn refresh_cards(self: &Arc<Self>, now: u64) -> Result<(), StoreError> {
-        let due = self.store.due(now.saturating_sub(self.ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
+        let due =
+            self.settings.store.due(now.saturating_sub(self.settings.ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
         let mut due = due.into_iter();
         let mut fetching = tokio::task::JoinSet::new();
         loop {
@@ -85,7 +86,11 @@ impl Shared {
                         Ok(parsed) => shared.fetch(&parsed).await.is_ok(),
                         Err(_) => false,
                     };
-                    if fetched { Ok(()) } else { shared.store.missed(&url, now, shared.ages.unlist).await }
+                    if fetched {
+                        Ok(())
+                    } else {
+                        shared.settings.store.missed(&url, now, shared.settings.ages.unlist).await
+                    }
                 });
             }
             match fetching.join_next().await {
@@ -98,7 +103,7 @@ impl Shared {
 
     /// Checks again the payments that were not final. A report whose payment was reorged is deleted once all nodes agree on it.
     async fn recheck_payments(&self) -> Result<(), StoreError> {
-        for checker in &self.checkers {
+        for checker in &self.settings.checkers {
             if let Some(finalized) = checker.finalized().await {
                 self.recheck_payments_with(checker, finalized).await?;
             }
@@ -109,7 +114,7 @@ impl Shared {
     async fn recheck_payments_with(&self, checker: &PaymentChecker, finalized: u64) -> Result<(), StoreError> {
         let mut after = 0;
         loop {
-            let pending = self.store.pending(after, REPORTS_PER_QUERY).await?;
+            let pending = self.settings.store.pending(after, REPORTS_PER_QUERY).await?;
             let Some(last) = pending.last() else { return Ok(()) };
             after = last.id;
             for PendingReport { id, block, report } in pending {
@@ -121,7 +126,7 @@ impl Shared {
                         if !exists {
                             tracing::warn!(id, "a payment was reorged; its report is deleted");
                         }
-                        self.store.finish_report(id, exists).await?;
+                        self.settings.store.finish_report(id, exists).await?;
                     }
                     Ok(None) | Err(PaymentCheckError::Report(_)) => {}
                     // The node is unavailable, so asking it for the other payments would fail, too.
@@ -160,8 +165,8 @@ impl Shared {
         if url.query().or(url.fragment()).is_some() {
             return Err(bad("the URL of a card has no query and no fragment"));
         }
-        if let Some(at) = self.store.checked_at(url.as_str()).await?
-            && self.clock.now() < at.saturating_add(FRESH)
+        if let Some(at) = self.settings.store.checked_at(url.as_str()).await?
+            && self.settings.clock.now() < at.saturating_add(FRESH)
         {
             return Ok(json_response(StatusCode::OK, &json!({ "url": url.as_str() })));
         }
@@ -175,7 +180,7 @@ impl Shared {
         let pay_to = card.pay_to();
         let card = to_store(&url, json, &card)?;
         let too_many = |error, detail| Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, error, detail));
-        match self.store.put_card(&card, self.clock.now(), &self.limits).await? {
+        match self.settings.store.put_card(&card, self.settings.clock.now(), &self.settings.limits).await? {
             Listed::New => {
                 tracing::info!(url = url.as_str(), %pay_to, "an evaluator was listed");
                 Ok((StatusCode::CREATED, card.url, pay_to))
@@ -207,21 +212,21 @@ impl Shared {
             .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", error))?;
         let key = report.verify().map_err(|error| unprocessable("bad_report", &error.to_string()))?;
         // After the signature, so that nobody can use up somebody else's allowance.
-        if let Err(refused) = self.payers.admit(key.payer) {
+        if let Err(refused) = self.settings.payers.admit(key.payer) {
             return Err(too_many(refused.retry_after));
         }
-        if let Some(stored) = self.store.stored(&key, &report).await? {
+        if let Some(stored) = self.settings.store.stored(&key, &report).await? {
             return stored_answer(stored);
         }
-        let checker = self.checkers.iter().find(|checker| checker.serves(report.network, report.asset));
+        let checker = self.settings.checkers.iter().find(|checker| checker.serves(report.network, report.asset));
         let checker = checker.ok_or_else(|| {
             unprocessable("not_served", "payments with this token on this network are not checked here")
         })?;
-        if report.evidence.at > self.clock.now().saturating_add(SKEW) {
+        if report.evidence.at > self.settings.clock.now().saturating_add(SKEW) {
             return Err(unprocessable("implausible_time", "the report is from the future"));
         }
         let skill = &report.evidence.skill;
-        match self.store.offered(report.evidence.evaluator, skill).await? {
+        match self.settings.store.offered(report.evidence.evaluator, skill).await? {
             Offered::For(price) if report.evidence.paid.atomic() < price => {
                 let detail = format!("the evaluator's lowest price for this skill was {price} units");
                 return Err(unprocessable("underpaid", &detail));
@@ -242,7 +247,7 @@ impl Shared {
         }
         let payment = checker.check(&report).await.map_err(|error| refused_payment(&error))?;
         report.transaction = Some(payment.transaction);
-        stored_answer(self.store.put_report(&payment, &report, &self.limits).await?)
+        stored_answer(self.settings.store.put_report(&payment, &report, &self.settings.limits).await?)
     }
 }
 

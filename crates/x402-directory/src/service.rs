@@ -74,16 +74,21 @@ pub struct DirectoryService {
 
 /// What all clones share.
 pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) fetcher: CardFetcher,
+    pub(super) pages: Pages,
+}
+
+/// What a directory was built with.
+pub(super) struct Settings {
     pub(super) store: DirectoryStore,
     pub(super) checkers: Vec<PaymentChecker>,
-    pub(super) fetcher: CardFetcher,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) ages: Ages,
     pub(super) callers: RateLimit,
     pub(super) payers: RateLimit,
     pub(super) permits: Permits,
-    pub(super) pages: Pages,
 }
 
 /// When cards are fetched again, and what happens to those that cannot be fetched.
@@ -105,13 +110,7 @@ pub(super) struct Permits {
     pub(super) reads: Semaphore,
 }
 
-impl DirectoryService {
-    pub(super) fn of(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared) }
-    }
-}
-
-tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.checkers });
+tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.settings.checkers });
 
 impl<B> Service<Request<B>> for DirectoryService
 where
@@ -147,11 +146,11 @@ impl Shared {
         if path.ends_with("/healthz") {
             return Ok(json_response(StatusCode::OK, &json!({ "status": "ok" })));
         }
-        self.callers.admit(&parts.extensions).map_err(|refused| too_many(refused.retry_after))?;
+        self.settings.callers.admit(&parts.extensions).map_err(|refused| too_many(refused.retry_after))?;
         let query = parts.uri.query().unwrap_or_default();
         match (path.rsplit('/').next().unwrap_or_default(), &parts.method) {
             (end @ ("cards" | "evidence" | ""), &Method::GET | &Method::HEAD) => {
-                let _permit = permit(&self.permits.reads)?;
+                let _permit = permit(&self.settings.permits.reads)?;
                 match end {
                     "cards" => self.list_cards(query, &parts).await,
                     "evidence" => self.list_reports(query).await,
@@ -160,12 +159,12 @@ impl Shared {
             }
             ("cards", &Method::POST) => {
                 let body = read(body).await?;
-                let _permit = permit(&self.permits.cards)?;
+                let _permit = permit(&self.settings.permits.cards)?;
                 self.list(&body).await
             }
             ("evidence", &Method::POST) => {
                 let body = read(body).await?;
-                let _permit = permit(&self.permits.reports)?;
+                let _permit = permit(&self.settings.permits.reports)?;
                 self.accept_report(&body).await
             }
             ("cards" | "evidence", _) => Err(Refusal::wrong_method("GET, HEAD, POST")),
@@ -176,7 +175,7 @@ impl Shared {
 
     async fn list_cards(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
         let filter = card_filter(query).map_err(bad_query)?;
-        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+        let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
         let page = serde_json::to_vec(&CardsBody { cards, after, more }).unwrap_or_default();
         Ok(document(request, page.into(), "application/json", CACHED))
@@ -185,17 +184,18 @@ impl Shared {
     /// Answers a person.
     async fn show(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
         let CardFilter { skill, after, .. } = card_filter(query).map_err(bad_query)?;
-        let (skill, now) = (skill.as_deref(), self.clock.now());
+        let (skill, now) = (skill.as_deref(), self.settings.clock.now());
         if let Some(page) = self.pages.get(skill, after, now) {
             return Ok(page_for(request, page));
         }
         let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS };
-        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+        let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let next = cards.last().map(|card| card.id).filter(|_| more);
         let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();
         let cells =
             |shown: &Shown| shown.skills.iter().map(|skill| (shown.evaluator(), skill.clone())).collect::<Vec<_>>();
-        let mut reports = self.store.seen(shown.iter().flat_map(cells).collect(), page::REPORTS).await?.into_iter();
+        let mut reports =
+            self.settings.store.seen(shown.iter().flat_map(cells).collect(), page::REPORTS).await?.into_iter();
         let with_reports = |shown: Shown| {
             let reports = reports.by_ref().take(shown.skills.len()).collect();
             (shown, reports)
@@ -208,7 +208,7 @@ impl Shared {
 
     async fn list_reports(&self, query: &str) -> Result<Answer, Refusal> {
         let filter = report_filter(query).map_err(bad_query)?;
-        let (reports, more) = self.store.reports(&filter).await?;
+        let (reports, more) = self.settings.store.reports(&filter).await?;
         let after = reports.last().map_or(filter.after, |report| report.id);
         Ok(json_response(StatusCode::OK, &ReportsBody { reports, after, more }))
     }

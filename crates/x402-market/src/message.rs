@@ -1,8 +1,6 @@
 //! Versioned JSON: reading it, and errors that name the place of the problem.
 
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::IgnoredAny, ser::SerializeMap,
-};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
 /// The version of the messages.
 pub const MESSAGE_VERSION: u64 = 1;
@@ -76,17 +74,5 @@ impl<'de> Deserialize<'de> for Version {
 }
 
 /// Ignores unknown fields, which a later minor version may add. Flattened into a struct, it also refuses arrays in place of objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Unknown;
-
-impl Serialize for Unknown {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_map(Some(0))?.end()
-    }
-}
-
-impl<'de> Deserialize<'de> for Unknown {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        IgnoredAny::deserialize(deserializer).map(|_| Self)
-    }
-}
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Unknown {}

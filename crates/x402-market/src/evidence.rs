@@ -412,13 +412,8 @@ impl EvidenceLog {
         {
             let mut inner = log.lock();
             for (index, line) in text.lines().enumerate() {
-                match serde_json::from_str(line) {
-                    Ok(Line::Evidence(evidence)) => inner.keep(*evidence),
-                    Ok(Line::Audited { payment, pairs }) => inner.audit(payment, pairs),
-                    Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
-                    Ok(Line::Explored { paid }) => inner.add_exploration_cost(paid),
-                    Err(_) => return Err(EvidenceError::Line { path: path.into(), line: index + 1 }),
-                }
+                let line = serde_json::from_str(line);
+                inner.apply(line.map_err(|_| EvidenceError::Line { path: path.into(), line: index + 1 })?);
             }
             inner.lines = text.lines().count();
             inner.file = Some(file);
@@ -434,11 +429,7 @@ impl EvidenceLog {
     pub fn record(&self, evidence: Evidence, now: u64) -> Result<(), EvidenceError> {
         let mut inner = self.lock();
         inner.check(&evidence, now)?;
-        let line = line(&Line::Evidence(Box::new(evidence.clone())))?;
-        inner.append(&line)?;
-        inner.keep(evidence);
-        inner.shorten();
-        Ok(())
+        Ok(inner.add(Line::Evidence(Box::new(evidence)))?)
     }
 
     /// Adds the result of an audit to the record of the call that this payment paid for. Returns `false` if there is no such record of a
@@ -451,11 +442,7 @@ impl EvidenceLog {
         if inner.unaudited(payment).is_none() {
             return Ok(false);
         }
-        let line = line(&Line::Audited { payment, pairs })?;
-        inner.append(&line)?;
-        inner.audit(payment, pairs);
-        inner.shorten();
-        Ok(true)
+        inner.add(Line::Audited { payment, pairs }).map(|()| true)
     }
 
     /// Records what it cost to ask an evaluator only to learn about it ([`Selector::explore`](super::selection::Selector::explore)), so that a
@@ -464,12 +451,7 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if it cannot be written. It is not recorded then.
     pub fn record_exploration_cost(&self, paid: Usdc) -> io::Result<()> {
-        let mut inner = self.lock();
-        let line = line(&Line::Explored { paid })?;
-        inner.append(&line)?;
-        inner.add_exploration_cost(paid);
-        inner.shorten();
-        Ok(())
+        self.lock().add(Line::Explored { paid })
     }
 
     /// Returns what exploration has cost in all, including records that were dropped.
@@ -522,17 +504,34 @@ impl EvidenceLog {
 tower_x402::debug_fields!(EvidenceLog |this| { records: this.len() });
 
 impl Inner {
-    /// Writes a line, if there is a file.
-    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+    /// Writes a line, if there is a file. Then it counts.
+    fn add(&mut self, record: Line) -> io::Result<()> {
         #[cfg(test)]
         if self.is_full {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if let Some(file) = &mut self.file {
-            file.append(line, false)?;
+            file.append(&line(&record)?, false)?;
             self.lines += 1;
         }
+        self.apply(record);
+        self.shorten();
         Ok(())
+    }
+
+    fn apply(&mut self, record: Line) {
+        match record {
+            Line::Evidence(evidence) => self.keep(*evidence),
+            Line::Audited { payment, pairs } => {
+                if let Some(missing) = self.unaudited(payment) {
+                    *missing = Some(pairs);
+                }
+            }
+            Line::Dropped { until } => self.dropped_until = self.dropped_until.max(Some(until)),
+            Line::Explored { paid } => {
+                self.exploration_cost = self.exploration_cost.checked_add(paid).unwrap_or(Usdc::MAX);
+            }
+        }
     }
 
     fn check(&self, evidence: &Evidence, now: u64) -> Result<(), EvidenceError> {
@@ -581,16 +580,6 @@ impl Inner {
             CallOutcome::Answered { pairs } if pairs.is_none() => Some(pairs),
             _ => None,
         }
-    }
-
-    fn audit(&mut self, payment: EvidencePayment, pairs: Pairs) {
-        if let Some(missing) = self.unaudited(payment) {
-            *missing = Some(pairs);
-        }
-    }
-
-    fn add_exploration_cost(&mut self, paid: Usdc) {
-        self.exploration_cost = self.exploration_cost.checked_add(paid).unwrap_or(Usdc::MAX);
     }
 
     /// Rewrites a file that holds twice as much as is kept. If that fails, the file stays as it is until the next attempt.

@@ -1,6 +1,6 @@
 //! The table of the evaluators that are known, in the order in which they were found.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use alloy_primitives::Address;
 use tower_x402::Usdc;
@@ -53,7 +53,6 @@ impl Shape {
 pub(super) struct KnownEvaluators {
     limit: usize,
     entries: Vec<KnownEvaluator>,
-    by_payee: HashMap<Address, usize>,
 }
 
 #[derive(Debug)]
@@ -78,7 +77,7 @@ pub(super) struct KnownEvaluator {
 
 impl KnownEvaluators {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, entries: Vec::new(), by_payee: HashMap::new() }
+        Self { limit, entries: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -86,7 +85,7 @@ impl KnownEvaluators {
     }
 
     pub(super) fn find(&mut self, evaluator: Address) -> Option<&mut KnownEvaluator> {
-        self.by_payee.get(&evaluator).map(|position| &mut self.entries[*position])
+        self.entries.iter_mut().find(|known| known.card.pay_to() == evaluator)
     }
 
     /// Returns `true` if an evaluation names another version than the one before.
@@ -148,6 +147,7 @@ impl KnownEvaluators {
             return Ok(false);
         }
         let replaced = self.next_replaced()?.map(|known| known.card.pay_to());
+        let replaced = replaced.and_then(|replaced| self.find(replaced));
         let mut new = KnownEvaluator {
             url: url.clone(),
             is_untrusted: *is_untrusted,
@@ -161,17 +161,10 @@ impl KnownEvaluators {
             version: None,
         };
         new.number_skills(skills);
-        let position = match replaced.and_then(|replaced| self.by_payee.remove(&replaced)) {
-            Some(position) => {
-                self.entries[position] = new;
-                position
-            }
-            None => {
-                self.entries.push(new);
-                self.entries.len() - 1
-            }
-        };
-        self.by_payee.insert(payee, position);
+        match replaced {
+            Some(replaced) => *replaced = new,
+            None => self.entries.push(new),
+        }
         Ok(true)
     }
 
@@ -191,7 +184,7 @@ impl KnownEvaluators {
 
     /// Returns the entry of a payee that is known at another URL.
     pub(super) fn elsewhere(&self, evaluator: Address, url: &Url) -> Option<&KnownEvaluator> {
-        self.by_payee.get(&evaluator).map(|position| &self.entries[*position]).filter(|known| known.url != *url)
+        self.entries.iter().find(|known| known.card.pay_to() == evaluator).filter(|known| known.url != *url)
     }
 
     pub(super) fn relocate(&mut self, evaluator: Address, (url, is_untrusted): Place) {

@@ -48,8 +48,8 @@ pub(super) async fn evaluate(inner: &Arc<Inner>, submission: &Submission) -> Res
         let skill = state.skill(&submission.task.skill, &inner.reports)?;
         let audits = state.spending.audited(skill);
         let Some(sent) = Sent::of(submission, &mut state.rng) else {
-            state.spending.tasks += 1;
-            state.spending.uniform += 1;
+            state.spending.counts.tasks += 1;
+            state.spending.counts.uniform += 1;
             let outputs = vec![OutputFeedback::default(); submission.outputs().len()];
             let (task, none) = (submission.task.id.clone(), Usdc::ZERO);
             return Ok(Feedback { task, outputs, hires: Vec::new(), audits, paid: none, held: none, sent: None });
@@ -57,8 +57,8 @@ pub(super) async fn evaluate(inner: &Arc<Inner>, submission: &Submission) -> Res
         let (shape, now) = (Shape::of(&sent.submission), inner.clock.now());
         let request = HireRequest { skill, shape, seats: inner.panel_size, is_exploration: false, now, excluded: &[] };
         let hired = state.hire(&request)?;
-        state.spending.tasks += 1;
-        state.spending.kept += u64::from(hired.is_empty());
+        state.spending.counts.tasks += 1;
+        state.spending.counts.kept += u64::from(hired.is_empty());
         (skill, audits, sent, hired)
     };
     let work = Work { submission: sent.submission.clone(), good: None };
@@ -290,7 +290,7 @@ fn record(inner: &Inner, evidence: Vec<Evidence>, exploration_cost: Usdc, now: u
         }
         if let Err(error) = recorded {
             tracing::warn!(%error, "could not record evidence about an evaluator");
-            inner.state().spending.unrecorded += 1;
+            inner.state().spending.counts.unrecorded += 1;
         }
     }
     if exploration_cost > Usdc::ZERO

@@ -164,7 +164,7 @@ impl State {
         // The budget does this only when it reserves, which it never does if nothing is left.
         self.available.budget().release_expired(now);
         let remaining = self.available.remaining();
-        let tasks_left = self.tasks.saturating_sub(self.spending.tasks).max(1);
+        let tasks_left = self.tasks.saturating_sub(self.spending.counts.tasks).max(1);
         let job = Job { skill, outputs, seats, remaining, tasks_left };
         if let Some(least) = market.iter().map(|candidate| job.cost(candidate).unwrap_or(Usdc::MAX)).min()
             && least > remaining

@@ -12,9 +12,9 @@ use std::{
 };
 
 use alloy_primitives::{Address, U256};
+use futures_util::future::join_all;
 use tokio::{
     sync::{Semaphore, mpsc},
-    task::JoinSet,
     time::{Instant, timeout_at},
 };
 use tower_x402::Usdc;
@@ -301,26 +301,17 @@ fn record(inner: &Inner, evidence: Vec<Evidence>, exploration_cost: Usdc, now: u
 }
 
 /// Sends all parts of a submission at once.
-async fn send_parts(
-    inner: &Arc<Inner>,
-    hired: &Hired,
-    submission: &Submission,
-    is_wanted: &Arc<AtomicBool>,
-) -> Vec<Part> {
-    let mut requests = JoinSet::new();
-    for range in split(submission, hired.max_outputs) {
+async fn send_parts(inner: &Inner, hired: &Hired, submission: &Submission, is_wanted: &Arc<AtomicBool>) -> Vec<Part> {
+    let client = inner.client(hired.is_untrusted);
+    let requests = split(submission, hired.max_outputs).into_iter().filter_map(|range| {
         // A part of a valid group is valid.
-        let Some(submission) = teaching::part(submission, range.clone(), hired.task_alias.clone()) else { continue };
-        let (inner, card, is_untrusted) = (inner.clone(), hired.card.clone(), hired.is_untrusted);
-        let is_wanted = is_wanted.clone();
-        requests.spawn(async move {
-            let result = inner.client(is_untrusted).evaluate_while(&card, &submission, &is_wanted).await;
+        let part = teaching::part(submission, range.clone(), hired.task_alias.clone())?;
+        Some(async move {
+            let result = client.evaluate_while(&hired.card, &part, is_wanted).await;
             Part { range, result, explained: None }
-        });
-    }
-    let mut parts = requests.join_all().await;
-    parts.sort_by_key(|part| part.range.start);
-    parts
+        })
+    });
+    join_all(requests).await
 }
 
 /// Splits a group into parts of at most `max_outputs`. Single outputs and pairs stay whole.

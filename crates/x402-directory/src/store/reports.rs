@@ -70,8 +70,16 @@ impl DirectoryStore {
 
     /// Returns a page of reports by number, and whether there are more.
     pub(crate) async fn reports(&self, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), StoreError> {
-        let filter = filter.clone();
-        self.run(move |connection| reports(connection, &filter)).await
+        let (query, limit) = (page(filter), filter.limit);
+        self.run(move |connection| {
+            let mut select = connection.prepare_cached(&query.sql)?;
+            let reports = select.query_map(params_from_iter(query.values), accepted_report)?;
+            let mut reports = reports.collect::<Result<Vec<_>, _>>()?;
+            let more = reports.len() as u64 > limit;
+            reports.truncate(limit as usize);
+            Ok((reports, more))
+        })
+        .await
     }
 
     /// Returns the newest reports on each of these evaluators and skills, at most `limit` of each.
@@ -273,20 +281,6 @@ fn forget_payers(work: &Connection, limit: i64) -> Result<(), rusqlite::Error> {
         forget_until(work, ask(work, first, [without - limit - 1])?)?;
     }
     Ok(())
-}
-
-fn reports(connection: &Connection, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), rusqlite::Error> {
-    let query = page(filter);
-    let mut select = connection.prepare_cached(&query.sql)?;
-    let mut rows = select.query(params_from_iter(query.values))?;
-    let mut reports = Vec::new();
-    while let Some(row) = rows.next()? {
-        if reports.len() as u64 >= filter.limit {
-            return Ok((reports, true));
-        }
-        reports.push(accepted_report(row)?);
-    }
-    Ok((reports, false))
 }
 
 /// Returns the query for a page and one report more.

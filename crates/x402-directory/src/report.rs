@@ -7,10 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature, payment::PaymentKey};
 
-use x402_market::evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment};
-
-/// The longest name of a skill, in bytes.
-const SKILL_BYTES: usize = 128;
+use x402_market::evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment, MAX_SKILL_BYTES};
 
 mod typed {
     alloy_sol_types::sol! {
@@ -181,7 +178,7 @@ fn reportable(evidence: &Evidence, network: Network, asset: Address) -> Result<E
     if !matches!(evidence.outcome, CallOutcome::Answered { .. } | CallOutcome::InvalidAnswer | CallOutcome::Timeout) {
         return Err(ReportError::Outcome);
     }
-    if evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
+    if evidence.skill.is_empty() || evidence.skill.len() > MAX_SKILL_BYTES {
         return Err(ReportError::Skill);
     }
     Ok(payment)

@@ -39,7 +39,7 @@ use super::{skills::Skill, submission::MAX_OUTPUTS};
 /// How far ahead the clocks of others may be, in seconds.
 const MAX_CLOCK_SKEW: u64 = 300;
 /// The longest name of a skill, in bytes.
-const MAX_SKILL_BYTES: usize = 128;
+pub const MAX_SKILL_BYTES: usize = 128;
 
 /// The result of a call to an evaluator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use alloy_primitives::Address;
+use futures_util::stream::{self, StreamExt as _};
 use http::StatusCode;
 use serde_json::json;
 use tower_x402::Usdc;
@@ -16,11 +17,12 @@ use super::{
     SignedEvidence,
     payment_check::{PaymentCheckError, PaymentChecker},
     report::ListRequest,
-    service::{Answer, DirectoryService, Shared, too_many, unavailable},
+    service::{Answer, DirectoryService, Settings, Shared, too_many, unavailable},
     store::{Card, Listed, Offered, PendingReport, StoreError, Stored},
 };
 use x402_market::{
     CardError, VerifiedCard,
+    evidence::MAX_SKILL_BYTES,
     shared::{Refusal, card_url, json_response},
 };
 
@@ -60,7 +62,7 @@ impl DirectoryService {
 }
 
 impl Shared {
-    async fn upkeep_once(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn upkeep_once(&self) -> Result<(), StoreError> {
         let now = self.settings.clock.now();
         let until = now.saturating_sub(self.settings.limits.report_retention.as_secs());
         self.settings.store.delete_reports(until, &self.settings.limits).await?;
@@ -71,34 +73,21 @@ impl Shared {
     }
 
     /// Fetches every card that is due.
-    async fn refresh_cards(self: &Arc<Self>, now: u64) -> Result<(), StoreError> {
-        let due =
-            self.settings.store.due(now.saturating_sub(self.settings.ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
-        let mut due = due.into_iter();
-        let mut fetching = tokio::task::JoinSet::new();
-        loop {
-            while fetching.len() < MAX_FETCHES
-                && let Some(url) = due.next()
-            {
-                let shared = self.clone();
-                fetching.spawn(async move {
-                    let fetched = match url.parse::<Url>() {
-                        Ok(parsed) => shared.fetch(&parsed).await.is_ok(),
-                        Err(_) => false,
-                    };
-                    if fetched {
-                        Ok(())
-                    } else {
-                        shared.settings.store.missed(&url, now, shared.settings.ages.unlist).await
-                    }
-                });
-            }
-            match fetching.join_next().await {
-                Some(Ok(done)) => done?,
-                Some(Err(_)) => {}
-                None => return Ok(()),
-            }
+    async fn refresh_cards(&self, now: u64) -> Result<(), StoreError> {
+        let Settings { store, ages, .. } = &self.settings;
+        let due = store.due(now.saturating_sub(ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
+        let refreshing = due.into_iter().map(|url| async move {
+            let is_fetched = match url.parse::<Url>() {
+                Ok(parsed) => self.fetch(&parsed).await.is_ok(),
+                Err(_) => false,
+            };
+            if is_fetched { Ok(()) } else { store.missed(&url, now, ages.unlist).await }
+        });
+        let mut refreshing = stream::iter(refreshing).buffer_unordered(MAX_FETCHES);
+        while let Some(done) = refreshing.next().await {
+            done?;
         }
+        Ok(())
     }
 
     /// Checks again the payments that were not final. A report whose payment was reorged is deleted once all nodes agree on it.
@@ -143,8 +132,6 @@ const SKEW: u64 = 300;
 const MAX_URL: usize = 2_048;
 /// How many skills a card may name.
 const MAX_SKILLS: usize = 64;
-/// The longest name of a skill, in bytes. Evidence has the same limit.
-const MAX_SKILL: usize = 128;
 /// The least that a report about a charge on a payment channel is about, in atomic units. A transfer costs the gas of a transaction; a
 /// charge is a part of a claim, and would cost nothing.
 const LEAST_CHARGE: Usdc = Usdc::from_atomic(100);
@@ -280,7 +267,7 @@ fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Refusa
     if skills.is_empty() || skills.len() > MAX_SKILLS {
         return Err(bad("a card has 1 to 64 skills"));
     }
-    if skills.iter().any(|skill| skill.is_empty() || skill.len() > MAX_SKILL) {
+    if skills.iter().any(|skill| skill.is_empty() || skill.len() > MAX_SKILL_BYTES) {
         return Err(bad("a skill's id has 1 to 128 bytes"));
     }
     let price = card.pricing().price_per_output().atomic();

@@ -198,7 +198,7 @@ fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {
         true => question.unit.as_ref().is_some_and(|(unit, _)| *unit != Unit::NONE),
         false => value.dimension == Dimension::NONE,
     };
-    if lacks_unit && in_named_unit(question, value) {
+    if lacks_unit && number_expected(question) == Some(value.value) {
         return verdict(0.6, false, Some(format!("the final answer {text} lacks its unit: it should be {expected}")));
     }
     if is_of_dimension {
@@ -272,11 +272,6 @@ fn trimmed(tokens: &[Spanned], run: Run) -> Run {
 fn number_expected(question: &Question) -> Option<Number> {
     let unit = question.unit.as_ref().map_or(Unit::NONE, |(unit, _)| *unit);
     question.value.value.checked_div(unit.value)
-}
-
-/// Returns `true` if a plain number is right except that its unit is missing.
-fn in_named_unit(question: &Question, value: Quantity) -> bool {
-    number_expected(question) == Some(value.value)
 }
 
 fn in_asked_unit(question: &Question, value: Quantity, shown: &[Spanned]) -> bool {

@@ -34,7 +34,7 @@ use tower_x402::{
     vouchers::{ChannelConfig, ChannelId, Escrow},
 };
 
-use super::{skills::Skill, submission::MAX_OUTPUTS};
+use super::{message::json_line, skills::Skill, submission::MAX_OUTPUTS};
 
 /// How far ahead the clocks of others may be, in seconds.
 const MAX_CLOCK_SKEW: u64 = 300;
@@ -511,7 +511,7 @@ impl Inner {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if let Some(file) = &mut self.file {
-            file.append(&line(&record)?, false)?;
+            file.append(&json_line(&record)?, false)?;
             self.lines += 1;
         }
         self.apply(record);
@@ -593,7 +593,7 @@ impl Inner {
         let paid = self.exploration_cost;
         let explored = (paid > Usdc::ZERO).then_some(Line::Explored { paid });
         let lines = dropped.into_iter().chain(explored).chain(kept);
-        let lines = lines.map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
+        let lines = lines.map(|record| json_line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
             Ok(()) => self.lines = self.records.len() + 2,
             Err(error) => {
@@ -602,12 +602,6 @@ impl Inner {
             }
         }
     }
-}
-
-fn line(record: &Line) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(record)?;
-    line.push(b'\n');
-    Ok(line)
 }
 
 /// The reason why evidence was not recorded.

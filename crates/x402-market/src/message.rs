@@ -1,5 +1,7 @@
 //! Versioned JSON: reading it, and errors that name the place of the problem.
 
+use std::io;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
 /// The version of the messages.
@@ -52,6 +54,13 @@ pub(super) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, MessageError> 
     })?;
     deserializer.end().map_err(|error| MessageError::NotJson(error.to_string()))?;
     Ok(message)
+}
+
+/// Returns a record as a line of a file.
+pub fn json_line(record: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 /// The version field. It is always written; a message without it has version 1.

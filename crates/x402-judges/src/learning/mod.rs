@@ -18,6 +18,7 @@ use tower_x402::client::JournalFile;
 use x402_market::{
     Confidence, Lesson, LongText, Score, Submission, Task, Verdict,
     judge::{Judge, JudgeError},
+    shared::json_line,
 };
 
 use self::{
@@ -229,7 +230,7 @@ impl State {
     fn learn(&mut self, payer: Address, examples: Vec<Example>) -> io::Result<()> {
         let lesson = Line::Lesson { payer, examples };
         if let Some(file) = &mut self.file {
-            file.append(&line(&lesson)?, true)?;
+            file.append(&json_line(&lesson)?, true)?;
             self.lines += 1;
         }
         let Line::Lesson { payer, examples } = &lesson else { return Ok(()) };
@@ -238,7 +239,7 @@ impl State {
             && let Some(file) = &mut self.file
         {
             let learned = Line::Learned(Box::new(self.model.clone()));
-            match line(&learned).and_then(|learned| file.replace(&learned)) {
+            match json_line(&learned).and_then(|learned| file.replace(&learned)) {
                 Ok(()) => self.lines = 1,
                 // The file stays as it is until the next lesson.
                 Err(error) => tracing::warn!(%error, "could not shorten the file of what was learned"),
@@ -246,12 +247,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-fn line(content: &Line) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(content)?;
-    line.push(b'\n');
-    Ok(line)
 }
 
 tower_x402::debug_fields!(LearningJudge |this| { stats: this.stats() });

@@ -236,14 +236,8 @@ impl Critique {
     }
 }
 
-impl From<&str> for Critique {
-    fn from(summary: &str) -> Self {
-        Self::new(summary)
-    }
-}
-
-impl From<String> for Critique {
-    fn from(summary: String) -> Self {
+impl<T: Into<String>> From<T> for Critique {
+    fn from(summary: T) -> Self {
         Self::new(summary)
     }
 }

@@ -144,11 +144,6 @@ struct Inner {
 }
 
 impl Student {
-    /// Creates a builder. Evaluators are paid from `payer`'s budget.
-    pub fn builder(payer: Payer) -> StudentBuilder {
-        StudentBuilder::new(payer)
-    }
-
     /// Asks the sources for evaluators, and fetches their cards. Call it again at any time to find new evaluators and changed terms.
     pub async fn discover(&self) -> DiscoveryReport {
         discovery::discover(&self.0).await

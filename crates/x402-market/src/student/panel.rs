@@ -148,7 +148,10 @@ impl<'a> Panel<'a> {
         while let Ok(answer) = self.inbox.try_recv() {
             self.accept(answer);
         }
-        self.calls.iter_mut().for_each(CallHandle::give_up);
+        // The selector is told that they took too long.
+        for call in self.calls.iter().filter(|call| !call.has_ended) {
+            self.inner.state().give_up(call.hired.call);
+        }
     }
 
     fn accept(&mut self, answer: Answer) {
@@ -202,18 +205,10 @@ struct Answer {
 struct CallHandle {
     hired: Hired,
     is_wanted: Arc<AtomicBool>,
-    inner: Arc<Inner>,
     has_ended: bool,
 }
 
 impl CallHandle {
-    /// Tells the selector that the call took too long, unless it has ended.
-    fn give_up(&mut self) {
-        if !self.has_ended {
-            self.inner.state().give_up(self.hired.call);
-        }
-    }
-
     fn hire(&self, payments: Vec<CallPayment>, judged: Vec<Judged>, failure: Option<Failure>) -> Hire {
         let Hired { card, url, .. } = &self.hired;
         Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure, judged }
@@ -231,8 +226,7 @@ impl Drop for CallHandle {
 /// Starts a call and sends its answer to `answers`.
 fn start_call(inner: &Arc<Inner>, hired: Hired, work: &Arc<Work>, answers: &mpsc::Sender<Answer>) -> CallHandle {
     let is_wanted = Arc::new(AtomicBool::new(true));
-    let has_ended = false;
-    let handle = CallHandle { hired: hired.clone(), is_wanted: is_wanted.clone(), inner: inner.clone(), has_ended };
+    let handle = CallHandle { hired: hired.clone(), is_wanted: is_wanted.clone(), has_ended: false };
     let (inner, work, answers) = (inner.clone(), work.clone(), answers.clone());
     let calls = inner.calls.clone();
     calls.send_modify(|calls| *calls += 1);

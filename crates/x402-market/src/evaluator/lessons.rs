@@ -11,7 +11,7 @@ use alloy_primitives::{Address, B256, keccak256};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde_json::json;
 use tokio::{sync::Semaphore, time::timeout};
 use tower_x402::server::drain;
@@ -140,16 +140,14 @@ fn key(payer: Address, submission: &Submission) -> B256 {
 }
 
 /// Reads a body of at most `limit` bytes.
-async fn read<B: Body<Data = Bytes>>(body: &mut Pin<Box<B>>, limit: usize) -> Result<Vec<u8>, Refusal> {
-    let mut json = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off"))?;
-        let data = frame.into_data().unwrap_or_default();
-        if json.len() + data.len() > limit {
+async fn read<B: Body<Data = Bytes>>(body: &mut Pin<Box<B>>, limit: usize) -> Result<Bytes, Refusal> {
+    let broken = "the body broke off";
+    let read = Limited::new(body.map_err(|_| broken), limit).collect().await;
+    read.map(|body| body.to_bytes()).map_err(|error| match error.is::<LengthLimitError>() {
+        true => {
             let detail = format!("a lesson may have {limit} bytes");
-            return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
+            Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail)
         }
-        json.extend_from_slice(&data);
-    }
-    Ok(json)
+        false => Refusal::new(StatusCode::BAD_REQUEST, "body_broken", broken),
+    })
 }

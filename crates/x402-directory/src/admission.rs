@@ -14,11 +14,11 @@ use tower_x402::Usdc;
 use url::{Host, Url};
 
 use super::{
-    SignedEvidence,
+    AcceptedReport, SignedEvidence,
     payment_check::{PaymentCheckError, PaymentChecker},
     report::ListRequest,
     service::{Answer, DirectoryService, Settings, Shared, too_many, unavailable},
-    store::{Card, Listed, Offered, PendingReport, StoreError, Stored},
+    store::{Card, Listed, Offered, StoreError, Stored},
 };
 use x402_market::{
     CardError, VerifiedCard,
@@ -106,7 +106,7 @@ impl Shared {
             let pending = self.settings.store.pending(after, REPORTS_PER_QUERY).await?;
             let Some(last) = pending.last() else { return Ok(()) };
             after = last.id;
-            for PendingReport { id, block, report } in pending {
+            for AcceptedReport { id, block, report, .. } in pending {
                 if block > finalized || !checker.serves(report.network, report.asset) {
                     continue;
                 }

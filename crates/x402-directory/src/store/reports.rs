@@ -33,13 +33,6 @@ pub(crate) enum Stored {
     TooMany,
 }
 
-/// A report whose payment is not final.
-pub(crate) struct PendingReport {
-    pub(crate) id: u64,
-    pub(crate) block: u64,
-    pub(crate) report: SignedEvidence,
-}
-
 /// What a page shows of a report.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
@@ -95,11 +88,12 @@ impl DirectoryStore {
     }
 
     /// Returns reports whose payments were not final when they were last checked, by number.
-    pub(crate) async fn pending(&self, after: u64, limit: u64) -> Result<Vec<PendingReport>, StoreError> {
+    pub(crate) async fn pending(&self, after: u64, limit: u64) -> Result<Vec<AcceptedReport>, StoreError> {
         self.run(move |connection| {
-            let select = "SELECT id, report, block FROM reports WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
+            let select =
+                "SELECT id, report, block, block_time FROM reports WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
             let mut select = connection.prepare_cached(select)?;
-            let reports = select.query_map([signed(after), signed(limit)], pending_report)?;
+            let reports = select.query_map([signed(after), signed(limit)], accepted_report)?;
             reports.collect()
         })
         .await
@@ -309,10 +303,6 @@ fn accepted_report(row: &Row<'_>) -> Result<AcceptedReport, rusqlite::Error> {
         block: number(row, "block")?,
         block_time: number(row, "block_time")?,
     })
-}
-
-fn pending_report(row: &Row<'_>) -> Result<PendingReport, rusqlite::Error> {
-    Ok(PendingReport { id: number(row, "id")?, block: number(row, "block")?, report: report_in(row)? })
 }
 
 fn report_in(row: &Row<'_>) -> Result<SignedEvidence, rusqlite::Error> {

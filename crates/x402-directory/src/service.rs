@@ -174,7 +174,7 @@ impl Shared {
     }
 
     async fn list_cards(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
-        let filter = card_filter(query).map_err(bad_query)?;
+        let filter = card_filter(query)?;
         let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
         let page = serde_json::to_vec(&CardsBody { cards, after, more }).unwrap_or_default();
@@ -183,7 +183,7 @@ impl Shared {
 
     /// Answers a person.
     async fn show(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
-        let CardFilter { skill, after, .. } = card_filter(query).map_err(bad_query)?;
+        let CardFilter { skill, after, .. } = card_filter(query)?;
         let (skill, now) = (skill.as_deref(), self.settings.clock.now());
         if let Some(page) = self.pages.get(skill, after, now) {
             return Ok(page_for(request, page));
@@ -207,7 +207,7 @@ impl Shared {
     }
 
     async fn list_reports(&self, query: &str) -> Result<Answer, Refusal> {
-        let filter = report_filter(query).map_err(bad_query)?;
+        let filter = report_filter(query)?;
         let (reports, more) = self.settings.store.reports(&filter).await?;
         let after = reports.last().map_or(filter.after, |report| report.id);
         Ok(json_response(StatusCode::OK, &ReportsBody { reports, after, more }))
@@ -216,10 +216,6 @@ impl Shared {
 
 fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Refusal> {
     permits.try_acquire().map_err(|_| unavailable("too many requests are being served"))
-}
-
-fn bad_query(problem: &'static str) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, "bad_query", problem)
 }
 
 async fn read<B>(body: B) -> Result<Bytes, Refusal>
@@ -242,7 +238,7 @@ const DEFAULT_LIMIT: u64 = 100;
 const MAX_LIMIT: u64 = 1_000;
 
 /// Reads which cards are wanted. Unknown parameters are ignored.
-fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
+fn card_filter(query: &str) -> Result<CardFilter, Refusal> {
     let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
     for (name, value) in parameters(query) {
         match &*name {
@@ -256,7 +252,7 @@ fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
 }
 
 /// Reads which reports are wanted.
-fn report_filter(query: &str) -> Result<ReportFilter, &'static str> {
+fn report_filter(query: &str) -> Result<ReportFilter, Refusal> {
     let mut filter = ReportFilter { limit: DEFAULT_LIMIT, ..ReportFilter::default() };
     for (name, value) in parameters(query) {
         match &*name {
@@ -275,8 +271,8 @@ fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)>
     form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty())
 }
 
-fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, &'static str> {
-    text.parse().map_err(|_| problem)
+fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, Refusal> {
+    text.parse().map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "bad_query", problem))
 }
 
 pub(super) type Answer = Response<Full<Bytes>>;

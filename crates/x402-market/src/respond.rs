@@ -14,6 +14,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 /// The reason why a request is not served. In JSON it is `{"error", "detail"}`.
+#[derive(Debug)]
 pub struct Refusal {
     /// The status of the answer.
     pub status: StatusCode,

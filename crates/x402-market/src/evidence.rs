@@ -23,7 +23,7 @@ use std::{
     io,
     ops::Bound::{Excluded, Unbounded},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use alloy_primitives::{Address, B256};
@@ -34,7 +34,7 @@ use tower_x402::{
     vouchers::{ChannelConfig, ChannelId, Escrow},
 };
 
-use super::{message::json_line, skills::Skill, submission::MAX_OUTPUTS};
+use super::{lock::lock, message::json_line, skills::Skill, submission::MAX_OUTPUTS};
 
 /// How far ahead the clocks of others may be, in seconds.
 const MAX_CLOCK_SKEW: u64 = 300;
@@ -410,7 +410,7 @@ impl EvidenceLog {
             JournalFile::open(path).map_err(|source| EvidenceError::Open { path: path.into(), source })?;
         let log = Self::in_memory(capacity);
         {
-            let mut inner = log.lock();
+            let mut inner = lock(&log.0);
             for (index, line) in text.lines().enumerate() {
                 let line = serde_json::from_str(line);
                 inner.apply(line.map_err(|_| EvidenceError::Line { path: path.into(), line: index + 1 })?);
@@ -427,7 +427,7 @@ impl EvidenceLog {
     /// [`EvidenceError`] if the payment is on record already, or the record is too old, from the future, out of range, or cannot be written.
     /// The record does not count then.
     pub fn record(&self, evidence: Evidence, now: u64) -> Result<(), EvidenceError> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         inner.check(&evidence, now)?;
         Ok(inner.add(Line::Evidence(Box::new(evidence)))?)
     }
@@ -438,7 +438,7 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if it cannot be written. It does not count then.
     pub fn audit(&self, payment: EvidencePayment, pairs: Pairs) -> io::Result<bool> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         if inner.unaudited(payment).is_none() {
             return Ok(false);
         }
@@ -451,12 +451,12 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if it cannot be written. It is not recorded then.
     pub fn record_exploration_cost(&self, paid: Usdc) -> io::Result<()> {
-        self.lock().add(Line::Explored { paid })
+        lock(&self.0).add(Line::Explored { paid })
     }
 
     /// Returns what exploration has cost in all, including records that were dropped.
     pub fn exploration_cost(&self) -> Usdc {
-        self.lock().exploration_cost
+        lock(&self.0).exploration_cost
     }
 
     /// Waits until everything recorded is on disk.
@@ -464,7 +464,7 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if the disk does not take it.
     pub fn sync(&self) -> io::Result<()> {
-        match &mut self.lock().file {
+        match &mut lock(&self.0).file {
             Some(file) => file.append(&[], true),
             None => Ok(()),
         }
@@ -472,32 +472,27 @@ impl EvidenceLog {
 
     /// Returns all records, in the order in which they were added.
     pub fn records(&self) -> Vec<Evidence> {
-        self.lock().records.iter().cloned().collect()
+        lock(&self.0).records.iter().cloned().collect()
     }
 
     /// Calls `with` for every record, in the order in which they were added. `with` must not use the log, which is locked.
     pub fn for_each(&self, with: impl FnMut(&Evidence)) {
-        self.lock().records.iter().for_each(with);
+        lock(&self.0).records.iter().for_each(with);
     }
 
     /// Returns how many records are kept at most.
     pub fn capacity(&self) -> usize {
-        self.lock().capacity
+        lock(&self.0).capacity
     }
 
     /// Returns the number of records.
     pub fn len(&self) -> usize {
-        self.lock().records.len()
+        lock(&self.0).records.len()
     }
 
     /// Returns `true` if there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// No method panics halfway through a change, so the data behind a poisoned lock is sound.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -834,7 +829,7 @@ mod tests {
     fn record_that_cannot_be_written_does_not_count() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
-        log.lock().is_full = true;
+        lock(&log.0).is_full = true;
         assert!(matches!(log.record(evidence(1, 1), 9), Err(EvidenceError::Write(_))));
         assert!(log.is_empty());
     }

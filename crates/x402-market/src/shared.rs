@@ -2,6 +2,7 @@
 
 pub use crate::{
     card::card_url,
+    lock::lock,
     message::json_line,
     net::{BodyError, below, read_body},
     respond::{Refusal, document, json_response},

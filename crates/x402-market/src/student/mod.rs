@@ -29,7 +29,7 @@ mod teaching;
 mod truth;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -51,6 +51,7 @@ pub use truth::{AuditReport, AuditedEvaluation, Truth};
 use super::{
     CardFetcher, EvaluationClient, Submission,
     evidence::{Evidence, EvidenceError, EvidenceLog},
+    lock::lock,
 };
 
 /// A buyer of verdicts with a budget.
@@ -243,9 +244,8 @@ impl Student {
 }
 
 impl Inner {
-    /// No method of the state panics halfway through a change, so the data behind a poisoned lock is sound.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn client(&self, is_untrusted: bool) -> &EvaluationClient {

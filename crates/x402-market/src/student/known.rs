@@ -35,19 +35,6 @@ pub enum RefusedReason {
     Full(usize),
 }
 
-/// How many outputs a submission has, and whether it can be split.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) outputs: usize,
-    is_whole: bool,
-}
-
-impl Shape {
-    pub(super) fn of(submission: &Submission) -> Self {
-        Self { outputs: submission.outputs().len(), is_whole: !matches!(submission.outputs, Outputs::Group(_)) }
-    }
-}
-
 /// The evaluators that are known, in the order in which they were found.
 #[derive(Debug)]
 pub(super) struct KnownEvaluators {
@@ -108,18 +95,19 @@ impl KnownEvaluators {
     pub(super) fn candidates(
         &self,
         skill: Skill,
-        shape: Shape,
+        submission: &Submission,
         per_payment: Usdc,
         excluded: &[Address],
     ) -> impl Iterator<Item = (&KnownEvaluator, Candidate)> {
+        // A group is sent in parts if an evaluator takes less.
+        let least = if matches!(submission.outputs, Outputs::Group(_)) { 1 } else { submission.outputs().len() };
         self.entries.iter().filter_map(move |known| {
             let evaluator = known.card.pay_to();
             let can_be_hired = known.offers.contains(skill) && !known.is_banned && known.overdue == 0;
             if !can_be_hired || excluded.contains(&evaluator) {
                 return None;
             }
-            let max_outputs = known.card.pricing().outputs_for(per_payment);
-            if max_outputs == 0 || (shape.is_whole && max_outputs < shape.outputs) {
+            if known.card.pricing().outputs_for(per_payment) < least {
                 return None;
             }
             let price = known.card.pricing().price_per_output();

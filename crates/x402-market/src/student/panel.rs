@@ -23,7 +23,7 @@ use super::{
     AuditedEvaluation, CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, PanelVerdict, StudentError,
     aggregate::{self, Member},
     feedback::Judged,
-    known::{KnownEvaluator, Shape},
+    known::KnownEvaluator,
     sent::Sent,
     spending::sum,
     state::{Ended, HireRequest, Hired, Part},
@@ -54,8 +54,8 @@ pub(super) async fn evaluate(inner: &Arc<Inner>, submission: &Submission) -> Res
             let (task, none) = (submission.task.id.clone(), Usdc::ZERO);
             return Ok(Feedback { task, outputs, hires: Vec::new(), audits, paid: none, held: none, sent: None });
         };
-        let (shape, now) = (Shape::of(&sent.submission), inner.clock.now());
-        let request = HireRequest { skill, shape, seats: inner.panel_size, is_exploration: false, now, excluded: &[] };
+        let (submission, seats, now) = (&sent.submission, inner.panel_size, inner.clock.now());
+        let request = HireRequest { skill, submission, seats, is_exploration: false, now, excluded: &[] };
         let hired = state.hire(&request)?;
         state.spending.counts.tasks += 1;
         state.spending.counts.kept += u64::from(hired.is_empty());
@@ -75,8 +75,8 @@ pub(super) async fn explore(
     skill: Skill,
     judges: Vec<Address>,
 ) -> (Vec<AuditedEvaluation>, Vec<Pupil>) {
-    let (shape, now) = (Shape::of(&work.submission), inner.clock.now());
-    let request = HireRequest { skill, shape, seats: 0, is_exploration: true, now, excluded: &judges };
+    let (submission, now) = (&work.submission, inner.clock.now());
+    let request = HireRequest { skill, submission, seats: 0, is_exploration: true, now, excluded: &judges };
     // Lack of money is no error: the audit counts without them.
     let hired = inner.state().hire(&request).unwrap_or_default();
     let mut panel = Panel::new(inner, work, skill, 0);
@@ -164,8 +164,8 @@ impl<'a> Panel<'a> {
     /// Hires another evaluator for one seat, if there is one and money for it.
     fn replace(&mut self) {
         let (inner, skill, now) = (self.inner, self.skill, self.inner.clock.now());
-        let shape = Shape::of(&self.work.submission);
-        let request = HireRequest { skill, shape, seats: 1, is_exploration: false, now, excluded: &self.excluded };
+        let submission = &self.work.submission;
+        let request = HireRequest { skill, submission, seats: 1, is_exploration: false, now, excluded: &self.excluded };
         let hired = inner.state().hire(&request).unwrap_or_default();
         self.start(hired);
     }

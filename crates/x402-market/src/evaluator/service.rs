@@ -23,10 +23,9 @@ use tower_x402::{
     server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain},
 };
 
-use super::{EvaluatorBuilder, judging::Work, stats::EvaluatorStats};
+use super::{judging::Work, stats::EvaluatorStats};
 use crate::{
     AgentCard, CARD_PATH, CardError,
-    judge::Judge,
     respond::{Refusal, document, json_response},
     schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
@@ -66,40 +65,6 @@ type Answer = Response<ResponseBody<Full<Bytes>>>;
 type AnswerFuture = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
 
 impl EvaluatorService {
-    /// Starts the settings of an evaluator. Its card names skills, price and payee; its judge gives the verdicts.
-    ///
-    /// Clients are shown the URLs of the card. They may name their payments (extension `payment-identifier`).
-    ///
-    /// ```no_run
-    /// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    ///
-    /// use alloy_signer_local::PrivateKeySigner;
-    /// use axum::Router;
-    /// use tower_x402::Network;
-    /// use x402_judges::ArithmeticJudge;
-    /// use x402_market::{AgentCard, EvaluatorService, Score};
-    ///
-    /// # let key = PrivateKeySigner::random();
-    /// let card = AgentCard::builder("Sums", "https://sums.example")
-    ///     .skill("arithmetic", "Checks every step of a worked calculation", Score::new(0.99)?)
-    ///     .price("$0.001")
-    ///     .pay_to(Network::BASE_SEPOLIA, key.address())
-    ///     .build()?
-    ///     .sign(&key)
-    ///     .await?;
-    /// let evaluator = EvaluatorService::builder(card, ArithmeticJudge)
-    ///     .facilitator(facilitator)
-    ///     .time_limit(Duration::from_secs(5))
-    ///     .build()?;
-    /// let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
-    /// axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn builder(card: AgentCard, judge: impl Judge) -> EvaluatorBuilder {
-        EvaluatorBuilder::new(card, judge)
-    }
-
     pub(super) fn new(
         card: &AgentCard,
         work: Arc<Work>,
@@ -205,7 +170,7 @@ where
 
     fn call(&mut self, request: Request<RequestBody<B>>) -> Self::Future {
         let work = self.0.clone();
-        Box::pin(async move { Ok(work.serve(request).await) })
+        Box::pin(async move { Ok(work.serve(request).await.unwrap_or_else(Refusal::into_response)) })
     }
 }
 

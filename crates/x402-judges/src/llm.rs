@@ -117,7 +117,8 @@ impl Judge for LlmJudge {
     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         let task = length(&submission.task);
         let longest = submission.outputs().iter().map(|output| output.len());
-        let outputs = if is_pair(submission) { longest.sum() } else { longest.max().unwrap_or(0) };
+        let is_pair = matches!(submission.outputs, Outputs::Pair(_));
+        let outputs = if is_pair { longest.sum() } else { longest.max().unwrap_or(0) };
         let (length, most) = (task + outputs, self.0.max_submission);
         if length > most {
             let detail = format!("task and output have {length} bytes: shorten them to {most}");
@@ -173,14 +174,12 @@ impl Inner {
         };
         tracing::debug!(%problem, "the model's answer has the wrong form; it is asked once more");
         messages.push(ChatMessage::assistant(answer.chars().take(16 * 1024).collect::<String>()));
-        messages.push(ChatMessage::user(repair(&problem)));
+        messages.push(ChatMessage::user(format!(
+            "That is not of the given form: {problem}. Answer again, with nothing but one JSON object of this form:\n{FORM}"
+        )));
         read(&self.model.ask(&messages).await?, outputs)
             .map_err(|problem| JudgeError::failed(format!("the model's answer has the wrong form: {problem}")))
     }
-}
-
-const fn is_pair(submission: &Submission) -> bool {
-    matches!(submission.outputs, Outputs::Pair(_))
 }
 
 tower_x402::debug_fields!(Inner { model, specialty });
@@ -230,13 +229,6 @@ fn prompt(specialty: &str, task: &Task, outputs: &[LongText], mark: &str) -> Vec
         material.push_str(&around(&format!("CANDIDATE {}", number + 1), output));
     }
     vec![ChatMessage::system(system), ChatMessage::user(material)]
-}
-
-/// Returns the message to the model about an answer that cannot be read.
-fn repair(problem: &str) -> String {
-    format!(
-        "That is not of the given form: {problem}. Answer again, with nothing but one JSON object of this form:\n{FORM}"
-    )
 }
 
 /// Returns the length of everything that a task says, in bytes.

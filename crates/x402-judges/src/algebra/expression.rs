@@ -159,13 +159,9 @@ impl Reader<'_> {
         let mut product = self.signed()?;
         loop {
             product = match self.peek() {
-                Some('*' | '×' | '·') => {
+                Some(sign @ ('*' | '×' | '·' | '/' | '÷')) => {
                     self.next_if(|_| true);
-                    operation(product, '*', self.signed()?)
-                }
-                Some('/' | '÷') => {
-                    self.next_if(|_| true);
-                    operation(product, '/', self.signed()?)
+                    operation(product, if matches!(sign, '/' | '÷') { '/' } else { '*' }, self.signed()?)
                 }
                 Some('(') => operation(product, '*', self.power()?),
                 // `2x`, `2 sin(x)`, `xy`, and no words of a sentence: after a letter, there is no space.

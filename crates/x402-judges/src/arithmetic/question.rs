@@ -120,11 +120,11 @@ fn natural_unit(prompt: &str, run: &[Spanned], dimension: Dimension) -> Option<(
         return None;
     }
     let name = |spanned: &Spanned| prompt.get(spanned.start..spanned.end).unwrap_or_default().to_owned();
-    let simple = run.iter().filter_map(|spanned| match spanned.token {
+    let of = |spanned: &Spanned| match spanned.token {
         Token::Unit(unit) | Token::Currency(unit) => Some((unit, name(spanned))),
         _ => None,
-    });
-    let units: Vec<_> = simple.collect();
+    };
+    let units: Vec<_> = run.iter().filter_map(of).collect();
     let fits = |unit: &Unit| unit.dimension == dimension;
     if let Some(found) = units.iter().find(|(unit, _)| fits(unit)) {
         return Some(found.clone());

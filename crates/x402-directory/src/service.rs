@@ -193,7 +193,7 @@ impl Shared {
         let next = cards.last().map(|card| card.id).filter(|_| more);
         let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();
         let cells =
-            |shown: &Shown| shown.skills.iter().map(|skill| (shown.evaluator(), skill.clone())).collect::<Vec<_>>();
+            |shown: &Shown| shown.skills.iter().map(|skill| (shown.entry.pay_to, skill.clone())).collect::<Vec<_>>();
         let mut reports =
             self.settings.store.seen(shown.iter().flat_map(cells).collect(), page::REPORTS).await?.into_iter();
         let with_reports = |shown: Shown| {
@@ -233,11 +233,7 @@ where
     }
 }
 
-/// How many reports a page has by default, and at most.
-const DEFAULT_LIMIT: u64 = 100;
-const MAX_LIMIT: u64 = 1_000;
-
-/// Reads which cards are wanted. Unknown parameters are ignored.
+/// Reads which cards are wanted: 20 on a page by default, and 100 at most. Unknown parameters are ignored.
 fn card_filter(query: &str) -> Result<CardFilter, Refusal> {
     let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
     for (name, value) in parameters(query) {
@@ -251,16 +247,16 @@ fn card_filter(query: &str) -> Result<CardFilter, Refusal> {
     Ok(filter)
 }
 
-/// Reads which reports are wanted.
+/// Reads which reports are wanted: 100 on a page by default, and 1,000 at most.
 fn report_filter(query: &str) -> Result<ReportFilter, Refusal> {
-    let mut filter = ReportFilter { limit: DEFAULT_LIMIT, ..ReportFilter::default() };
+    let mut filter = ReportFilter { limit: 100, ..ReportFilter::default() };
     for (name, value) in parameters(query) {
         match &*name {
             "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
             "skill" => filter.skill = Some(value.into_owned()),
             "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
             "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, MAX_LIMIT),
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 1_000),
             _ => {}
         }
     }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{LazyLock, Mutex},
 };
 
 use alloy_primitives::Address;
@@ -12,7 +12,7 @@ use base64_simd::STANDARD;
 use bytes::Bytes;
 use http::HeaderValue;
 use sha2::{Digest as _, Sha256};
-use x402_market::{AgentCard, Pricing};
+use x402_market::{AgentCard, Pricing, shared::lock};
 
 use crate::{interval::ninety_percent, report::CardEntry, store::Seen};
 
@@ -49,7 +49,7 @@ pub(crate) struct Pages(Mutex<HashMap<Place, (u64, Bytes)>>);
 
 impl Pages {
     pub(crate) fn get(&self, skill: Option<&str>, after: u64, now: u64) -> Option<Bytes> {
-        let pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages = lock(&self.0);
         let (drawn, page) = pages.get(&(skill.map(str::to_owned), after))?;
         (*drawn <= now && now - drawn < KEPT_FOR).then(|| page.clone())
     }
@@ -59,7 +59,7 @@ impl Pages {
         if skill.is_some_and(|skill| skill.len() > 128) {
             return;
         }
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = lock(&self.0);
         if pages.len() >= KEPT {
             pages.clear();
         }
@@ -69,7 +69,7 @@ impl Pages {
 
 /// An evaluator that is shown.
 pub(crate) struct Shown {
-    entry: CardEntry,
+    pub(crate) entry: CardEntry,
     card: AgentCard,
     pricing: Pricing,
     /// The skills that are shown.
@@ -84,10 +84,6 @@ impl Shown {
         let ids = card.skills.iter().map(|skill| skill.id.clone());
         let skills = ids.filter(|id| skill.is_none_or(|skill| skill == id)).take(SKILLS).collect();
         Some(Self { entry, card, pricing, skills })
-    }
-
-    pub(crate) fn evaluator(&self) -> Address {
-        self.entry.pay_to
     }
 }
 

@@ -7,19 +7,24 @@ use std::{
 };
 
 use alloy_primitives::Address;
+use futures_util::stream::{self, StreamExt as _};
 use http::StatusCode;
 use serde_json::json;
 use tower_x402::Usdc;
 use url::{Host, Url};
 
 use super::{
-    SignedEvidence,
+    AcceptedReport, SignedEvidence,
     payment_check::{PaymentCheckError, PaymentChecker},
     report::ListRequest,
-    service::{Answer, DirectoryService, Shared},
-    store::{Card, Listed, Offered, PendingReport, StoreError, Stored},
+    service::{Answer, DirectoryService, Settings, Shared, too_many, unavailable},
+    store::{Card, Listed, Offered, StoreError, Stored},
 };
-use x402_market::{CardError, VerifiedCard, shared::card_url};
+use x402_market::{
+    CardError, VerifiedCard,
+    evidence::MAX_SKILL_BYTES,
+    shared::{Refusal, card_url, json_response},
+};
 
 /// The time between two rounds of upkeep.
 const ROUND: Duration = Duration::from_secs(60);
@@ -57,45 +62,37 @@ impl DirectoryService {
 }
 
 impl Shared {
-    async fn upkeep_once(self: &Arc<Self>) -> Result<(), StoreError> {
-        let now = self.clock.now();
-        let until = now.saturating_sub(self.limits.report_retention.as_secs());
-        self.store.delete_reports(until, &self.limits).await?;
+    async fn upkeep_once(&self) -> Result<(), StoreError> {
+        let now = self.settings.clock.now();
+        let until = now.saturating_sub(self.settings.limits.report_retention.as_secs());
+        self.settings.store.delete_reports(until, &self.settings.limits).await?;
         self.recheck_payments().await?;
         // Last, because evaluators decide how long it takes.
         self.refresh_cards(now).await?;
-        self.store.delete_cards(now.saturating_sub(self.ages.delete.as_secs())).await
+        self.settings.store.delete_cards(now.saturating_sub(self.settings.ages.delete.as_secs())).await
     }
 
     /// Fetches every card that is due.
-    async fn refresh_cards(self: &Arc<Self>, now: u64) -> Result<(), StoreError> {
-        let due = self.store.due(now.saturating_sub(self.ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
-        let mut due = due.into_iter();
-        let mut fetching = tokio::task::JoinSet::new();
-        loop {
-            while fetching.len() < MAX_FETCHES
-                && let Some(url) = due.next()
-            {
-                let shared = self.clone();
-                fetching.spawn(async move {
-                    let fetched = match url.parse::<Url>() {
-                        Ok(parsed) => shared.fetch(&parsed).await.is_ok(),
-                        Err(_) => false,
-                    };
-                    if fetched { Ok(()) } else { shared.store.missed(&url, now, shared.ages.unlist).await }
-                });
-            }
-            match fetching.join_next().await {
-                Some(Ok(done)) => done?,
-                Some(Err(_)) => {}
-                None => return Ok(()),
-            }
+    async fn refresh_cards(&self, now: u64) -> Result<(), StoreError> {
+        let Settings { store, ages, .. } = &self.settings;
+        let due = store.due(now.saturating_sub(ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
+        let refreshing = due.into_iter().map(|url| async move {
+            let is_fetched = match url.parse::<Url>() {
+                Ok(parsed) => self.fetch(&parsed).await.is_ok(),
+                Err(_) => false,
+            };
+            if is_fetched { Ok(()) } else { store.missed(&url, now, ages.unlist).await }
+        });
+        let mut refreshing = stream::iter(refreshing).buffer_unordered(MAX_FETCHES);
+        while let Some(done) = refreshing.next().await {
+            done?;
         }
+        Ok(())
     }
 
     /// Checks again the payments that were not final. A report whose payment was reorged is deleted once all nodes agree on it.
     async fn recheck_payments(&self) -> Result<(), StoreError> {
-        for checker in &self.checkers {
+        for checker in &self.settings.checkers {
             if let Some(finalized) = checker.finalized().await {
                 self.recheck_payments_with(checker, finalized).await?;
             }
@@ -106,10 +103,10 @@ impl Shared {
     async fn recheck_payments_with(&self, checker: &PaymentChecker, finalized: u64) -> Result<(), StoreError> {
         let mut after = 0;
         loop {
-            let pending = self.store.pending(after, REPORTS_PER_QUERY).await?;
+            let pending = self.settings.store.pending(after, REPORTS_PER_QUERY).await?;
             let Some(last) = pending.last() else { return Ok(()) };
             after = last.id;
-            for PendingReport { id, block, report } in pending {
+            for AcceptedReport { id, block, report, .. } in pending {
                 if block > finalized || !checker.serves(report.network, report.asset) {
                     continue;
                 }
@@ -118,7 +115,7 @@ impl Shared {
                         if !exists {
                             tracing::warn!(id, "a payment was reorged; its report is deleted");
                         }
-                        self.store.finish_report(id, exists).await?;
+                        self.settings.store.finish_report(id, exists).await?;
                     }
                     Ok(None) | Err(PaymentCheckError::Report(_)) => {}
                     // The node is unavailable, so asking it for the other payments would fail, too.
@@ -135,8 +132,6 @@ const SKEW: u64 = 300;
 const MAX_URL: usize = 2_048;
 /// How many skills a card may name.
 const MAX_SKILLS: usize = 64;
-/// The longest name of a skill, in bytes. Evidence has the same limit.
-const MAX_SKILL: usize = 128;
 /// The least that a report about a charge on a payment channel is about, in atomic units. A transfer costs the gas of a transaction; a
 /// charge is a part of a claim, and would cost nothing.
 const LEAST_CHARGE: Usdc = Usdc::from_atomic(100);
@@ -145,8 +140,8 @@ const FRESH: u64 = 60;
 
 impl Shared {
     /// Answers a request to list the evaluator at a URL.
-    pub(super) async fn list(&self, body: &[u8]) -> Result<Answer, Answer> {
-        let bad = |detail: &str| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", detail);
+    pub(super) async fn list(&self, body: &[u8]) -> Result<Answer, Refusal> {
+        let bad = |detail: &str| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", detail);
         let ListRequest { url } = serde_json::from_slice(body).map_err(|_| bad("send {\"url\": \"https://…\"}"))?;
         let url: Url = url.parse().map_err(|_| bad("the URL cannot be read"))?;
         let url = card_url(&url).map_err(refused_card)?;
@@ -157,21 +152,22 @@ impl Shared {
         if url.query().or(url.fragment()).is_some() {
             return Err(bad("the URL of a card has no query and no fragment"));
         }
-        if let Some(at) = self.store.checked_at(url.as_str()).await?
-            && self.clock.now() < at.saturating_add(FRESH)
+        if let Some(at) = self.settings.store.checked_at(url.as_str()).await?
+            && self.settings.clock.now() < at.saturating_add(FRESH)
         {
-            return Ok(Answer::json(StatusCode::OK, &json!({ "url": url.as_str() })));
+            return Ok(json_response(StatusCode::OK, &json!({ "url": url.as_str() })));
         }
         let (status, url, pay_to) = self.fetch(&url).await?;
-        Ok(Answer::json(status, &json!({ "url": url, "payTo": pay_to })))
+        Ok(json_response(status, &json!({ "url": url, "payTo": pay_to })))
     }
 
     /// Fetches and stores a card. Returns the URL under which it is listed, and its payee.
-    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, String, Address), Answer> {
+    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, String, Address), Refusal> {
         let (url, json, card) = self.fetcher.fetch_original(url).await.map_err(refused_card)?;
         let pay_to = card.pay_to();
         let card = to_store(&url, json, &card)?;
-        match self.store.put_card(&card, self.clock.now(), &self.limits).await? {
+        let too_many = |error, detail| Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, error, detail));
+        match self.settings.store.put_card(&card, self.settings.clock.now(), &self.settings.limits).await? {
             Listed::New => {
                 tracing::info!(url = url.as_str(), %pay_to, "an evaluator was listed");
                 Ok((StatusCode::CREATED, card.url, pay_to))
@@ -180,50 +176,44 @@ impl Shared {
             Listed::At(url) => Ok((StatusCode::OK, url, pay_to)),
             Listed::PayeeChanged(pinned) => {
                 let error = CardError::PayeeChanged { pinned, found: pay_to };
-                Err(Answer::problem(StatusCode::CONFLICT, "payee_changed", error))
+                Err(Refusal::new(StatusCode::CONFLICT, "payee_changed", error))
             }
-            Listed::TooManyOfHost => {
-                let detail = "the limit of cards of this host is reached";
-                Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_host", detail))
-            }
-            Listed::TooManyOfPayee => {
-                let detail = "the limit of cards of this payee is reached";
-                Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_payee", detail))
-            }
+            Listed::TooManyOfHost => too_many("too_many_of_host", "the limit of cards of this host is reached"),
+            Listed::TooManyOfPayee => too_many("too_many_of_payee", "the limit of cards of this payee is reached"),
             Listed::TooManySkills => {
                 let detail = "the limit of skills of this evaluator is reached";
-                Err(Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))
+                Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))
             }
             Listed::Full => {
                 let detail = "the limit of cards is reached, and all of their evaluators have reports";
-                Err(Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
+                Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
             }
         }
     }
 
     /// Answers a report: accepts it if the payer signed it, its payment took place, and the evaluator has offered the skill for no more
     /// than was paid.
-    pub(super) async fn accept_report(&self, body: &[u8]) -> Result<Answer, Answer> {
-        let unprocessable = |error, detail: &str| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, error, detail);
+    pub(super) async fn accept_report(&self, body: &[u8]) -> Result<Answer, Refusal> {
+        let unprocessable = |error, detail: &str| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error, detail);
         let mut report: SignedEvidence = serde_json::from_slice(body)
-            .map_err(|error| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", error))?;
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", error))?;
         let key = report.verify().map_err(|error| unprocessable("bad_report", &error.to_string()))?;
         // After the signature, so that nobody can use up somebody else's allowance.
-        if let Err(refused) = self.payers.admit(key.payer) {
-            return Err(Answer::too_many(refused.retry_after));
+        if let Err(refused) = self.settings.payers.admit(key.payer) {
+            return Err(too_many(refused.retry_after));
         }
-        if let Some(stored) = self.store.stored(&key, &report).await? {
+        if let Some(stored) = self.settings.store.stored(&key, &report).await? {
             return stored_answer(stored);
         }
-        let checker = self.checkers.iter().find(|checker| checker.serves(report.network, report.asset));
+        let checker = self.settings.checkers.iter().find(|checker| checker.serves(report.network, report.asset));
         let checker = checker.ok_or_else(|| {
             unprocessable("not_served", "payments with this token on this network are not checked here")
         })?;
-        if report.evidence.at > self.clock.now().saturating_add(SKEW) {
+        if report.evidence.at > self.settings.clock.now().saturating_add(SKEW) {
             return Err(unprocessable("implausible_time", "the report is from the future"));
         }
         let skill = &report.evidence.skill;
-        match self.store.offered(report.evidence.evaluator, skill).await? {
+        match self.settings.store.offered(report.evidence.evaluator, skill).await? {
             Offered::For(price) if report.evidence.paid.atomic() < price => {
                 let detail = format!("the evaluator's lowest price for this skill was {price} units");
                 return Err(unprocessable("underpaid", &detail));
@@ -244,41 +234,40 @@ impl Shared {
         }
         let payment = checker.check(&report).await.map_err(|error| refused_payment(&error))?;
         report.transaction = Some(payment.transaction);
-        stored_answer(self.store.put_report(&payment, &report, &self.limits).await?)
+        stored_answer(self.settings.store.put_report(&payment, &report, &self.settings.limits).await?)
     }
 }
 
-fn stored_answer(stored: Stored) -> Result<Answer, Answer> {
+fn stored_answer(stored: Stored) -> Result<Answer, Refusal> {
     match stored {
-        Stored::New(id) => Ok(Answer::json(StatusCode::CREATED, &json!({ "id": id }))),
-        Stored::Duplicate(id) => Ok(Answer::json(StatusCode::OK, &json!({ "id": id }))),
-        Stored::Conflict => Err(Answer::problem(
-            StatusCode::CONFLICT,
-            "already_reported",
-            "this payment, or a part of it, has another report",
-        )),
+        Stored::New(id) => Ok(json_response(StatusCode::CREATED, &json!({ "id": id }))),
+        Stored::Duplicate(id) => Ok(json_response(StatusCode::OK, &json!({ "id": id }))),
+        Stored::Conflict => {
+            let detail = "this payment, or a part of it, has another report";
+            Err(Refusal::new(StatusCode::CONFLICT, "already_reported", detail))
+        }
         Stored::TooOld => {
             let detail = "reports about payments of that time were deleted, of all payers or of this one";
-            Err(Answer::problem(StatusCode::GONE, "too_old", detail))
+            Err(Refusal::new(StatusCode::GONE, "too_old", detail))
         }
         Stored::TooMany => {
             let detail = "the limit of reports of this payer is reached, until the oldest are deleted";
-            Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_reports", detail)
+            Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_reports", detail)
                 .later(Duration::from_secs(3_600)))
         }
     }
 }
 
 /// Returns what is stored of a verified card.
-fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer> {
-    let bad = |detail| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", detail);
+fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Refusal> {
+    let bad = |detail| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", detail);
     let mut skills: Vec<String> = card.card().skills.iter().map(|skill| skill.id.clone()).collect();
     skills.sort_unstable();
     skills.dedup();
     if skills.is_empty() || skills.len() > MAX_SKILLS {
         return Err(bad("a card has 1 to 64 skills"));
     }
-    if skills.iter().any(|skill| skill.is_empty() || skill.len() > MAX_SKILL) {
+    if skills.iter().any(|skill| skill.is_empty() || skill.len() > MAX_SKILL_BYTES) {
         return Err(bad("a skill's id has 1 to 128 bytes"));
     }
     let price = card.pricing().price_per_output().atomic();
@@ -312,27 +301,27 @@ fn host_of(url: &Url) -> String {
     }
 }
 
-fn refused_card(error: CardError) -> Answer {
+fn refused_card(error: CardError) -> Refusal {
     match error {
         CardError::Unreachable(_) | CardError::Timeout | CardError::Status(_) => {
-            Answer::problem(StatusCode::BAD_GATEWAY, "unreachable", error)
+            Refusal::new(StatusCode::BAD_GATEWAY, "unreachable", error)
         }
-        CardError::NotPublic => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "not_public", error),
-        _ => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", error),
+        CardError::NotPublic => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_public", error),
+        _ => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", error),
     }
 }
 
-fn refused_payment(error: &PaymentCheckError) -> Answer {
-    let unprocessable = |name| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, name, error);
+fn refused_payment(error: &PaymentCheckError) -> Refusal {
+    let unprocessable = |name| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, name, error);
     match error {
         PaymentCheckError::Report(_) => unprocessable("bad_report"),
         PaymentCheckError::NotServed { .. } => unprocessable("not_served"),
         PaymentCheckError::NotPaid(_) => unprocessable("not_paid"),
         PaymentCheckError::Implausible { .. } => unprocessable("implausible_time"),
         PaymentCheckError::NotYet(_) => {
-            Answer::problem(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
+            Refusal::new(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
         }
-        PaymentCheckError::Unavailable(_) | PaymentCheckError::Url => Answer::unavailable(error),
+        PaymentCheckError::Unavailable(_) | PaymentCheckError::Url => unavailable(error),
     }
 }
 

@@ -8,41 +8,27 @@ use tower_x402::{Clock, SystemClock, server::RateLimit};
 use super::{
     page::Pages,
     payment_check::PaymentChecker,
-    service::{Ages, DirectoryService, Permits, Shared},
+    service::{Ages, DirectoryService, Permits, Settings, Shared},
     store::{DirectoryStore, Limits},
 };
 use x402_market::{CardError, CardFetcher};
 
 /// The settings of a [`DirectoryService`].
-#[derive(Debug)]
 #[must_use]
 pub struct DirectoryBuilder {
-    store: DirectoryStore,
-    checkers: Vec<PaymentChecker>,
+    settings: Settings,
     private_hosts: bool,
-    clock: Arc<dyn Clock>,
-    limits: Limits,
-    rate: (f64, f64),
-    payer_rate: (f64, f64),
-    max_writes: usize,
-    max_reads: usize,
-    ages: Ages,
 }
+
+tower_x402::debug_fields!(DirectoryBuilder |this| { checkers: this.settings.checkers, limits: this.settings.limits });
 
 impl DirectoryService {
     /// Starts the settings of a directory that uses this store.
     pub fn builder(store: DirectoryStore) -> DirectoryBuilder {
-        DirectoryBuilder::new(store)
-    }
-}
-
-impl DirectoryBuilder {
-    fn new(store: DirectoryStore) -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
-        Self {
+        let settings = Settings {
             store,
             checkers: Vec::new(),
-            private_hosts: false,
             clock: Arc::new(SystemClock),
             limits: Limits {
                 cards: 10_000,
@@ -52,18 +38,20 @@ impl DirectoryBuilder {
                 reports_per_payer: 20_000,
                 report_retention: 180 * DAY,
             },
-            rate: (10.0, 100.0),
-            payer_rate: (5.0, 100.0),
-            max_writes: 64,
-            max_reads: 32,
+            callers: RateLimit::new(10.0, 100.0),
+            payers: RateLimit::new(5.0, 100.0),
+            permits: Permits { cards: permits(64), reports: permits(64), reads: permits(32) },
             ages: Ages { refresh: Duration::from_secs(3_600), unlist: DAY, delete: 30 * DAY },
-        }
+        };
+        DirectoryBuilder { settings, private_hosts: false }
     }
+}
 
+impl DirectoryBuilder {
     /// Accepts reports about payments that this checker finds. Call it once for each network. Without a checker, cards are listed and
     /// no report is accepted.
     pub fn payment_checker(mut self, checker: PaymentChecker) -> Self {
-        self.checkers.push(checker);
+        self.settings.checkers.push(checker);
         self
     }
 
@@ -78,7 +66,7 @@ impl DirectoryBuilder {
 
     /// Sets the clock. Default: the machine's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
+        self.settings.clock = clock;
         self
     }
 
@@ -90,7 +78,7 @@ impl DirectoryBuilder {
     /// The limit of a host does not stop an attacker with a domain, which has any number of names. What does: evaluators without a paid
     /// report make room for others, and each payee has [few cards](Self::max_cards_per_payee).
     pub fn max_cards(mut self, cards: u64, per_host: u64) -> Self {
-        (self.limits.cards, self.limits.cards_per_host) = (cards, per_host);
+        (self.settings.limits.cards, self.settings.limits.cards_per_host) = (cards, per_host);
         self
     }
 
@@ -101,7 +89,7 @@ impl DirectoryBuilder {
     ///
     /// Listed cards of a payee with a report do not make room for others. So this is how many places a single payment can hold.
     pub fn max_cards_per_payee(mut self, cards: u64) -> Self {
-        self.limits.cards_per_payee = cards;
+        self.settings.limits.cards_per_payee = cards;
         self
     }
 
@@ -110,13 +98,13 @@ impl DirectoryBuilder {
     /// Beyond the first limit, each further report replaces the oldest of the payer that has most reports, and no report of that payer about
     /// a payment that old is accepted any more. Beyond the second, further reports of the payer are refused.
     pub fn max_reports(mut self, reports: u64, per_payer: u64) -> Self {
-        (self.limits.reports, self.limits.reports_per_payer) = (reports.max(1), per_payer);
+        (self.settings.limits.reports, self.settings.limits.reports_per_payer) = (reports.max(1), per_payer);
         self
     }
 
     /// Sets how long reports are stored, from the time of the payment. Default: 180 days.
     pub fn report_retention(mut self, time: Duration) -> Self {
-        self.limits.report_retention = time;
+        self.settings.limits.report_retention = time;
         self
     }
 
@@ -125,33 +113,33 @@ impl DirectoryBuilder {
     /// A caller is an address, if the server in front puts a [`PeerAddress`](tower_x402::server::PeerAddress) into the
     /// request's extensions. All requests without one share one allowance.
     pub fn rate(mut self, per_second: f64, burst: f64) -> Self {
-        self.rate = (per_second, burst);
+        self.settings.callers = RateLimit::new(per_second.max(0.001), burst);
         self
     }
 
     /// Sets how many reports a payer may send per second, and at once after a pause. Default: 5 and 100.
     pub fn payer_rate(mut self, per_second: f64, burst: f64) -> Self {
-        self.payer_rate = (per_second, burst);
+        self.settings.payers = RateLimit::new(per_second.max(0.001), burst);
         self
     }
 
     /// Sets how many requests to list a card are served at once, and separately how many reports. Default: 64 each. Further ones are
     /// answered 503.
     pub fn max_writes(mut self, requests: usize) -> Self {
-        self.max_writes = requests;
+        (self.settings.permits.cards, self.settings.permits.reports) = (permits(requests), permits(requests));
         self
     }
 
     /// Sets how many reading requests are served at once. Default: 32. Further ones are answered 503.
     pub fn max_reads(mut self, requests: usize) -> Self {
-        self.max_reads = requests;
+        self.settings.permits.reads = permits(requests);
         self
     }
 
     /// Sets how often [`upkeep`](DirectoryService::upkeep) fetches each card, and how long after a card was last seen it is unlisted and
     /// deleted. Default: 1 hour, 1 day and 30 days.
     pub fn card_ages(mut self, refresh: Duration, unlist: Duration, delete: Duration) -> Self {
-        self.ages = Ages { refresh, unlist, delete };
+        self.settings.ages = Ages { refresh, unlist, delete };
         self
     }
 
@@ -162,23 +150,11 @@ impl DirectoryBuilder {
     pub fn build(self) -> Result<DirectoryService, CardError> {
         let fetcher = CardFetcher::new()?;
         let fetcher = if self.private_hosts { fetcher } else { fetcher.public_only()? };
-        let limit = |(per_second, burst): (f64, f64)| RateLimit::new(per_second.max(0.001), burst);
-        let permits = |permits: usize| Semaphore::new(permits.min(Semaphore::MAX_PERMITS));
-        Ok(DirectoryService::of(Shared {
-            store: self.store,
-            checkers: self.checkers,
-            fetcher,
-            clock: self.clock,
-            limits: self.limits,
-            ages: self.ages,
-            callers: limit(self.rate),
-            payers: limit(self.payer_rate),
-            pages: Pages::default(),
-            permits: Permits {
-                cards: permits(self.max_writes),
-                reports: permits(self.max_writes),
-                reads: permits(self.max_reads),
-            },
-        }))
+        let shared = Shared { settings: self.settings, fetcher, pages: Pages::default() };
+        Ok(DirectoryService { shared: Arc::new(shared) })
     }
+}
+
+fn permits(permits: usize) -> Semaphore {
+    Semaphore::new(permits.min(Semaphore::MAX_PERMITS))
 }

@@ -9,7 +9,7 @@ use alloy_primitives::{Address, B256};
 use alloy_signer::Signer;
 use async_trait::async_trait;
 use reqwest::{
-    Client, Method, Response, StatusCode,
+    Client, Method, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
     redirect,
 };
@@ -223,8 +223,8 @@ impl DirectoryClient {
     /// [`DirectoryError::Answered`] says why it is not listed.
     pub async fn list(&self, url: &Url) -> Result<(), DirectoryError> {
         let body = ListRequest { url: url.to_string() };
-        let (status, body) = self.send(Method::POST, self.cards.clone(), Some(&body)).await?;
-        if status.is_success() { Ok(()) } else { Err(answered(status.status, &body)) }
+        let (status, _, body) = self.send(Method::POST, self.cards.clone(), Some(&body)).await?;
+        if status.is_success() { Ok(()) } else { Err(answered(status, &body)) }
     }
 
     /// Returns the evaluators that match, from all pages.
@@ -271,18 +271,16 @@ impl DirectoryClient {
     /// # Errors
     /// [`DirectoryError`] if the directory cannot be asked.
     pub async fn publish_signed(&self, report: &SignedEvidence) -> Result<Publication, DirectoryError> {
-        let (status, body) = self.send(Method::POST, self.evidence.clone(), Some(report)).await?;
+        let (status, after, body) = self.send(Method::POST, self.evidence.clone(), Some(report)).await?;
         if status.is_success() {
             return Ok(Publication::Accepted);
         }
         let Problem { error, detail } = problem(&body);
-        Ok(match (status.status, &*error) {
+        Ok(match (status, &*error) {
             (StatusCode::CONFLICT, "not_yet") => Publication::NotYet,
             (StatusCode::CONFLICT, _) => Publication::Conflict,
-            (StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT, _) => {
-                Publication::Busy { after: status.retry_after }
-            }
-            (status_code, _) if status_code.is_server_error() => Publication::Busy { after: status.retry_after },
+            (StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT, _) => Publication::Busy { after },
+            _ if status.is_server_error() => Publication::Busy { after },
             _ => Publication::Refused { error, detail },
         })
     }
@@ -369,19 +367,20 @@ impl DirectoryClient {
     }
 
     async fn get<T: DeserializeOwned>(&self, url: Url) -> Result<T, DirectoryError> {
-        let (status, body) = self.send::<()>(Method::GET, url, None).await?;
-        if status.status != StatusCode::OK {
-            return Err(answered(status.status, &body));
+        let (status, _, body) = self.send::<()>(Method::GET, url, None).await?;
+        if status != StatusCode::OK {
+            return Err(answered(status, &body));
         }
         serde_json::from_slice(&body).map_err(|error| DirectoryError::Unreadable(error.to_string()))
     }
 
+    /// Returns status and body of the answer, and how long to wait before the next request.
     async fn send<B: Serialize>(
         &self,
         method: Method,
         url: Url,
         body: Option<&B>,
-    ) -> Result<(Status, Vec<u8>), DirectoryError> {
+    ) -> Result<(StatusCode, Duration, Vec<u8>), DirectoryError> {
         let mut request = self.http.request(method, url).header(ACCEPT, "application/json");
         if let Some(body) = body {
             let body = serde_json::to_vec(body).map_err(|error| DirectoryError::Unreadable(error.to_string()))?;
@@ -389,12 +388,13 @@ impl DirectoryClient {
         }
         let exchange = async {
             let response = request.send().await.map_err(|error| DirectoryError::Unreachable(error.without_url()))?;
-            let status = Status::of(&response);
+            let status = response.status();
+            let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
             let body = read_body(response, MAX_PAGE).await.map_err(|error| match error {
                 BodyError::Broken(error) => DirectoryError::Unreachable(error),
                 BodyError::TooLarge => DirectoryError::TooLarge,
             })?;
-            Ok((status, body))
+            Ok((status, Duration::from_secs(pause.unwrap_or(1)), body))
         };
         timeout(self.timeout, exchange).await.unwrap_or(Err(DirectoryError::Timeout))
     }
@@ -463,24 +463,6 @@ impl ReportQuery {
         self.evaluator.is_none_or(|evaluator| evaluator == evidence.evaluator)
             && self.skill.as_ref().is_none_or(|skill| *skill == evidence.skill)
             && self.payer.is_none_or(|payer| evidence.payment.is_some_and(|payment| payment.payer == payer))
-    }
-}
-
-/// The status of an answer.
-#[derive(Clone, Copy, Debug)]
-struct Status {
-    status: StatusCode,
-    retry_after: Duration,
-}
-
-impl Status {
-    fn of(response: &Response) -> Self {
-        let seconds = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        Self { status: response.status(), retry_after: Duration::from_secs(seconds.unwrap_or(1)) }
-    }
-
-    fn is_success(self) -> bool {
-        matches!(self.status, StatusCode::OK | StatusCode::CREATED)
     }
 }
 

@@ -5,26 +5,16 @@ const CELLS: usize = 2_000;
 
 /// Returns the 90 % interval of a probability that follows the beta distribution with this alpha and beta.
 pub(crate) fn ninety_percent(beta: [f32; 2]) -> [f64; 2] {
-    let (mut sum, mut bounds) = (0.0, [None, None]);
-    for (cell, share) in cells(beta.map(f64::from)).into_iter().enumerate() {
-        sum += share;
-        for (bound, at) in bounds.iter_mut().zip([0.05, 0.95]) {
-            if bound.is_none() && sum >= at {
-                *bound = Some(middle(cell));
-            }
-        }
-    }
-    [bounds[0].unwrap_or(0.0), bounds[1].unwrap_or(1.0)]
-}
-
-/// Returns the share of a beta distribution in each cell.
-fn cells([alpha, beta]: [f64; 2]) -> Vec<f64> {
+    let [alpha, beta] = beta.map(f64::from);
     let log = |cell| (alpha - 1.0) * middle(cell).ln() + (beta - 1.0) * (1.0 - middle(cell)).ln();
     let highest = (0..CELLS).map(log).fold(f64::NEG_INFINITY, f64::max);
-    let mut cells: Vec<f64> = (0..CELLS).map(|cell| (log(cell) - highest).exp()).collect();
-    let sum: f64 = cells.iter().sum();
-    cells.iter_mut().for_each(|cell| *cell /= sum);
-    cells
+    let add = |sum: &mut f64, cell| {
+        *sum += (log(cell) - highest).exp();
+        Some(*sum)
+    };
+    let sums: Vec<f64> = (0..CELLS).scan(0.0, add).collect();
+    let all = sums.last().copied().unwrap_or_default();
+    [0.05, 0.95].map(|share| middle(sums.partition_point(|sum| *sum < share * all)))
 }
 
 fn middle(cell: usize) -> f64 {

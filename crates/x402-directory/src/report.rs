@@ -7,10 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature, payment::PaymentKey};
 
-use x402_market::evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment};
-
-/// The longest name of a skill, in bytes.
-const SKILL_BYTES: usize = 128;
+use x402_market::evidence::{CallOutcome, ChannelCharge, Evidence, EvidencePayment, MAX_SKILL_BYTES};
 
 mod typed {
     alloy_sol_types::sol! {
@@ -139,8 +136,8 @@ impl SignedEvidence {
     /// # Errors
     /// [`ReportError`] says what is wrong.
     pub fn verify(&self) -> Result<PaymentKey, ReportError> {
-        let EvidencePayment { payer, nonce } = reportable(&self.evidence, self.network, self.asset)?;
-        let typed = typed(&self.evidence, self.asset, EvidencePayment { payer, nonce })?;
+        let payment = reportable(&self.evidence, self.network, self.asset)?;
+        let (EvidencePayment { payer, nonce }, typed) = (payment, typed(&self.evidence, self.asset, payment)?);
         match self.signature.recover(typed.eip712_signing_hash(&domain(self.network))) {
             Ok(signer) if signer == payer => Ok(PaymentKey { network: self.network, asset: self.asset, payer, nonce }),
             _ => Err(ReportError::NotThePayer(payer)),
@@ -177,15 +174,11 @@ fn reportable(evidence: &Evidence, network: Network, asset: Address) -> Result<E
             return Err(ReportError::Channel(why));
         }
     }
-    let is_unpaid = match evidence.outcome {
-        CallOutcome::Answered { .. } | CallOutcome::InvalidAnswer | CallOutcome::Timeout => false,
-        // What is found before anything is paid, such as a wrong price.
-        _ => true,
-    };
-    if is_unpaid {
+    // Other outcomes are found before anything is paid, such as a wrong price.
+    if !matches!(evidence.outcome, CallOutcome::Answered { .. } | CallOutcome::InvalidAnswer | CallOutcome::Timeout) {
         return Err(ReportError::Outcome);
     }
-    if evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
+    if evidence.skill.is_empty() || evidence.skill.len() > MAX_SKILL_BYTES {
         return Err(ReportError::Skill);
     }
     Ok(payment)
@@ -262,7 +255,7 @@ pub(super) struct ListRequest {
 }
 
 /// A refusal.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Deserialize)]
 pub(super) struct Problem {
     pub(super) error: String,
     #[serde(default)]

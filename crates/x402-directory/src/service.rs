@@ -13,15 +13,12 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
-    header::{
-        ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, REFERRER_POLICY, RETRY_AFTER,
-        X_CONTENT_TYPE_OPTIONS,
-    },
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS},
+    request::Parts,
 };
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use serde::Serialize;
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
@@ -30,10 +27,13 @@ use tower_x402::{Clock, server::RateLimit};
 use super::{
     page::{self, Pages, Shown},
     payment_check::PaymentChecker,
-    report::{CardsBody, Problem, ReportsBody},
+    report::{CardsBody, ReportsBody},
     store::{CardFilter, DirectoryStore, Limits, ReportFilter, StoreError},
 };
-use x402_market::{CardFetcher, shared};
+use x402_market::{
+    CardFetcher,
+    shared::{Refusal, document, json_response},
+};
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 * 1024;
@@ -41,6 +41,8 @@ const MAX_BODY: usize = 16 * 1024;
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
 /// How many bytes of cards are on a page, after the first card.
 const PAGE_BYTES: usize = 1 << 20;
+/// How long clients may keep cards and pages.
+const CACHED: &str = "public, max-age=60";
 
 /// An HTTP service that lists evaluators and the reports of their payers. Create it with [`DirectoryService::builder`]. Cheap to clone.
 ///
@@ -72,16 +74,21 @@ pub struct DirectoryService {
 
 /// What all clones share.
 pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) fetcher: CardFetcher,
+    pub(super) pages: Pages,
+}
+
+/// What a directory was built with.
+pub(super) struct Settings {
     pub(super) store: DirectoryStore,
     pub(super) checkers: Vec<PaymentChecker>,
-    pub(super) fetcher: CardFetcher,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) ages: Ages,
     pub(super) callers: RateLimit,
     pub(super) payers: RateLimit,
     pub(super) permits: Permits,
-    pub(super) pages: Pages,
 }
 
 /// When cards are fetched again, and what happens to those that cannot be fetched.
@@ -103,13 +110,7 @@ pub(super) struct Permits {
     pub(super) reads: Semaphore,
 }
 
-impl DirectoryService {
-    pub(super) fn of(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared) }
-    }
-}
-
-tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.checkers });
+tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.settings.checkers });
 
 impl<B> Service<Request<B>> for DirectoryService
 where
@@ -127,14 +128,15 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let shared = self.shared.clone();
         Box::pin(async move {
-            let answer = shared.answer(request).await.unwrap_or_else(|refusal| refusal);
-            Ok(answer.into_response())
+            let mut answer = shared.answer(request).await.unwrap_or_else(Refusal::into_response);
+            answer.headers_mut().entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+            Ok(answer)
         })
     }
 }
 
 impl Shared {
-    async fn answer<B>(&self, request: Request<B>) -> Result<Answer, Answer>
+    async fn answer<B>(&self, request: Request<B>) -> Result<Answer, Refusal>
     where
         B: Body<Data = Bytes> + Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -142,58 +144,58 @@ impl Shared {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         if path.ends_with("/healthz") {
-            return Ok(Answer::healthy());
+            return Ok(json_response(StatusCode::OK, &json!({ "status": "ok" })));
         }
-        self.callers.admit(&parts.extensions).map_err(|refused| Answer::too_many(refused.retry_after))?;
+        self.settings.callers.admit(&parts.extensions).map_err(|refused| too_many(refused.retry_after))?;
         let query = parts.uri.query().unwrap_or_default();
-        let is_read = matches!(parts.method, Method::GET | Method::HEAD);
-        if path.ends_with("/cards") && is_read {
-            let _permit = permit(&self.permits.reads)?;
-            self.list_cards(query, &parts.headers).await
-        } else if path.ends_with("/evidence") && is_read {
-            let _permit = permit(&self.permits.reads)?;
-            self.list_reports(query).await
-        } else if path.ends_with("/cards") && parts.method == Method::POST {
-            let body = read(body).await?;
-            let _permit = permit(&self.permits.cards)?;
-            self.list(&body).await
-        } else if path.ends_with("/evidence") && parts.method == Method::POST {
-            let body = read(body).await?;
-            let _permit = permit(&self.permits.reports)?;
-            self.accept_report(&body).await
-        } else if path.ends_with('/') && is_read {
-            let _permit = permit(&self.permits.reads)?;
-            self.show(query, &parts.headers).await
-        } else if path.ends_with('/') {
-            Err(Answer::wrong_method("GET, HEAD"))
-        } else if path.ends_with("/cards") || path.ends_with("/evidence") {
-            Err(Answer::wrong_method("GET, HEAD, POST"))
-        } else {
-            Err(Answer::problem(StatusCode::NOT_FOUND, "not_found", "/, /cards, /evidence"))
+        match (path.rsplit('/').next().unwrap_or_default(), &parts.method) {
+            (end @ ("cards" | "evidence" | ""), &Method::GET | &Method::HEAD) => {
+                let _permit = permit(&self.settings.permits.reads)?;
+                match end {
+                    "cards" => self.list_cards(query, &parts).await,
+                    "evidence" => self.list_reports(query).await,
+                    _ => self.show(query, &parts).await,
+                }
+            }
+            ("cards", &Method::POST) => {
+                let body = read(body).await?;
+                let _permit = permit(&self.settings.permits.cards)?;
+                self.list(&body).await
+            }
+            ("evidence", &Method::POST) => {
+                let body = read(body).await?;
+                let _permit = permit(&self.settings.permits.reports)?;
+                self.accept_report(&body).await
+            }
+            ("cards" | "evidence", _) => Err(Refusal::wrong_method("GET, HEAD, POST")),
+            ("", _) => Err(Refusal::wrong_method("GET, HEAD")),
+            _ => Err(Refusal::new(StatusCode::NOT_FOUND, "not_found", "/, /cards, /evidence")),
         }
     }
 
-    async fn list_cards(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
-        let filter = card_filter(query).map_err(bad_query)?;
-        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+    async fn list_cards(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
+        let filter = card_filter(query)?;
+        let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
-        Ok(Answer::tagged(&CardsBody { cards, after, more }, headers))
+        let page = serde_json::to_vec(&CardsBody { cards, after, more }).unwrap_or_default();
+        Ok(document(request, page.into(), "application/json", CACHED))
     }
 
     /// Answers a person.
-    async fn show(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
-        let CardFilter { skill, after, .. } = card_filter(query).map_err(bad_query)?;
-        let (skill, now) = (skill.as_deref(), self.clock.now());
+    async fn show(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
+        let CardFilter { skill, after, .. } = card_filter(query)?;
+        let (skill, now) = (skill.as_deref(), self.settings.clock.now());
         if let Some(page) = self.pages.get(skill, after, now) {
-            return Ok(Answer::page(page, headers));
+            return Ok(page_for(request, page));
         }
         let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS };
-        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+        let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let next = cards.last().map(|card| card.id).filter(|_| more);
         let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();
         let cells =
-            |shown: &Shown| shown.skills.iter().map(|skill| (shown.evaluator(), skill.clone())).collect::<Vec<_>>();
-        let mut reports = self.store.seen(shown.iter().flat_map(cells).collect(), page::REPORTS).await?.into_iter();
+            |shown: &Shown| shown.skills.iter().map(|skill| (shown.entry.pay_to, skill.clone())).collect::<Vec<_>>();
+        let mut reports =
+            self.settings.store.seen(shown.iter().flat_map(cells).collect(), page::REPORTS).await?.into_iter();
         let with_reports = |shown: Shown| {
             let reports = reports.by_ref().take(shown.skills.len()).collect();
             (shown, reports)
@@ -201,26 +203,22 @@ impl Shared {
         let shown: Vec<_> = shown.into_iter().map(with_reports).collect();
         let page = Bytes::from(page::draw(skill, &shown, next));
         self.pages.put(skill, after, now, page.clone());
-        Ok(Answer::page(page, headers))
+        Ok(page_for(request, page))
     }
 
-    async fn list_reports(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = report_filter(query).map_err(bad_query)?;
-        let (reports, more) = self.store.reports(&filter).await?;
+    async fn list_reports(&self, query: &str) -> Result<Answer, Refusal> {
+        let filter = report_filter(query)?;
+        let (reports, more) = self.settings.store.reports(&filter).await?;
         let after = reports.last().map_or(filter.after, |report| report.id);
-        Ok(Answer::json(StatusCode::OK, &ReportsBody { reports, after, more }))
+        Ok(json_response(StatusCode::OK, &ReportsBody { reports, after, more }))
     }
 }
 
-fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Answer> {
-    permits.try_acquire().map_err(|_| Answer::unavailable("too many requests are being served"))
+fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Refusal> {
+    permits.try_acquire().map_err(|_| unavailable("too many requests are being served"))
 }
 
-fn bad_query(problem: &'static str) -> Answer {
-    Answer::problem(StatusCode::BAD_REQUEST, "bad_query", problem)
-}
-
-async fn read<B>(body: B) -> Result<Bytes, Answer>
+async fn read<B>(body: B) -> Result<Bytes, Refusal>
 where
     B: Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -228,19 +226,15 @@ where
     match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "a body may have 16 KiB"))
+            Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "a body may have 16 KiB"))
         }
-        Ok(Err(_)) => Err(Answer::problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
-        Err(_) => Err(Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
+        Ok(Err(_)) => Err(Refusal::new(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
+        Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
     }
 }
 
-/// How many reports a page has by default, and at most.
-const DEFAULT_LIMIT: u64 = 100;
-const MAX_LIMIT: u64 = 1_000;
-
-/// Reads which cards are wanted. Unknown parameters are ignored.
-fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
+/// Reads which cards are wanted: 20 on a page by default, and 100 at most. Unknown parameters are ignored.
+fn card_filter(query: &str) -> Result<CardFilter, Refusal> {
     let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
     for (name, value) in parameters(query) {
         match &*name {
@@ -253,16 +247,16 @@ fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
     Ok(filter)
 }
 
-/// Reads which reports are wanted.
-fn report_filter(query: &str) -> Result<ReportFilter, &'static str> {
-    let mut filter = ReportFilter { limit: DEFAULT_LIMIT, ..ReportFilter::default() };
+/// Reads which reports are wanted: 100 on a page by default, and 1,000 at most.
+fn report_filter(query: &str) -> Result<ReportFilter, Refusal> {
+    let mut filter = ReportFilter { limit: 100, ..ReportFilter::default() };
     for (name, value) in parameters(query) {
         match &*name {
             "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
             "skill" => filter.skill = Some(value.into_owned()),
             "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
             "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, MAX_LIMIT),
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 1_000),
             _ => {}
         }
     }
@@ -273,97 +267,34 @@ fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)>
     form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty())
 }
 
-fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, &'static str> {
-    text.parse().map_err(|_| problem)
+fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, Refusal> {
+    text.parse().map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "bad_query", problem))
 }
 
-/// A response. It is boxed, because it is also the error type of the functions here.
-#[derive(Debug)]
-pub(super) struct Answer(Box<Response<Full<Bytes>>>);
+pub(super) type Answer = Response<Full<Bytes>>;
 
-impl Answer {
-    pub(super) fn bytes(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Self {
-        let mut response = Response::new(Full::new(body.into()));
-        *response.status_mut() = status;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        Self(Box::new(response))
-    }
-
-    pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Self {
-        Self::bytes(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
-    }
-
-    /// Returns JSON that clients may cache, or 304 if the client has it.
-    pub(super) fn tagged(body: &impl Serialize, headers: &HeaderMap) -> Self {
-        Self::document("application/json", serde_json::to_vec(body).unwrap_or_default(), headers)
-    }
-
-    /// Returns a page for a person.
-    fn page(html: Bytes, headers: &HeaderMap) -> Self {
-        let mut answer = Self::document("text/html; charset=utf-8", html, headers);
-        let headers = answer.0.headers_mut();
-        headers.insert(CONTENT_SECURITY_POLICY, page::POLICY.clone());
-        headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        answer
-    }
-
-    fn document(kind: &'static str, body: impl Into<Bytes>, headers: &HeaderMap) -> Self {
-        let body = body.into();
-        let tag = shared::etag(&body);
-        let mut answer = match shared::is_known(headers, &tag) {
-            true => Self(Box::new(Response::new(Full::default()))).with_status(StatusCode::NOT_MODIFIED),
-            false => Self::bytes(StatusCode::OK, kind, body),
-        };
-        let headers = answer.0.headers_mut();
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=60"));
-        headers.insert(ETAG, tag);
-        answer
-    }
-
-    pub(super) fn problem(status: StatusCode, error: &str, detail: impl ToString) -> Self {
-        Self::json(status, &Problem { error: error.to_owned(), detail: detail.to_string() })
-    }
-
-    pub(super) fn healthy() -> Self {
-        Self::json(StatusCode::OK, &json!({ "status": "ok" }))
-    }
-
-    pub(super) fn wrong_method(allowed: &'static str) -> Self {
-        let mut answer = Self::problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", allowed);
-        answer.0.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
-        answer
-    }
-
-    pub(super) fn too_many(retry_after: Duration) -> Self {
-        Self::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "ask less often").later(retry_after)
-    }
-
-    pub(super) fn unavailable(detail: impl ToString) -> Self {
-        Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).later(Duration::from_secs(2))
-    }
-
-    /// Sets when the client should try again.
-    pub(super) fn later(mut self, delay: Duration) -> Self {
-        self.0.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
-        self
-    }
-
-    fn with_status(mut self, status: StatusCode) -> Self {
-        *self.0.status_mut() = status;
-        self
-    }
-
-    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
-        *self.0
-    }
+/// Returns a page for a person.
+fn page_for(request: &Parts, html: Bytes) -> Answer {
+    let mut answer = document(request, html, "text/html; charset=utf-8", CACHED);
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, page::POLICY.clone());
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
 }
 
-impl From<StoreError> for Answer {
+pub(super) fn too_many(retry_after: Duration) -> Refusal {
+    Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "ask less often").later(retry_after)
+}
+
+pub(super) fn unavailable(detail: impl ToString) -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).later(Duration::from_secs(2))
+}
+
+impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         tracing::error!(error = &error as &dyn std::error::Error, "the directory's file cannot be used");
-        Self::unavailable("the directory cannot use its storage")
+        unavailable("the directory cannot use its storage")
     }
 }
 

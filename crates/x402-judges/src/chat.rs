@@ -7,7 +7,8 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER},
     redirect,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::{Value, json};
 use url::Url;
 
 use x402_market::shared::{BodyError, below, read_body};
@@ -98,27 +99,7 @@ struct ChatRequest<'a> {
     messages: &'a [ChatMessage],
     temperature: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    response_format: Option<ResponseFormat>,
-}
-
-#[derive(Serialize)]
-struct ResponseFormat {
-    r#type: &'static str,
-}
-
-#[derive(Deserialize)]
-struct ChatResponse {
-    choices: Vec<Choice>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    message: Content,
-}
-
-#[derive(Deserialize)]
-struct Content {
-    content: Option<String>,
+    response_format: Option<Value>,
 }
 
 /// A request that failed.
@@ -197,7 +178,7 @@ impl ChatClient {
     }
 
     async fn once(&self, messages: &[ChatMessage]) -> Result<String, Failed> {
-        let response_format = self.json_mode.then_some(ResponseFormat { r#type: "json_object" });
+        let response_format = self.json_mode.then(|| json!({ "type": "json_object" }));
         let request = ChatRequest { model: &self.model, messages, temperature: self.temperature, response_format };
         let body = serde_json::to_vec(&request).map_err(|error| Failed::finally(error.to_string()))?;
         let mut post = self.http.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
@@ -218,10 +199,11 @@ impl ChatClient {
                 Failed::finally(format!("the model's endpoint answered more than {MAX_ANSWER} bytes"))
             }
         })?;
-        let answer: ChatResponse = serde_json::from_slice(&json)
+        let answer: Value = serde_json::from_slice(&json)
             .map_err(|error| Failed::finally(format!("the model's endpoint is not OpenAI-compatible: {error}")))?;
-        let content = answer.choices.into_iter().next().and_then(|choice| choice.message.content);
-        content.ok_or_else(|| Failed::finally("the model gave no answer".to_owned()))
+        let content = answer.pointer("/choices/0/message/content").and_then(Value::as_str);
+        let missing = "the model gave no answer, or its endpoint is not OpenAI-compatible";
+        content.map(str::to_owned).ok_or_else(|| Failed::finally(missing.to_owned()))
     }
 }
 

@@ -1,11 +1,12 @@
 //! A judge that asks a language model.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, hex};
+use alloy_primitives::hex;
 use async_trait::async_trait;
+use futures_util::future::try_join_all;
 use serde::Deserialize;
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::sync::Semaphore;
 use tower_x402::{Nonces, OsNonces};
 
 use super::chat::{ChatClient, ChatError, ChatMessage};
@@ -116,7 +117,8 @@ impl Judge for LlmJudge {
     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         let task = length(&submission.task);
         let longest = submission.outputs().iter().map(|output| output.len());
-        let outputs = if is_pair(submission) { longest.sum() } else { longest.max().unwrap_or(0) };
+        let is_pair = matches!(submission.outputs, Outputs::Pair(_));
+        let outputs = if is_pair { longest.sum() } else { longest.max().unwrap_or(0) };
         let (length, most) = (task + outputs, self.0.max_submission);
         if length > most {
             let detail = format!("task and output have {length} bytes: shorten them to {most}");
@@ -130,30 +132,14 @@ impl Judge for LlmJudge {
         let judging = async {
             match &submission.outputs {
                 Outputs::Pair(pair) => self.0.in_both_orders(&submission.task, pair).await,
-                _ => self.one_by_one(submission).await,
+                _ => {
+                    let each = submission.outputs().iter().map(slice::from_ref);
+                    Ok(try_join_all(each.map(|output| self.0.ask(&submission.task, output))).await?.concat())
+                }
             }
         };
         let judged = tokio::time::timeout(self.0.time_limit, judging).await;
         judged.unwrap_or_else(|_| Err(JudgeError::failed("the model did not answer in time")))
-    }
-}
-
-impl LlmJudge {
-    /// Judges each output by itself, several at once.
-    async fn one_by_one(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        let task = Arc::new(submission.task.clone());
-        let mut asked = JoinSet::new();
-        for (at, output) in submission.outputs().iter().cloned().enumerate() {
-            let (judge, task) = (self.0.clone(), task.clone());
-            asked.spawn(async move { (at, judge.ask(&task, &[output]).await) });
-        }
-        let mut verdicts = Vec::with_capacity(asked.len());
-        while let Some(judged) = asked.join_next().await {
-            let (at, judged) = judged.map_err(JudgeError::failed)?;
-            verdicts.extend(judged?.into_iter().map(|verdict| (at, verdict)));
-        }
-        verdicts.sort_by_key(|(at, _)| *at);
-        Ok(verdicts.into_iter().map(|(_, verdict)| verdict).collect())
     }
 }
 
@@ -180,7 +166,7 @@ impl Inner {
     async fn ask(&self, task: &Task, outputs: &[LongText]) -> Result<Vec<Verdict>, JudgeError> {
         let _permit = self.requests.acquire().await.map_err(JudgeError::failed)?;
         let nonce = self.nonces.next().map_err(JudgeError::failed)?;
-        let mut messages = prompt(&self.specialty, task, outputs, &Markers::of(nonce));
+        let mut messages = prompt(&self.specialty, task, outputs, &hex::encode(&nonce[..8]));
         let answer = self.model.ask(&messages).await?;
         let problem = match read(&answer, outputs) {
             Ok(verdicts) => return Ok(verdicts),
@@ -188,40 +174,24 @@ impl Inner {
         };
         tracing::debug!(%problem, "the model's answer has the wrong form; it is asked once more");
         messages.push(ChatMessage::assistant(answer.chars().take(16 * 1024).collect::<String>()));
-        messages.push(ChatMessage::user(repair(&problem)));
+        messages.push(ChatMessage::user(format!(
+            "That is not of the given form: {problem}. Answer again, with nothing but one JSON object of this form:\n{FORM}"
+        )));
         read(&self.model.ask(&messages).await?, outputs)
             .map_err(|problem| JudgeError::failed(format!("the model's answer has the wrong form: {problem}")))
     }
-}
-
-const fn is_pair(submission: &Submission) -> bool {
-    matches!(submission.outputs, Outputs::Pair(_))
 }
 
 tower_x402::debug_fields!(Inner { model, specialty });
 
 const ORDER: &str = "which output is better depends on the order in which they are compared";
 
-/// Random marks around untrusted text. Its authors cannot know them.
-struct Markers(String);
-
-impl Markers {
-    fn of(nonce: B256) -> Self {
-        Self(hex::encode(&nonce[..8]))
-    }
-
-    fn around(&self, name: &str, text: &str) -> String {
-        let Self(mark) = self;
-        format!("<<<{name} {mark}>>>\n{text}\n<<<END {name} {mark}>>>\n")
-    }
-}
-
 const FORM: &str = r#"{"verdicts": [{"score": 0.0 to 1.0, "confidence": 0.0 to 1.0, "summary": "...", "strengths": ["..."],
 "issues": [{"severity": "minor" | "major" | "critical", "description": "...", "quote": "the exact words", "suggestion": "..."}]}]}"#;
 
-/// The conversation to be continued with verdicts.
-fn prompt(specialty: &str, task: &Task, outputs: &[LongText], markers: &Markers) -> Vec<ChatMessage> {
-    let Markers(mark) = markers;
+/// The conversation to be continued with verdicts. The mark around untrusted text is random, so that its authors cannot know it.
+fn prompt(specialty: &str, task: &Task, outputs: &[LongText], mark: &str) -> Vec<ChatMessage> {
+    let around = |name: &str, text: &str| format!("<<<{name} {mark}>>>\n{text}\n<<<END {name} {mark}>>>\n");
     let together = match outputs.len() {
         1 => "There is one candidate.".to_owned(),
         count => format!(
@@ -242,30 +212,23 @@ fn prompt(specialty: &str, task: &Task, outputs: &[LongText], markers: &Markers)
     );
     let mut material = String::new();
     match &task.input {
-        Input::Prompt(prompt) => material.push_str(&markers.around("TASK", prompt)),
+        Input::Prompt(prompt) => material.push_str(&around("TASK", prompt)),
         Input::Messages(messages) => {
             for message in messages {
                 let said = format!("({})\n{}", message.role, message.content);
-                material.push_str(&markers.around("MESSAGE", &said));
+                material.push_str(&around("MESSAGE", &said));
             }
         }
     }
     for (name, text) in [("CONTEXT", &task.context), ("RUBRIC", &task.rubric), ("REFERENCE", &task.reference)] {
         if let Some(text) = text {
-            material.push_str(&markers.around(name, text));
+            material.push_str(&around(name, text));
         }
     }
     for (number, output) in outputs.iter().enumerate() {
-        material.push_str(&markers.around(&format!("CANDIDATE {}", number + 1), output));
+        material.push_str(&around(&format!("CANDIDATE {}", number + 1), output));
     }
     vec![ChatMessage::system(system), ChatMessage::user(material)]
-}
-
-/// Returns the message to the model about an answer that cannot be read.
-fn repair(problem: &str) -> String {
-    format!(
-        "That is not of the given form: {problem}. Answer again, with nothing but one JSON object of this form:\n{FORM}"
-    )
 }
 
 /// Returns the length of everything that a task says, in bytes.

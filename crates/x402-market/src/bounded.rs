@@ -1,11 +1,8 @@
 //! Text and lists of bounded length. A message that exceeds a bound can be neither read nor created.
 
-use std::{fmt, marker::PhantomData, ops::Deref};
+use std::{fmt, ops::Deref};
 
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{Error as _, SeqAccess, Visitor},
-};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// A text of `MIN` to `MAX` Unicode code points, as JSON Schema counts.
 ///
@@ -23,8 +20,8 @@ use serde::{
 pub struct Text<const MIN: usize, const MAX: usize>(String);
 
 /// A list of `MIN` to `MAX` items.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<T>", bound(deserialize = "T: Deserialize<'de>"))]
 pub struct List<T, const MIN: usize, const MAX: usize>(Vec<T>);
 
 /// A text or list is too short or too long.
@@ -32,7 +29,7 @@ pub struct List<T, const MIN: usize, const MAX: usize>(Vec<T>);
 #[non_exhaustive]
 #[error("length {length} is outside {least}..={most}")]
 pub struct LengthError {
-    /// The length in code points or items. Reading stops at the limit, so it may be the first length above it.
+    /// The length in code points or items. Items beyond the first above the limit are not counted.
     pub length: usize,
     /// The smallest allowed length.
     pub least: usize,
@@ -153,29 +150,10 @@ impl<'a, T, const MIN: usize, const MAX: usize> IntoIterator for &'a List<T, MIN
     }
 }
 
-impl<'de, T: Deserialize<'de>, const MIN: usize, const MAX: usize> Deserialize<'de> for List<T, MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(Items(PhantomData))
-    }
-}
+impl<T, const MIN: usize, const MAX: usize> TryFrom<Vec<T>> for List<T, MIN, MAX> {
+    type Error = LengthError;
 
-struct Items<T, const MIN: usize, const MAX: usize>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>, const MIN: usize, const MAX: usize> Visitor<'de> for Items<T, MIN, MAX> {
-    type Value = List<T, MIN, MAX>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of {MIN} to {MAX} items")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = sequence.next_element()? {
-            items.push(item);
-            if items.len() > MAX {
-                break;
-            }
-        }
-        List::new(items).map_err(A::Error::custom)
+    fn try_from(items: Vec<T>) -> Result<Self, LengthError> {
+        Self::new(items)
     }
 }

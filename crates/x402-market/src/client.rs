@@ -155,12 +155,8 @@ impl EvaluateError {
             Self::Unreachable { receipt, .. }
             | Self::Answered { receipt, .. }
             | Self::InvalidEvaluation { receipt, .. } => receipt.as_deref(),
-            Self::NotOffered(_)
-            | Self::PriceMismatch { .. }
-            | Self::PayeeMismatch { .. }
-            | Self::TokenMismatch { .. }
-            | Self::NoOffer
-            | Self::NotPublic => None,
+            // The others are found before anything is signed.
+            _ => None,
         }
     }
 }

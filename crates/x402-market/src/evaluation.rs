@@ -78,7 +78,7 @@ impl Evaluation {
     ) -> Result<Self, MessageError> {
         let verdicts = List::new(verdicts).map_err(|error| MessageError::invalid("verdicts", error))?;
         let task = submission.task.id.clone();
-        let evaluation = Self { version: Version, evaluator, task, verdicts, rest: Unknown };
+        let evaluation = Self { version: Version, evaluator, task, verdicts, rest: Unknown {} };
         evaluation.check(submission)?;
         Ok(evaluation)
     }
@@ -123,7 +123,7 @@ impl EvaluatorId {
     /// # Errors
     /// [`LengthError`] if one of them is empty or too long.
     pub fn new(id: impl Into<String>, version: impl Into<String>) -> Result<Self, LengthError> {
-        Ok(Self { id: Text::new(id)?, version: Text::new(version)?, rest: Unknown })
+        Ok(Self { id: Text::new(id)?, version: Text::new(version)?, rest: Unknown {} })
     }
 }
 
@@ -132,7 +132,7 @@ impl Verdict {
     /// the nearest in range.
     pub fn new(score: impl Into<Score>, confidence: impl Into<Confidence>, critique: impl Into<Critique>) -> Self {
         let score = score.into();
-        Self { score, reward: score.into(), confidence: confidence.into(), critique: critique.into(), rest: Unknown }
+        Self { score, reward: score.into(), confidence: confidence.into(), critique: critique.into(), rest: Unknown {} }
     }
 
     /// Sets a reward on another scale.
@@ -198,14 +198,16 @@ pub enum Severity {
 
 /// A place in an output: its position, its text, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "WirePlace", into = "WirePlace")]
+#[serde(try_from = "WirePlace")]
 pub struct Place {
+    #[serde(flatten)]
     span: Option<Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     quote: Option<Text<0, 1_024>>,
 }
 
 /// A range of an output, in Unicode code points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Span {
     /// The number of code points before the range.
     pub start: u32,
@@ -234,14 +236,8 @@ impl Critique {
     }
 }
 
-impl From<&str> for Critique {
-    fn from(summary: &str) -> Self {
-        Self::new(summary)
-    }
-}
-
-impl From<String> for Critique {
-    fn from(summary: String) -> Self {
+impl<T: Into<String>> From<T> for Critique {
+    fn from(summary: T) -> Self {
         Self::new(summary)
     }
 }
@@ -249,7 +245,7 @@ impl From<String> for Critique {
 impl Issue {
     /// Creates an issue without a place.
     pub fn new(severity: Severity, description: impl Into<String>) -> Self {
-        Self { severity, description: Text::cut(description), place: None, suggestion: None, rest: Unknown }
+        Self { severity, description: Text::cut(description), place: None, suggestion: None, rest: Unknown {} }
     }
 
     /// Sets the place, if it is known.
@@ -306,14 +302,11 @@ impl Place {
     }
 }
 
-/// A place as JSON.
-#[derive(Serialize, Deserialize)]
+/// A place in JSON, as it is read.
+#[derive(Deserialize)]
 struct WirePlace {
-    #[serde(skip_serializing_if = "Option::is_none")]
     start: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     length: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     quote: Option<Text<0, 1_024>>,
     #[serde(flatten)]
     rest: Unknown,
@@ -323,19 +316,12 @@ impl TryFrom<WirePlace> for Place {
     type Error = &'static str;
 
     fn try_from(wire: WirePlace) -> Result<Self, Self::Error> {
-        let WirePlace { start, length, quote, rest: Unknown } = wire;
+        let WirePlace { start, length, quote, rest: Unknown {} } = wire;
         match (start, length) {
             (Some(start), Some(length)) => Ok(Self { span: Some(Span { start, length }), quote }),
             (None, None) if quote.is_some() => Ok(Self { span: None, quote }),
             (None, None) => Err("a place needs start and length, or quote, or all of them"),
             _ => Err("start and length go together"),
         }
-    }
-}
-
-impl From<Place> for WirePlace {
-    fn from(Place { span, quote }: Place) -> Self {
-        let (start, length) = span.map(|span| (span.start, span.length)).unzip();
-        Self { start, length, quote, rest: Unknown }
     }
 }

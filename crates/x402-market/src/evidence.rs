@@ -23,7 +23,7 @@ use std::{
     io,
     ops::Bound::{Excluded, Unbounded},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use alloy_primitives::{Address, B256};
@@ -34,12 +34,12 @@ use tower_x402::{
     vouchers::{ChannelConfig, ChannelId, Escrow},
 };
 
-use super::{skills::Skill, submission::MAX_OUTPUTS};
+use super::{lock::lock, message::json_line, skills::Skill, submission::MAX_OUTPUTS};
 
 /// How far ahead the clocks of others may be, in seconds.
 const MAX_CLOCK_SKEW: u64 = 300;
 /// The longest name of a skill, in bytes.
-const MAX_SKILL_BYTES: usize = 128;
+pub const MAX_SKILL_BYTES: usize = 128;
 
 /// The result of a call to an evaluator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -410,15 +410,10 @@ impl EvidenceLog {
             JournalFile::open(path).map_err(|source| EvidenceError::Open { path: path.into(), source })?;
         let log = Self::in_memory(capacity);
         {
-            let mut inner = log.lock();
+            let mut inner = lock(&log.0);
             for (index, line) in text.lines().enumerate() {
-                match serde_json::from_str(line) {
-                    Ok(Line::Evidence(evidence)) => inner.keep(*evidence),
-                    Ok(Line::Audited { payment, pairs }) => inner.audit(payment, pairs),
-                    Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
-                    Ok(Line::Explored { paid }) => inner.add_exploration_cost(paid),
-                    Err(_) => return Err(EvidenceError::Line { path: path.into(), line: index + 1 }),
-                }
+                let line = serde_json::from_str(line);
+                inner.apply(line.map_err(|_| EvidenceError::Line { path: path.into(), line: index + 1 })?);
             }
             inner.lines = text.lines().count();
             inner.file = Some(file);
@@ -432,13 +427,9 @@ impl EvidenceLog {
     /// [`EvidenceError`] if the payment is on record already, or the record is too old, from the future, out of range, or cannot be written.
     /// The record does not count then.
     pub fn record(&self, evidence: Evidence, now: u64) -> Result<(), EvidenceError> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         inner.check(&evidence, now)?;
-        let line = line(&Line::Evidence(Box::new(evidence.clone())))?;
-        inner.append(&line)?;
-        inner.keep(evidence);
-        inner.shorten();
-        Ok(())
+        Ok(inner.add(Line::Evidence(Box::new(evidence)))?)
     }
 
     /// Adds the result of an audit to the record of the call that this payment paid for. Returns `false` if there is no such record of a
@@ -447,15 +438,11 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if it cannot be written. It does not count then.
     pub fn audit(&self, payment: EvidencePayment, pairs: Pairs) -> io::Result<bool> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         if inner.unaudited(payment).is_none() {
             return Ok(false);
         }
-        let line = line(&Line::Audited { payment, pairs })?;
-        inner.append(&line)?;
-        inner.audit(payment, pairs);
-        inner.shorten();
-        Ok(true)
+        inner.add(Line::Audited { payment, pairs }).map(|()| true)
     }
 
     /// Records what it cost to ask an evaluator only to learn about it ([`Selector::explore`](super::selection::Selector::explore)), so that a
@@ -464,17 +451,12 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if it cannot be written. It is not recorded then.
     pub fn record_exploration_cost(&self, paid: Usdc) -> io::Result<()> {
-        let mut inner = self.lock();
-        let line = line(&Line::Explored { paid })?;
-        inner.append(&line)?;
-        inner.add_exploration_cost(paid);
-        inner.shorten();
-        Ok(())
+        lock(&self.0).add(Line::Explored { paid })
     }
 
     /// Returns what exploration has cost in all, including records that were dropped.
     pub fn exploration_cost(&self) -> Usdc {
-        self.lock().exploration_cost
+        lock(&self.0).exploration_cost
     }
 
     /// Waits until everything recorded is on disk.
@@ -482,7 +464,7 @@ impl EvidenceLog {
     /// # Errors
     /// An I/O error if the disk does not take it.
     pub fn sync(&self) -> io::Result<()> {
-        match &mut self.lock().file {
+        match &mut lock(&self.0).file {
             Some(file) => file.append(&[], true),
             None => Ok(()),
         }
@@ -490,49 +472,61 @@ impl EvidenceLog {
 
     /// Returns all records, in the order in which they were added.
     pub fn records(&self) -> Vec<Evidence> {
-        self.lock().records.iter().cloned().collect()
+        lock(&self.0).records.iter().cloned().collect()
     }
 
     /// Calls `with` for every record, in the order in which they were added. `with` must not use the log, which is locked.
     pub fn for_each(&self, with: impl FnMut(&Evidence)) {
-        self.lock().records.iter().for_each(with);
+        lock(&self.0).records.iter().for_each(with);
     }
 
     /// Returns how many records are kept at most.
     pub fn capacity(&self) -> usize {
-        self.lock().capacity
+        lock(&self.0).capacity
     }
 
     /// Returns the number of records.
     pub fn len(&self) -> usize {
-        self.lock().records.len()
+        lock(&self.0).records.len()
     }
 
     /// Returns `true` if there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-
-    /// No method panics halfway through a change, so the data behind a poisoned lock is sound.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 tower_x402::debug_fields!(EvidenceLog |this| { records: this.len() });
 
 impl Inner {
-    /// Writes a line, if there is a file.
-    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+    /// Writes a line, if there is a file. Then it counts.
+    fn add(&mut self, record: Line) -> io::Result<()> {
         #[cfg(test)]
         if self.is_full {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if let Some(file) = &mut self.file {
-            file.append(line, false)?;
+            file.append(&json_line(&record)?, false)?;
             self.lines += 1;
         }
+        self.apply(record);
+        self.shorten();
         Ok(())
+    }
+
+    fn apply(&mut self, record: Line) {
+        match record {
+            Line::Evidence(evidence) => self.keep(*evidence),
+            Line::Audited { payment, pairs } => {
+                if let Some(missing) = self.unaudited(payment) {
+                    *missing = Some(pairs);
+                }
+            }
+            Line::Dropped { until } => self.dropped_until = self.dropped_until.max(Some(until)),
+            Line::Explored { paid } => {
+                self.exploration_cost = self.exploration_cost.checked_add(paid).unwrap_or(Usdc::MAX);
+            }
+        }
     }
 
     fn check(&self, evidence: &Evidence, now: u64) -> Result<(), EvidenceError> {
@@ -583,16 +577,6 @@ impl Inner {
         }
     }
 
-    fn audit(&mut self, payment: EvidencePayment, pairs: Pairs) {
-        if let Some(missing) = self.unaudited(payment) {
-            *missing = Some(pairs);
-        }
-    }
-
-    fn add_exploration_cost(&mut self, paid: Usdc) {
-        self.exploration_cost = self.exploration_cost.checked_add(paid).unwrap_or(Usdc::MAX);
-    }
-
     /// Rewrites a file that holds twice as much as is kept. If that fails, the file stays as it is until the next attempt.
     fn shorten(&mut self) {
         if self.lines <= 2 * self.capacity {
@@ -604,7 +588,7 @@ impl Inner {
         let paid = self.exploration_cost;
         let explored = (paid > Usdc::ZERO).then_some(Line::Explored { paid });
         let lines = dropped.into_iter().chain(explored).chain(kept);
-        let lines = lines.map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
+        let lines = lines.map(|record| json_line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
             Ok(()) => self.lines = self.records.len() + 2,
             Err(error) => {
@@ -613,12 +597,6 @@ impl Inner {
             }
         }
     }
-}
-
-fn line(record: &Line) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(record)?;
-    line.push(b'\n');
-    Ok(line)
 }
 
 /// The reason why evidence was not recorded.
@@ -851,7 +829,7 @@ mod tests {
     fn record_that_cannot_be_written_does_not_count() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
-        log.lock().is_full = true;
+        lock(&log.0).is_full = true;
         assert!(matches!(log.record(evidence(1, 1), 9), Err(EvidenceError::Write(_))));
         assert!(log.is_empty());
     }

@@ -2,7 +2,7 @@
 
 use alloy_primitives::{Address, B256};
 use alloy_signer::Signer;
-use alloy_sol_types::{Eip712Domain, SolStruct as _};
+use alloy_sol_types::{SolStruct as _, eip712_domain};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tower_x402::eip3009::PaymentSignature;
@@ -94,7 +94,7 @@ impl Lesson {
         let good = good.ok_or(LessonError::Length)?;
         let signature = PaymentSignature::from(Vec::new());
         let payer = signer.address();
-        let lesson = Self { version: Version, evaluator, payer, submission, good, signature, rest: Unknown };
+        let lesson = Self { version: Version, evaluator, payer, submission, good, signature, rest: Unknown {} };
         let signature = signer.sign_hash(&lesson.signing_hash()).await.map_err(LessonError::Sign)?;
         Ok(Self { signature: PaymentSignature::from(signature.normalized_s().as_bytes().to_vec()), ..lesson })
     }
@@ -124,13 +124,7 @@ impl Lesson {
         });
         let (evaluator, payer, submission) = (self.evaluator, self.payer, digest(&self.submission));
         let typed = typed::Lesson { evaluator, payer, submission, good: good.collect() };
-        typed.eip712_signing_hash(&Eip712Domain::new(
-            Some("tower-x402 lesson".into()),
-            Some("1".into()),
-            None,
-            None,
-            None,
-        ))
+        typed.eip712_signing_hash(&eip712_domain! { name: "tower-x402 lesson", version: "1", })
     }
 }
 

@@ -121,6 +121,7 @@ pub mod evidence;
 pub mod guide;
 pub mod judge;
 mod lesson;
+mod lock;
 mod measure;
 mod message;
 mod net;

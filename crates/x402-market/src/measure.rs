@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// The error for a number outside its range.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -19,16 +19,10 @@ pub struct OutOfRange {
     pub most: f64,
 }
 
-/// A number as it was read.
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Unchecked(f64);
-
 macro_rules! measure {
     ($(#[$documentation:meta])* $name:ident, $what:literal, $least:literal ..= $most:literal) => {
         $(#[$documentation])*
-        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-        #[serde(try_from = "Unchecked", into = "f64")]
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize)]
         pub struct $name(f64);
 
         impl $name {
@@ -61,11 +55,9 @@ macro_rules! measure {
             }
         }
 
-        impl TryFrom<Unchecked> for $name {
-            type Error = OutOfRange;
-
-            fn try_from(Unchecked(value): Unchecked) -> Result<Self, OutOfRange> {
-                Self::new(value)
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Self::new(f64::deserialize(deserializer)?).map_err(D::Error::custom)
             }
         }
 

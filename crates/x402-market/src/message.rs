@@ -1,8 +1,8 @@
 //! Versioned JSON: reading it, and errors that name the place of the problem.
 
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::IgnoredAny, ser::SerializeMap,
-};
+use std::io;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
 /// The version of the messages.
 pub const MESSAGE_VERSION: u64 = 1;
@@ -56,6 +56,13 @@ pub(super) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, MessageError> 
     Ok(message)
 }
 
+/// Returns a record as a line of a file.
+pub fn json_line(record: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
 /// The version field. It is always written; a message without it has version 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Version;
@@ -76,17 +83,5 @@ impl<'de> Deserialize<'de> for Version {
 }
 
 /// Ignores unknown fields, which a later minor version may add. Flattened into a struct, it also refuses arrays in place of objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Unknown;
-
-impl Serialize for Unknown {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_map(Some(0))?.end()
-    }
-}
-
-impl<'de> Deserialize<'de> for Unknown {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        IgnoredAny::deserialize(deserializer).map(|_| Self)
-    }
-}
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Unknown {}

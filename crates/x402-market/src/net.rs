@@ -68,16 +68,11 @@ pub(crate) fn may_be_public(url: &Url) -> bool {
 
 /// Returns `true` if a request failed because its host is not public.
 pub(crate) fn is_refusal(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
+    std::iter::successors(Some(error), |&error| error.source()).any(|error| {
         // An I/O error returns the source of the error it holds, not that error itself.
         let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if error.is::<NotPublic>() || held.is_some_and(|held| held.is::<NotPublic>()) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+        error.is::<NotPublic>() || held.is_some_and(|held| held.is::<NotPublic>())
+    })
 }
 
 /// Resolves names to public addresses only. The client connects to exactly the addresses that were checked, so a name that resolves

@@ -103,12 +103,6 @@ impl Pricing {
     }
 }
 
-impl Expertise {
-    pub(super) fn new(skill: &str, claim: Score) -> Result<Self, LengthError> {
-        Ok(Self { skill: Text::new(skill)?, claim })
-    }
-}
-
 impl TryFrom<Asset> for AcceptedToken {
     type Error = LengthError;
 

@@ -2,6 +2,8 @@
 
 pub use crate::{
     card::card_url,
+    lock::lock,
+    message::json_line,
     net::{BodyError, below, read_body},
-    respond::{etag, is_known},
+    respond::{Refusal, document, json_response},
 };

@@ -32,33 +32,39 @@ pub type TaskId = Text<0, 256>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "SubmissionJson", into = "SubmissionJson")]
+#[serde(try_from = "SubmissionJson")]
 #[non_exhaustive]
 pub struct Submission {
+    version: Version,
     /// The task that the outputs were made for.
     pub task: Task,
     /// The outputs to be judged.
+    #[serde(flatten)]
     pub outputs: Outputs,
     /// Outputs of known quality, and whether each is good. They are no part of the JSON.
+    #[serde(skip)]
     pub(super) anchors: Vec<(LongText, bool)>,
 }
 
 /// The outputs to be judged. Each costs the evaluator's price.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub enum Outputs {
     /// One output.
+    #[serde(rename = "output")]
     Single(LongText),
     /// Two outputs, to be compared with each other.
+    #[serde(rename = "pair")]
     Pair([LongText; 2]),
     /// Any number of outputs. The evaluator judges them one by one or compares them.
+    #[serde(rename = "outputs")]
     Group(List<LongText, 1, MAX_OUTPUTS>),
 }
 
 impl Submission {
     /// Creates a submission of these outputs.
     pub const fn new(task: Task, outputs: Outputs) -> Self {
-        Self { task, outputs, anchors: Vec::new() }
+        Self { version: Version, task, outputs, anchors: Vec::new() }
     }
 
     /// Creates a submission of one output.
@@ -131,7 +137,7 @@ impl Submission {
 /// # Ok::<(), x402_market::LengthError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "TaskJson", into = "TaskJson")]
+#[serde(try_from = "TaskJson")]
 #[non_exhaustive]
 pub struct Task {
     /// The student's name for the task.
@@ -139,17 +145,22 @@ pub struct Task {
     /// The skill that judging it takes.
     pub skill: SkillId,
     /// The question or conversation.
+    #[serde(flatten)]
     pub input: Input,
     /// Background that a judge should know.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<LongText>,
     /// The criteria to judge by.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rubric: Option<LongText>,
     /// A good answer. Whoever is judged must not see it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<LongText>,
 }
 
 /// The question or conversation of a task.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Input {
     /// One question (`prompt`).
     Prompt(LongText),
@@ -236,21 +247,18 @@ impl Message {
     /// # Errors
     /// [`LengthError`] if the role is empty, or a text is too long.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Result<Self, LengthError> {
-        Ok(Self { role: Text::new(role)?, content: Text::new(content)?, rest: Unknown })
+        Ok(Self { role: Text::new(role)?, content: Text::new(content)?, rest: Unknown {} })
     }
 }
 
-/// A submission in JSON.
-#[derive(Serialize, Deserialize)]
+/// A submission in JSON, as it is read.
+#[derive(Deserialize)]
 struct SubmissionJson {
     #[serde(default)]
     version: Version,
     task: Task,
-    #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<LongText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pair: Option<List<LongText, 2, 2>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     outputs: Option<List<LongText, 1, MAX_OUTPUTS>>,
     #[serde(flatten)]
     rest: Unknown,
@@ -260,7 +268,7 @@ impl TryFrom<SubmissionJson> for Submission {
     type Error = &'static str;
 
     fn try_from(json: SubmissionJson) -> Result<Self, Self::Error> {
-        let SubmissionJson { version: Version, task, output, pair, outputs, rest: Unknown } = json;
+        let SubmissionJson { version: Version, task, output, pair, outputs, rest: Unknown {} } = json;
         let outputs = match (output, pair, outputs) {
             (Some(output), None, None) => Outputs::Single(output),
             (None, Some(pair), None) => {
@@ -275,34 +283,16 @@ impl TryFrom<SubmissionJson> for Submission {
     }
 }
 
-impl From<Submission> for SubmissionJson {
-    fn from(submission: Submission) -> Self {
-        let Submission { task, outputs, anchors: _ } = submission;
-        let mut json = Self { version: Version, task, output: None, pair: None, outputs: None, rest: Unknown };
-        match outputs {
-            Outputs::Single(output) => json.output = Some(output),
-            Outputs::Pair(pair) => json.pair = List::new(pair).ok(),
-            Outputs::Group(group) => json.outputs = Some(group),
-        }
-        json
-    }
-}
-
-/// A task in JSON.
-#[derive(Serialize, Deserialize)]
+/// A task in JSON, as it is read.
+#[derive(Deserialize)]
 struct TaskJson {
     #[serde(default)]
     id: TaskId,
     skill: SkillId,
-    #[serde(skip_serializing_if = "Option::is_none")]
     prompt: Option<LongText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     messages: Option<List<Message, 1, 256>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<LongText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     rubric: Option<LongText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<LongText>,
     #[serde(flatten)]
     rest: Unknown,
@@ -312,7 +302,7 @@ impl TryFrom<TaskJson> for Task {
     type Error = &'static str;
 
     fn try_from(json: TaskJson) -> Result<Self, Self::Error> {
-        let TaskJson { id, skill, prompt, messages, context, rubric, reference, rest: Unknown } = json;
+        let TaskJson { id, skill, prompt, messages, context, rubric, reference, rest: Unknown {} } = json;
         let input = match (prompt, messages) {
             (Some(prompt), None) => Input::Prompt(prompt),
             (None, Some(messages)) => Input::Messages(messages),
@@ -320,16 +310,5 @@ impl TryFrom<TaskJson> for Task {
             (Some(_), Some(_)) => return Err("prompt and messages exclude each other"),
         };
         Ok(Self { id, skill, input, context, rubric, reference })
-    }
-}
-
-impl From<Task> for TaskJson {
-    fn from(task: Task) -> Self {
-        let Task { id, skill, input, context, rubric, reference } = task;
-        let (prompt, messages) = match input {
-            Input::Prompt(prompt) => (Some(prompt), None),
-            Input::Messages(messages) => (None, Some(messages)),
-        };
-        Self { id, skill, prompt, messages, context, rubric, reference, rest: Unknown }
     }
 }

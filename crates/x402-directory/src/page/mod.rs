@@ -4,8 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt::Write as _,
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{LazyLock, Mutex},
 };
 
 use alloy_primitives::Address;
@@ -13,7 +12,7 @@ use base64_simd::STANDARD;
 use bytes::Bytes;
 use http::HeaderValue;
 use sha2::{Digest as _, Sha256};
-use x402_market::{AgentCard, Pricing};
+use x402_market::{AgentCard, Pricing, shared::lock};
 
 use crate::{interval::ninety_percent, report::CardEntry, store::Seen};
 
@@ -50,7 +49,7 @@ pub(crate) struct Pages(Mutex<HashMap<Place, (u64, Bytes)>>);
 
 impl Pages {
     pub(crate) fn get(&self, skill: Option<&str>, after: u64, now: u64) -> Option<Bytes> {
-        let pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages = lock(&self.0);
         let (drawn, page) = pages.get(&(skill.map(str::to_owned), after))?;
         (*drawn <= now && now - drawn < KEPT_FOR).then(|| page.clone())
     }
@@ -60,7 +59,7 @@ impl Pages {
         if skill.is_some_and(|skill| skill.len() > 128) {
             return;
         }
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = lock(&self.0);
         if pages.len() >= KEPT {
             pages.clear();
         }
@@ -70,7 +69,7 @@ impl Pages {
 
 /// An evaluator that is shown.
 pub(crate) struct Shown {
-    entry: CardEntry,
+    pub(crate) entry: CardEntry,
     card: AgentCard,
     pricing: Pricing,
     /// The skills that are shown.
@@ -86,38 +85,29 @@ impl Shown {
         let skills = ids.filter(|id| skill.is_none_or(|skill| skill == id)).take(SKILLS).collect();
         Some(Self { entry, card, pricing, skills })
     }
-
-    pub(crate) fn evaluator(&self) -> Address {
-        self.entry.pay_to
-    }
 }
 
 /// Draws a page. There are the reports on each skill of each evaluator, the newest first.
 pub(crate) fn draw(skill: Option<&str>, shown: &[(Shown, Vec<Vec<Seen>>)], next: Option<u64>) -> String {
-    let mut html = String::with_capacity(32 * 1024);
-    html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    html.push_str(
-        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Evaluators</title>\n<style>",
-    );
-    html.push_str(STYLE);
-    html.push_str("</style>\n</head>\n<body>\n<main>\n<h1>Evaluators</h1>\n");
-    html.push_str(INTRODUCTION);
-    html.push_str("<form><label for=\"skill\">Skill</label><input id=\"skill\" name=\"skill\" value=\"");
-    escape(&mut html, skill.unwrap_or_default());
-    html.push_str("\"><button>Show</button></form>\n");
-    if shown.is_empty() {
-        html.push_str("<p>No evaluator is listed here.</p>\n");
-    }
-    for (number, (shown, reports)) in shown.iter().enumerate() {
-        article(&mut html, number, shown, reports);
-    }
-    if let Some(next) = next {
-        let query =
-            form_urlencoded::Serializer::new(String::new()).append_pair("skill", skill.unwrap_or_default()).finish();
-        let _ = writeln!(html, "<nav><a href=\"?{query}&amp;after={next}\">Further evaluators</a></nav>");
-    }
-    html.push_str("</main>\n</body>\n</html>\n");
-    html
+    let skill = skill.unwrap_or_default();
+    let articles = shown.iter().enumerate().map(|(number, (shown, reports))| article(number, shown, reports));
+    let articles = match shown.is_empty() {
+        true => "<p>No evaluator is listed here.</p>\n".to_owned(),
+        false => articles.collect(),
+    };
+    let further = next.map(|next| {
+        let query = form_urlencoded::Serializer::new(String::new()).append_pair("skill", skill).finish();
+        format!("<nav><a href=\"?{query}&amp;after={next}\">Further evaluators</a></nav>\n")
+    });
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Evaluators</title>\n\
+         <style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>Evaluators</h1>\n{INTRODUCTION}\
+         <form><label for=\"skill\">Skill</label><input id=\"skill\" name=\"skill\" value=\"{}\">\
+         <button>Show</button></form>\n{articles}{}</main>\n</body>\n</html>\n",
+        escape(skill),
+        further.unwrap_or_default()
+    )
 }
 
 const INTRODUCTION: &str = "<p>Who sells judgement of texts and programs, for how much, and what those who paid report of their audits.</p>\n\
@@ -125,55 +115,42 @@ const INTRODUCTION: &str = "<p>Who sells judgement of texts and programs, for ho
     the range that contains it with 90 %. Each payer counts ten comparisons at most. This directory checks that the payments took place, \
     not that reports are true: an evaluator can pay itself. Compare with audits of your own.</p>\n";
 
-fn article(html: &mut String, number: usize, shown: &Shown, reports: &[Vec<Seen>]) {
+fn article(number: usize, shown: &Shown, reports: &[Vec<Seen>]) -> String {
     let Shown { entry, card, pricing, skills } = shown;
-    let _ = write!(html, "<article>\n<h2 id=\"e{number}\">");
-    escape(html, &cut(&card.name, 100));
-    html.push_str("</h2>\n<p>");
-    escape(html, &cut(&card.description, 300));
-    html.push_str("</p>\n<p class=\"quiet\">");
-    let _ = write!(
-        html,
-        "{} for each output, paid to {}. Listed since {}, last seen on {}. <a rel=\"nofollow noreferrer\" href=\"",
+    let row = |(skill, reports): (&String, &Vec<Seen>)| {
+        let claim = pricing.claim(skill).filter(|claim| claim.get() > 0.0);
+        let claim = claim.map_or_else(|| "nothing".to_owned(), |claim| format!("{:.2}", claim.get()));
+        let (skill, worth, counts, course) = (escape(skill), worth(reports), counts(reports), course(reports));
+        format!(
+            "<tr><th scope=\"row\">{skill}</th><td>{claim}</td><td>{worth}</td><td>{counts}</td><td>{course}</td></tr>\n"
+        )
+    };
+    let rows: String = skills.iter().zip(reports).map(row).collect();
+    let more = card.skills.len().saturating_sub(SKILLS);
+    let more = match more > 0 && skills.len() == SKILLS {
+        true => format!("<p class=\"quiet\">It has {more} more skills.</p>\n"),
+        false => String::new(),
+    };
+    format!(
+        "<article>\n<h2 id=\"e{number}\">{}</h2>\n<p>{}</p>\n\
+         <p class=\"quiet\">{} for each output, paid to {}. Listed since {}, last seen on {}. \
+         <a rel=\"nofollow noreferrer\" href=\"{}\">Its card</a></p>\n\
+         <div class=\"wide\" tabindex=\"0\" role=\"region\" aria-labelledby=\"e{number}\">\n<table>\n\
+         <thead><tr><th scope=\"col\">Skill</th><th scope=\"col\">It claims</th><th scope=\"col\">Worth by audits</th>\
+         <th scope=\"col\">Reports</th><th scope=\"col\">Over time</th></tr></thead>\n\
+         <tbody>\n{rows}</tbody>\n</table>\n</div>\n{more}</article>\n",
+        escape(&cut(&card.name, 100)),
+        escape(&cut(&card.description, 300)),
         pricing.price_per_output(),
         entry.pay_to,
         date(entry.first_seen),
-        date(entry.last_seen)
-    );
-    escape(html, &entry.url);
-    html.push_str("\">Its card</a></p>\n");
-    let _ =
-        write!(html, "<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-labelledby=\"e{number}\">\n<table>\n");
-    html.push_str(
-        "<thead><tr><th scope=\"col\">Skill</th><th scope=\"col\">It claims</th><th scope=\"col\">Worth by audits</th>",
-    );
-    html.push_str("<th scope=\"col\">Reports</th><th scope=\"col\">Over time</th></tr></thead>\n<tbody>\n");
-    for (skill, reports) in skills.iter().zip(reports) {
-        html.push_str("<tr><th scope=\"row\">");
-        escape(html, skill);
-        html.push_str("</th><td>");
-        match pricing.claim(skill).filter(|claim| claim.get() > 0.0) {
-            Some(claim) => _ = write!(html, "{:.2}", claim.get()),
-            None => html.push_str("nothing"),
-        }
-        html.push_str("</td><td>");
-        worth(html, reports);
-        html.push_str("</td><td>");
-        counts(html, reports);
-        html.push_str("</td><td>");
-        course(html, reports);
-        html.push_str("</td></tr>\n");
-    }
-    html.push_str("</tbody>\n</table>\n</div>\n");
-    let more = card.skills.len().saturating_sub(SKILLS);
-    if more > 0 && skills.len() == SKILLS {
-        let _ = writeln!(html, "<p class=\"quiet\">It has {more} more skills.</p>");
-    }
-    html.push_str("</article>\n");
+        date(entry.last_seen),
+        escape(&entry.url)
+    )
 }
 
-/// Writes the worth, with its interval as text and as a picture.
-fn worth(html: &mut String, reports: &[Seen]) {
+/// Draws the worth, with its interval as text and as a picture.
+fn worth(reports: &[Seen]) -> String {
     let mut payers: BTreeMap<Address, [f32; 2]> = BTreeMap::new();
     for (payer, [right, wrong]) in reports.iter().filter_map(|report| Some((report.payer, report.pairs?.comparisons())))
     {
@@ -181,7 +158,7 @@ fn worth(html: &mut String, reports: &[Seen]) {
         *sum = [sum[0] + right, sum[1] + wrong];
     }
     if payers.is_empty() {
-        return html.push_str("not audited");
+        return "not audited".to_owned();
     }
     let mut beta = [1.0, 1.0];
     for [right, wrong] in payers.into_values() {
@@ -192,21 +169,20 @@ fn worth(html: &mut String, reports: &[Seen]) {
     let [low, high] = ninety_percent(beta).map(|share| 2.0 * share - 1.0);
     let text = format!("{mean:.2} ({low:.2} to {high:.2})").replace('-', "−");
     let x = |worth: f64| 60.0 + 58.0 * worth;
-    let _ = write!(
-        html,
+    format!(
         "{text}<svg width=\"120\" height=\"14\" viewBox=\"0 0 120 14\" role=\"img\" aria-label=\"{text} on a scale from −1 to 1\">\
          <path class=\"axis\" d=\"M2 7H118M60 2V12\"/>\
          <rect class=\"range\" x=\"{:.1}\" y=\"3\" width=\"{:.1}\" height=\"8\"/><circle class=\"dot\" cx=\"{:.1}\" cy=\"7\" r=\"3\"/></svg>",
         x(low),
         x(high) - x(low),
         x(mean)
-    );
+    )
 }
 
-/// Writes how many reports there are, by how many payers, and since when.
-fn counts(html: &mut String, reports: &[Seen]) {
+/// Says how many reports there are, by how many payers, and since when.
+fn counts(reports: &[Seen]) -> String {
     let Some(oldest) = reports.iter().map(|report| report.at).min() else {
-        return html.push_str("none");
+        return "none".to_owned();
     };
     let audits = reports.iter().filter(|report| report.pairs.is_some()).count();
     let failed = reports.iter().filter(|report| report.has_failed).count();
@@ -214,23 +190,16 @@ fn counts(html: &mut String, reports: &[Seen]) {
     payers.sort_unstable();
     payers.dedup();
     let all = if reports.len() as u64 >= REPORTS { "the newest " } else { "" };
-    let _ = write!(
-        html,
-        "{audits} audits in {all}{} reports, by {} payers since {}",
-        reports.len(),
-        payers.len(),
-        date(oldest)
-    );
-    if failed > 0 {
-        let _ = write!(html, "; {failed} calls failed");
-    }
+    let failed = if failed > 0 { format!("; {failed} calls failed") } else { String::new() };
+    let (number, payers, since) = (reports.len(), payers.len(), date(oldest));
+    format!("{audits} audits in {all}{number} reports, by {payers} payers since {since}{failed}")
 }
 
 /// Draws how the worth has changed.
-fn course(html: &mut String, reports: &[Seen]) {
+fn course(reports: &[Seen]) -> String {
     let audits = || reports.iter().filter_map(|report| Some((report.at, report.pairs?)));
     let (Some(first), Some(last)) = (audits().map(|(at, _)| at).min(), audits().map(|(at, _)| at).max()) else {
-        return;
+        return String::new();
     };
     let mut parts = [[0_u32; 2]; PARTS];
     for (at, pairs) in audits() {
@@ -242,19 +211,18 @@ fn course(html: &mut String, reports: &[Seen]) {
     let points: Vec<(usize, f64)> =
         known().map(|(part, [sum, all])| (part, f64::from(*sum) / f64::from(*all) - 1.0)).collect();
     if points.len() < 2 {
-        return html.push_str("too few audits");
+        return "too few audits".to_owned();
     }
     let (from, to) = (date(first), date(last));
     let told: Vec<String> = points.iter().map(|(_, worth)| format!("{worth:.2}").replace('-', "−")).collect();
     let line: Vec<String> =
         points.iter().map(|(part, worth)| format!("{},{:.1}", 5 + 10 * part, 20.0 - 18.0 * worth)).collect();
-    let _ = write!(
-        html,
+    format!(
         "<svg width=\"120\" height=\"40\" viewBox=\"0 0 120 40\" role=\"img\" aria-label=\"From {from} to {to}: {}\">\
          <path class=\"axis\" d=\"M2 20H118\"/><polyline class=\"course\" points=\"{}\"/></svg><span class=\"quiet\">{from} to {to}</span>",
         told.join(", "),
         line.join(" ")
-    );
+    )
 }
 
 fn date(seconds: u64) -> String {
@@ -270,8 +238,9 @@ fn cut(text: &str, characters: usize) -> String {
     cut
 }
 
-/// Appends text as text, in an element or in a quoted attribute.
-fn escape(html: &mut String, text: &str) {
+/// Returns text as text, in an element or in a quoted attribute.
+fn escape(text: &str) -> String {
+    let mut html = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '&' => html.push_str("&amp;"),
@@ -284,4 +253,5 @@ fn escape(html: &mut String, text: &str) {
             _ => html.push(character),
         }
     }
+    html
 }

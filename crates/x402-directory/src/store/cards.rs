@@ -40,8 +40,22 @@ impl DirectoryStore {
 
     /// Returns a page of listed cards by number, and whether there are more. After the first card, a page holds at most `bytes` bytes.
     pub(crate) async fn cards(&self, filter: &CardFilter, bytes: usize) -> Result<(Vec<CardEntry>, bool), StoreError> {
-        let filter = filter.clone();
-        self.run(move |connection| cards(connection, &filter, bytes)).await
+        let (query, limit) = (page(filter), filter.limit);
+        self.run(move |connection| {
+            let mut select = connection.prepare_cached(&query.sql)?;
+            let mut rows = select.query(params_from_iter(query.values))?;
+            let (mut entries, mut size) = (Vec::new(), 0);
+            while let Some(row) = rows.next()? {
+                let entry = entry(row)?;
+                size += entry.card.get().len();
+                if entries.len() as u64 >= limit || (size > bytes && !entries.is_empty()) {
+                    return Ok((entries, true));
+                }
+                entries.push(entry);
+            }
+            Ok((entries, false))
+        })
+        .await
     }
 
     /// Stores a card that was just fetched. If there are too many, it replaces an unlisted one, or the one unseen for longest whose
@@ -54,7 +68,18 @@ impl DirectoryStore {
     /// Returns what this payee has offered for a skill.
     pub(crate) async fn offered(&self, evaluator: Address, skill: &str) -> Result<Offered, StoreError> {
         let skill = skill.to_owned();
-        self.run(move |connection| offered(connection, evaluator, &skill)).await
+        self.run(move |connection| {
+            let price = "SELECT price FROM offered WHERE evaluator = ? AND skill = ?";
+            let mut price = connection.prepare_cached(price)?;
+            let price = price.query_row((evaluator.as_slice(), skill), |row| number(row, "price")).optional()?;
+            if let Some(price) = price {
+                return Ok(Offered::For(price));
+            }
+            let is_known = "SELECT EXISTS (SELECT 1 FROM offered WHERE evaluator = ?)";
+            let is_known = ask(connection, is_known, [evaluator.as_slice()])? != 0;
+            Ok(if is_known { Offered::OtherSkills } else { Offered::Nothing })
+        })
+        .await
     }
 
     /// Returns the URLs of cards that were last fetched at `until` or before, oldest first.
@@ -90,26 +115,6 @@ impl DirectoryStore {
     }
 }
 
-fn cards(
-    connection: &Connection,
-    filter: &CardFilter,
-    bytes: usize,
-) -> Result<(Vec<CardEntry>, bool), rusqlite::Error> {
-    let query = page(filter);
-    let mut select = connection.prepare_cached(&query.sql)?;
-    let mut rows = select.query(params_from_iter(query.values))?;
-    let (mut entries, mut size) = (Vec::new(), 0);
-    while let Some(row) = rows.next()? {
-        let entry = entry(row)?;
-        size += entry.card.get().len();
-        if entries.len() as u64 >= filter.limit || (size > bytes && !entries.is_empty()) {
-            return Ok((entries, true));
-        }
-        entries.push(entry);
-    }
-    Ok((entries, false))
-}
-
 /// Returns the query for a page and one card more.
 fn page(filter: &CardFilter) -> Conditions {
     let mut query = Conditions::new("SELECT id, url, pay_to, first_seen, last_seen, card FROM cards WHERE listed = 1");
@@ -130,19 +135,6 @@ fn entry(row: &Row<'_>) -> Result<CardEntry, rusqlite::Error> {
         last_seen: number(row, "last_seen")?,
         card: row.get::<_, Json<_>>("card")?.0,
     })
-}
-
-fn offered(connection: &Connection, evaluator: Address, skill: &str) -> Result<Offered, rusqlite::Error> {
-    let price = connection
-        .prepare_cached("SELECT price FROM offered WHERE evaluator = ? AND skill = ?")?
-        .query_row((evaluator.as_slice(), skill), |row| number(row, "price"))
-        .optional()?;
-    if let Some(price) = price {
-        return Ok(Offered::For(price));
-    }
-    let is_known = "SELECT EXISTS (SELECT 1 FROM offered WHERE evaluator = ?)";
-    let is_known = ask(connection, is_known, [evaluator.as_slice()])? != 0;
-    Ok(if is_known { Offered::OtherSkills } else { Offered::Nothing })
 }
 
 /// How many skills an evaluator may have offered. None is deleted to make room: then it could choose which reports are accepted.

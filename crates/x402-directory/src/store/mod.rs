@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 pub(super) use cards::{Card, CardFilter, Listed, Offered};
-pub(super) use reports::{PendingReport, ReportFilter, Seen, Stored};
+pub(super) use reports::{ReportFilter, Seen, Stored};
 use rusqlite::{
     Connection, Params, Row,
     types::{FromSql, FromSqlError, FromSqlResult, Value, ValueRef},
@@ -114,18 +114,12 @@ impl DirectoryStore {
 
 tower_x402::debug_fields!(DirectoryStore {});
 
-impl StoreError {
-    fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
-        Self(Box::new(error))
-    }
-}
-
 /// Runs work that may wait for the disk on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let runtime = Handle::try_current().map_err(StoreError::of)?;
-    runtime.spawn_blocking(work).await.map_err(StoreError::of)?.map_err(StoreError)
+    let runtime = Handle::try_current().map_err(|error| StoreError(error.into()))?;
+    runtime.spawn_blocking(work).await.map_err(|error| StoreError(error.into()))?.map_err(StoreError)
 }
 
 /// A column that holds JSON.

@@ -33,13 +33,6 @@ pub(crate) enum Stored {
     TooMany,
 }
 
-/// A report whose payment is not final.
-pub(crate) struct PendingReport {
-    pub(crate) id: u64,
-    pub(crate) block: u64,
-    pub(crate) report: SignedEvidence,
-}
-
 /// What a page shows of a report.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
@@ -70,8 +63,16 @@ impl DirectoryStore {
 
     /// Returns a page of reports by number, and whether there are more.
     pub(crate) async fn reports(&self, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), StoreError> {
-        let filter = filter.clone();
-        self.run(move |connection| reports(connection, &filter)).await
+        let (query, limit) = (page(filter), filter.limit);
+        self.run(move |connection| {
+            let mut select = connection.prepare_cached(&query.sql)?;
+            let reports = select.query_map(params_from_iter(query.values), accepted_report)?;
+            let mut reports = reports.collect::<Result<Vec<_>, _>>()?;
+            let more = reports.len() as u64 > limit;
+            reports.truncate(limit as usize);
+            Ok((reports, more))
+        })
+        .await
     }
 
     /// Returns the newest reports on each of these evaluators and skills, at most `limit` of each.
@@ -87,11 +88,12 @@ impl DirectoryStore {
     }
 
     /// Returns reports whose payments were not final when they were last checked, by number.
-    pub(crate) async fn pending(&self, after: u64, limit: u64) -> Result<Vec<PendingReport>, StoreError> {
+    pub(crate) async fn pending(&self, after: u64, limit: u64) -> Result<Vec<AcceptedReport>, StoreError> {
         self.run(move |connection| {
-            let select = "SELECT id, report, block FROM reports WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
+            let select =
+                "SELECT id, report, block, block_time FROM reports WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
             let mut select = connection.prepare_cached(select)?;
-            let reports = select.query_map([signed(after), signed(limit)], pending_report)?;
+            let reports = select.query_map([signed(after), signed(limit)], accepted_report)?;
             reports.collect()
         })
         .await
@@ -275,20 +277,6 @@ fn forget_payers(work: &Connection, limit: i64) -> Result<(), rusqlite::Error> {
     Ok(())
 }
 
-fn reports(connection: &Connection, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), rusqlite::Error> {
-    let query = page(filter);
-    let mut select = connection.prepare_cached(&query.sql)?;
-    let mut rows = select.query(params_from_iter(query.values))?;
-    let mut reports = Vec::new();
-    while let Some(row) = rows.next()? {
-        if reports.len() as u64 >= filter.limit {
-            return Ok((reports, true));
-        }
-        reports.push(accepted_report(row)?);
-    }
-    Ok((reports, false))
-}
-
 /// Returns the query for a page and one report more.
 fn page(filter: &ReportFilter) -> Conditions {
     // An evaluator can have very many reports; a payer's number is limited.
@@ -315,10 +303,6 @@ fn accepted_report(row: &Row<'_>) -> Result<AcceptedReport, rusqlite::Error> {
         block: number(row, "block")?,
         block_time: number(row, "block_time")?,
     })
-}
-
-fn pending_report(row: &Row<'_>) -> Result<PendingReport, rusqlite::Error> {
-    Ok(PendingReport { id: number(row, "id")?, block: number(row, "block")?, report: report_in(row)? })
 }
 
 fn report_in(row: &Row<'_>) -> Result<SignedEvidence, rusqlite::Error> {

@@ -22,7 +22,7 @@ pub(super) enum Formula {
     Variable(usize),
     Negative(Box<Self>),
     Function(fn(f64) -> f64, Box<Self>),
-    /// One of `+-*/^`.
+    /// One of `+*/^`.
     Operation(Box<Self>, char, Box<Self>),
 }
 
@@ -47,7 +47,6 @@ impl Formula {
                 let (one, other) = (one.at(point), other.at(point));
                 match operation {
                     '+' => one + other,
-                    '-' => one - other,
                     '*' => one * other,
                     '/' => one / other,
                     _ => one.powf(other),
@@ -80,11 +79,7 @@ impl Formula {
                     '*' => [a.times(&c)?, b.times(&d)?],
                     '/' if c.0.is_empty() => return None,
                     '/' => [a.times(&d)?, b.times(&c)?],
-                    '+' => [a.times(&d)?.plus(&c.times(&b)?)?, b.times(&d)?],
-                    _ => [
-                        a.times(&d)?.plus(&c.times(&b)?.times(&Polynomial::constant(Number::integer(-1)))?)?,
-                        b.times(&d)?,
-                    ],
+                    _ => [a.times(&d)?.plus(&c.times(&b)?)?, b.times(&d)?],
                 }
             }
         })
@@ -154,7 +149,8 @@ impl Reader<'_> {
     fn sum(&mut self) -> Option<Formula> {
         let mut sum = self.product()?;
         while let Some(sign) = self.next_if(|sign| matches!(sign, '+' | '-' | '−')) {
-            sum = operation(sum, if sign == '+' { '+' } else { '-' }, self.product()?);
+            let term = self.product()?;
+            sum = operation(sum, '+', if sign == '+' { term } else { Formula::Negative(Box::new(term)) });
         }
         Some(sum)
     }
@@ -163,13 +159,9 @@ impl Reader<'_> {
         let mut product = self.signed()?;
         loop {
             product = match self.peek() {
-                Some('*' | '×' | '·') => {
+                Some(sign @ ('*' | '×' | '·' | '/' | '÷')) => {
                     self.next_if(|_| true);
-                    operation(product, '*', self.signed()?)
-                }
-                Some('/' | '÷') => {
-                    self.next_if(|_| true);
-                    operation(product, '/', self.signed()?)
+                    operation(product, if matches!(sign, '/' | '÷') { '/' } else { '*' }, self.signed()?)
                 }
                 Some('(') => operation(product, '*', self.power()?),
                 // `2x`, `2 sin(x)`, `xy`, and no words of a sentence: after a letter, there is no space.

@@ -4,18 +4,11 @@ use std::fmt;
 
 use super::{
     lexer::{Spanned, Token},
-    units::{Dimension, Number, Unit},
+    units::{Dimension, Number, Quantity, Unit},
 };
 
 /// How deep brackets, signs and powers may nest.
 const MAX_DEPTH: usize = 64;
-
-/// A value in base units.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Quantity {
-    pub(super) value: Number,
-    pub(super) dimension: Dimension,
-}
 
 /// The reason why an expression has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,8 +140,7 @@ impl Parser<'_> {
 
     fn signed(&mut self) -> Result<Quantity, Fault> {
         if self.take(&Token::Minus) {
-            let operand = self.nested(Self::signed)?;
-            return Ok(Quantity { value: operand.value.checked_neg().ok_or(Fault::TooLarge)?, ..operand });
+            return negative(self.nested(Self::signed)?);
         }
         if self.take(&Token::Plus) {
             return self.nested(Self::signed);
@@ -162,7 +154,7 @@ impl Parser<'_> {
             let unit = *unit;
             self.at += 1;
             let amount = self.number()?;
-            return scale(amount, unit);
+            return multiply(amount, unit);
         }
         let base = match self.peek() {
             Some(Token::Open) => self.bracket()?,
@@ -180,7 +172,7 @@ impl Parser<'_> {
             Some(Token::Currency(unit)) => {
                 let unit = *unit;
                 self.at += 1;
-                scale(raised, unit)
+                multiply(raised, unit)
             }
             _ => Ok(raised),
         }
@@ -219,9 +211,9 @@ impl Parser<'_> {
 
     fn unit_power(&mut self) -> Result<Quantity, Fault> {
         let Some(Token::Unit(unit)) = self.peek() else { return Err(Fault::Syntax) };
-        let one = Quantity { value: unit.factor, dimension: unit.dimension };
+        let unit = *unit;
         self.at += 1;
-        self.exponent(one)
+        self.exponent(unit)
     }
 
     fn exponent(&mut self, base: Quantity) -> Result<Quantity, Fault> {
@@ -234,15 +226,13 @@ impl Parser<'_> {
         if base.value.is_zero() && whole < 0 {
             return Err(Fault::DivisionByZero);
         }
-        let value = base.value.checked_pow(whole).ok_or(Fault::TooLarge)?;
-        Ok(Quantity { value, dimension: base.dimension.power(whole).ok_or(Fault::TooLarge)? })
+        base.power(whole).ok_or(Fault::TooLarge)
     }
 
     /// Reads an exponent. It has no unit: in `2^3 m` the unit belongs to the power.
     fn exponent_operand(&mut self) -> Result<Quantity, Fault> {
         if self.take(&Token::Minus) {
-            let operand = self.nested(Self::exponent_operand)?;
-            return Ok(Quantity { value: operand.value.checked_neg().ok_or(Fault::TooLarge)?, ..operand });
+            return negative(self.nested(Self::exponent_operand)?);
         }
         let base = if matches!(self.peek(), Some(Token::Open)) { self.bracket()? } else { self.number()? };
         self.exponent(base)
@@ -255,21 +245,19 @@ impl Parser<'_> {
     }
 }
 
-fn scale(amount: Quantity, unit: Unit) -> Result<Quantity, Fault> {
-    multiply(amount, Quantity { value: unit.factor, dimension: unit.dimension })
+fn negative(quantity: Quantity) -> Result<Quantity, Fault> {
+    Ok(Quantity { value: quantity.value.checked_neg().ok_or(Fault::TooLarge)?, ..quantity })
 }
 
 fn multiply(a: Quantity, b: Quantity) -> Result<Quantity, Fault> {
-    let value = a.value.checked_mul(b.value).ok_or(Fault::TooLarge)?;
-    Ok(Quantity { value, dimension: a.dimension.times(b.dimension).ok_or(Fault::TooLarge)? })
+    a.times(b).ok_or(Fault::TooLarge)
 }
 
 fn divide(a: Quantity, b: Quantity) -> Result<Quantity, Fault> {
     if b.value.is_zero() {
         return Err(Fault::DivisionByZero);
     }
-    let value = a.value.checked_div(b.value).ok_or(Fault::TooLarge)?;
-    Ok(Quantity { value, dimension: a.dimension.per(b.dimension).ok_or(Fault::TooLarge)? })
+    a.per(b).ok_or(Fault::TooLarge)
 }
 
 #[cfg(test)]

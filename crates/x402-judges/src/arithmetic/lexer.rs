@@ -158,6 +158,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn word(&mut self, text: &str) {
+        let begins_factor = |c: char| matches!(c, '(' | '$' | '.') || c.is_ascii_digit();
         let end = text.find(|c: char| !c.is_alphabetic() && !c.is_ascii_digit() && c != '\'').unwrap_or(text.len());
         let mut word = &text[..end];
         // "3x4": letters end where digits begin, except in units such as m2.
@@ -169,13 +170,7 @@ impl<'a> Lexer<'a> {
             "minus" => Token::Minus,
             "times" => Token::Times,
             // Otherwise it is the unknown of an equation.
-            "x" if self.follows_quantity()
-                && text[1..]
-                    .trim_start()
-                    .starts_with(['(', '$', '.', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']) =>
-            {
-                Token::Times
-            }
+            "x" if self.follows_quantity() && text[1..].trim_start().starts_with(begins_factor) => Token::Times,
             "over" if self.follows_quantity() => Token::Over,
             "of" if self.follows_quantity() => Token::Of,
             "divided" | "multiplied" if self.follows_quantity() => match after(text, word, "by") {

@@ -15,14 +15,13 @@ use async_trait::async_trait;
 
 pub(crate) use self::units::Number;
 use self::{
-    expression::Quantity,
     lexer::{Run, Spanned, Token},
     question::Question,
     statements::Verdict as Checked,
-    units::{Dimension, Unit},
+    units::{Dimension, Quantity, Unit},
 };
 use x402_market::{
-    Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict,
+    Confidence, Critique, Issue, Place, Score, Severity, Submission, Task, Verdict,
     judge::{Judge, JudgeError},
 };
 
@@ -69,10 +68,7 @@ impl Judge for ArithmeticJudge {
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         self.accepts(submission)?;
-        let task = &submission.task;
-        let (reference, context) = (task.reference.as_deref(), task.context.as_deref());
-        let given = Given { prompt: task.question(), context, reference };
-        Ok(submission.outputs().iter().map(|output| judge(given, output)).collect())
+        Ok(submission.outputs().iter().map(|output| judge(&submission.task, output)).collect())
     }
 }
 
@@ -92,32 +88,22 @@ struct Final {
     found: bool,
 }
 
-/// What the task gives.
-#[derive(Clone, Copy, Debug, Default)]
-struct Given<'a> {
-    prompt: &'a str,
-    context: Option<&'a str>,
-    reference: Option<&'a str>,
-}
-
-impl Given<'_> {
-    /// Returns the question. The reference answer comes first; a formula in the context comes before a prompt that is not certain.
-    fn question(&self) -> Result<Question, String> {
-        if let Some(question) = self.reference.and_then(question::of_reference) {
-            return Ok(question);
-        }
-        let asked = question::read(self.prompt);
-        if asked.as_ref().is_ok_and(|question| question.certain) {
-            return asked;
-        }
-        let in_context = self.context.and_then(|context| question::read(context).ok());
-        in_context.filter(|question| question.certain).map_or(asked, Ok)
+/// Returns the question of a task. The reference answer comes first; a formula in the context comes before a prompt that is not certain.
+fn question_of(task: &Task) -> Result<Question, String> {
+    if let Some(question) = task.reference.as_deref().and_then(question::of_reference) {
+        return Ok(question);
     }
+    let asked = question::read(task.question());
+    if asked.as_ref().is_ok_and(|question| question.certain) {
+        return asked;
+    }
+    let in_context = task.context.as_deref().and_then(|context| question::read(context).ok());
+    in_context.filter(|question| question.certain).map_or(asked, Ok)
 }
 
-/// Judges `output` as an answer to what is given.
-fn judge(given: Given<'_>, output: &str) -> Verdict {
-    let question = match given.question() {
+/// Judges `output` as an answer to the task.
+fn judge(task: &Task, output: &str) -> Verdict {
+    let question = match question_of(task) {
         Ok(question) => question,
         Err(reason) => return undecided(&reason),
     };
@@ -201,27 +187,22 @@ fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {
             return verdict(0.1, false, Some(format!("the final answer {text} is not worked out; it is {expected}")));
         }
         if question.unit_asked && !in_asked_unit(question, value, shown) {
-            return verdict(
-                0.8,
-                true,
-                Some(format!("the final answer {text} is in another unit than asked for: {expected}")),
-            );
+            let issue = format!("the final answer {text} is in another unit than asked for: {expected}");
+            return verdict(0.8, true, Some(issue));
         }
         return verdict(1.0, true, None);
     }
-    if value.dimension == question.value.dimension {
+    let is_of_dimension = value.dimension == question.value.dimension;
+    let lacks_unit = match is_of_dimension {
         // "75" instead of "75%".
-        if in_named_unit(question, value) && question.unit.as_ref().is_some_and(|(unit, _)| *unit != Unit::NONE) {
-            return verdict(
-                0.6,
-                false,
-                Some(format!("the final answer {text} lacks its unit: it should be {expected}")),
-            );
-        }
-        return verdict(0.0, false, Some(format!("the final answer {text} should be {expected}")));
-    }
-    if value.dimension == Dimension::NONE && in_named_unit(question, value) {
+        true => question.unit.as_ref().is_some_and(|(unit, _)| *unit != Unit::NONE),
+        false => value.dimension == Dimension::NONE,
+    };
+    if lacks_unit && number_expected(question) == Some(value.value) {
         return verdict(0.6, false, Some(format!("the final answer {text} lacks its unit: it should be {expected}")));
+    }
+    if is_of_dimension {
+        return verdict(0.0, false, Some(format!("the final answer {text} should be {expected}")));
     }
     let (is, should) = (value.dimension.name(), question.value.dimension.name());
     let number_right = shown.iter().any(|spanned| match (&spanned.token, number_expected(question)) {
@@ -290,16 +271,11 @@ fn trimmed(tokens: &[Spanned], run: Run) -> Run {
 /// Returns the expected number in the expected unit.
 fn number_expected(question: &Question) -> Option<Number> {
     let unit = question.unit.as_ref().map_or(Unit::NONE, |(unit, _)| *unit);
-    question.value.value.checked_div(unit.factor)
-}
-
-/// Returns `true` if a plain number is right except that its unit is missing.
-fn in_named_unit(question: &Question, value: Quantity) -> bool {
-    number_expected(question) == Some(value.value)
+    question.value.value.checked_div(unit.value)
 }
 
 fn in_asked_unit(question: &Question, value: Quantity, shown: &[Spanned]) -> bool {
-    let asked = question.unit.as_ref().map(|(unit, _)| unit.factor);
+    let asked = question.unit.as_ref().map(|(unit, _)| unit.value);
     // Zero is zero in every unit.
     !statements::has_unit(shown) || value.value.is_zero() || statements::unit_factor(value, shown) == asked
 }
@@ -325,11 +301,13 @@ fn count(number: u32, noun: &str) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Given, judge as judge_given};
-    use x402_market::Verdict;
+    use super::judge as judge_task;
+    use x402_market::{Task, Verdict};
 
     fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
-        judge_given(Given { prompt, reference, context: None }, output)
+        let task = Task::new("arithmetic", prompt).unwrap();
+        let task = reference.into_iter().fold(task, |task, reference| task.with_reference(reference).unwrap());
+        judge_task(&task, output)
     }
 
     fn scores(prompt: &str, output: &str) -> (f64, Vec<String>) {
@@ -428,7 +406,7 @@ mod tests {
     #[test]
     fn formula_in_the_context_replaces_only_a_word_problem() {
         let score = |prompt: &str, context: &str, output: &str| {
-            let verdict = judge_given(Given { prompt, context: Some(context), reference: None }, output);
+            let verdict = judge_task(&Task::new("arithmetic", prompt).unwrap().with_context(context).unwrap(), output);
             (verdict.score.get(), verdict.confidence.get() > 0.9)
         };
         let story = "A train travels at 90 km/h for 40 minutes. How far does it get, in km?";

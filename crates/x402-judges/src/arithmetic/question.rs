@@ -1,9 +1,10 @@
 //! Finds the expression that a prompt asks for.
 
 use super::{
-    expression::{self, Fault, Quantity},
+    expression::{self, Fault},
     lexer::{self, Run, Spanned, Token},
-    units::{Dimension, Unit},
+    statements::has_unit,
+    units::{Dimension, Quantity, Unit},
 };
 use crate::is_listed;
 
@@ -57,9 +58,7 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
     if let Some((unit, name)) = &target {
         if value.dimension == Dimension::NONE && unit.dimension != Dimension::NONE {
             certain = false;
-            let one = Quantity { value: unit.factor, dimension: unit.dimension };
-            value.value = value.value.checked_mul(one.value).ok_or_else(|| describe(text, Fault::TooLarge))?;
-            value.dimension = one.dimension;
+            value = value.times(*unit).ok_or_else(|| describe(text, Fault::TooLarge))?;
         } else if value.dimension != unit.dimension {
             let (have, want) = (value.dimension.name(), unit.dimension.name());
             return Err(format!("the prompt asks for {want} in {name}, but {text} is {have}"));
@@ -87,8 +86,7 @@ fn describe(text: &str, fault: Fault) -> String {
 fn is_asked(tokens: &[Spanned], run: &Run, has_target: bool) -> bool {
     let run = &tokens[run.clone()];
     let numbers = run.iter().filter(|spanned| spanned.token.is_number()).count();
-    let has_unit = run.iter().any(|spanned| matches!(spanned.token, Token::Unit(_) | Token::Currency(_)));
-    numbers > 1 || has_target && (has_unit || numbers == 1)
+    numbers > 1 || has_target && (has_unit(run) || numbers == 1)
 }
 
 /// Returns the unit after "in", "to" or "as a", or after "how many".
@@ -122,11 +120,11 @@ fn natural_unit(prompt: &str, run: &[Spanned], dimension: Dimension) -> Option<(
         return None;
     }
     let name = |spanned: &Spanned| prompt.get(spanned.start..spanned.end).unwrap_or_default().to_owned();
-    let simple = run.iter().filter_map(|spanned| match spanned.token {
+    let of = |spanned: &Spanned| match spanned.token {
         Token::Unit(unit) | Token::Currency(unit) => Some((unit, name(spanned))),
         _ => None,
-    });
-    let units: Vec<_> = simple.collect();
+    };
+    let units: Vec<_> = run.iter().filter_map(of).collect();
     let fits = |unit: &Unit| unit.dimension == dimension;
     if let Some(found) = units.iter().find(|(unit, _)| fits(unit)) {
         return Some(found.clone());
@@ -150,7 +148,7 @@ mod tests {
     fn asked(prompt: &str) -> (String, String) {
         let question = read(prompt).unwrap_or_else(|reason| panic!("{prompt}: {reason}"));
         let (unit, name) = question.unit.unwrap_or((Unit::NONE, String::new()));
-        (question.value.value.checked_div(unit.factor).unwrap().to_string(), name)
+        (question.value.value.checked_div(unit.value).unwrap().to_string(), name)
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    expression::{self, Fault, Quantity},
+    expression::{self, Fault},
     lexer::{self, Spanned, Token},
-    units::{Dimension, Number},
+    units::{Dimension, Number, Quantity},
 };
 
 /// The verdict on one equality.
@@ -104,8 +104,7 @@ fn left_of(tokens: &[Spanned], sign: usize, is_word: bool) -> Side<'_> {
         {
             return Side::Unread;
         }
-        let has_unit = side.iter().any(|spanned| matches!(spanned.token, Token::Unit(_) | Token::Currency(_)));
-        if lexer::is_plain(side) && !has_unit {
+        if lexer::is_plain(side) && !has_unit(side) {
             return Side::Nothing;
         }
     }

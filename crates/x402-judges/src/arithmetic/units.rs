@@ -1,6 +1,6 @@
 //! Exact rational numbers, units and dimensions.
 
-use std::{cmp::Ordering, fmt};
+use std::fmt;
 
 /// A fraction in lowest terms. Every operation is exact, or returns `None` if the result does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +23,10 @@ impl Number {
     }
 
     pub(super) fn fraction(numerator: i128, denominator: i128) -> Option<Self> {
-        if denominator == 0 {
-            return None;
-        }
         let divisor = i128::try_from(gcd(numerator.unsigned_abs(), denominator.unsigned_abs())).ok()?;
-        let (numerator, denominator) = (numerator.checked_div(divisor)?, denominator.checked_div(divisor)?);
-        if denominator < 0 {
-            return Some(Self { numerator: numerator.checked_neg()?, denominator: denominator.checked_neg()? });
-        }
-        Some(Self { numerator, denominator })
+        // With the sign of the denominator, which becomes positive. A denominator of zero makes it zero, by which nothing is divided.
+        let divisor = divisor * denominator.signum();
+        Some(Self { numerator: numerator.checked_div(divisor)?, denominator: denominator.checked_div(divisor)? })
     }
 
     /// Reads digits with at most one decimal point. All other characters are skipped, such as separators.
@@ -103,22 +98,14 @@ impl Number {
             let double = Self::fraction(difference.numerator.checked_abs()?, difference.denominator)?
                 .checked_mul(Self::integer(2))?;
             let unit = Self::fraction(1, 10_i128.checked_pow(places)?)?;
-            let excess = double.checked_sub(unit)?;
-            Some(excess.numerator.cmp(&0) != Ordering::Greater)
+            Some(double.checked_sub(unit)?.numerator <= 0)
         };
         close() == Some(true)
     }
 
     /// Returns how many decimal places write the number exactly, if that is possible.
     pub(super) fn places(self) -> Option<u32> {
-        let mut scale = 1_i128;
-        for places in 0..=MAX_PLACES {
-            if scale % self.denominator == 0 {
-                return Some(places);
-            }
-            scale = scale.checked_mul(10)?;
-        }
-        None
+        (0..=MAX_PLACES).find(|places| 10_i128.pow(*places) % self.denominator == 0)
     }
 }
 
@@ -130,18 +117,11 @@ impl fmt::Display for Number {
                 denominator => write!(f, "{}/{denominator}", self.numerator),
             };
         };
-        let digits = usize::try_from(places).unwrap_or_default();
-        let denominator = self.denominator.unsigned_abs();
-        let (mut rest, whole) =
-            (self.numerator.unsigned_abs() % denominator, self.numerator.unsigned_abs() / denominator);
-        let mut decimals = String::with_capacity(digits);
-        for _ in 0..digits {
-            // The denominator divides 10^12, so this fits.
-            rest *= 10;
-            decimals.push_str(&(rest / denominator).to_string());
-            rest %= denominator;
-        }
-        write!(f, "{}{whole}.{decimals}", if self.numerator < 0 { "-" } else { "" })
+        let (numerator, denominator) = (self.numerator.unsigned_abs(), self.denominator.unsigned_abs());
+        // The denominator divides this power of ten.
+        let decimals = numerator % denominator * (10_u128.pow(places) / denominator);
+        let sign = if self.numerator < 0 { "-" } else { "" };
+        write!(f, "{sign}{}.{decimals:0width$}", numerator / denominator, width = places as usize)
     }
 }
 
@@ -207,15 +187,18 @@ impl Dimension {
     }
 }
 
-/// A unit, or a product of powers of units, as a factor of the base units.
+/// A value in base units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unit {
-    pub(super) factor: Number,
+pub(super) struct Quantity {
+    pub(super) value: Number,
     pub(super) dimension: Dimension,
 }
 
-impl Unit {
-    pub(super) const NONE: Self = Self { factor: Number::ONE, dimension: Dimension::NONE };
+/// A unit, or a product of powers of units: the quantity that is one of it.
+pub(super) type Unit = Quantity;
+
+impl Quantity {
+    pub(super) const NONE: Self = Self { value: Number::ONE, dimension: Dimension::NONE };
 
     /// Returns the unit of this name. Symbols are case-sensitive, words are not.
     pub(super) fn named(name: &str) -> Option<Self> {
@@ -231,17 +214,17 @@ impl Unit {
     }
 
     pub(super) fn power(self, exponent: i128) -> Option<Self> {
-        Some(Self { factor: self.factor.checked_pow(exponent)?, dimension: self.dimension.power(exponent)? })
+        Some(Self { value: self.value.checked_pow(exponent)?, dimension: self.dimension.power(exponent)? })
     }
 
     pub(super) fn times(self, other: Self) -> Option<Self> {
         let dimension = self.dimension.times(other.dimension)?;
-        Some(Self { factor: self.factor.checked_mul(other.factor)?, dimension })
+        Some(Self { value: self.value.checked_mul(other.value)?, dimension })
     }
 
     pub(super) fn per(self, other: Self) -> Option<Self> {
         let dimension = self.dimension.per(other.dimension)?;
-        Some(Self { factor: self.factor.checked_div(other.factor)?, dimension })
+        Some(Self { value: self.value.checked_div(other.value)?, dimension })
     }
 }
 
@@ -250,7 +233,7 @@ fn simple(name: &str) -> Option<Unit> {
     let find = |name: &str| {
         let found = UNITS.iter().find(|(names, ..)| names.contains(&name));
         found.and_then(|(_, numerator, denominator, dimension)| {
-            Some(Unit { factor: Number::fraction(*numerator, *denominator)?, dimension: *dimension })
+            Some(Unit { value: Number::fraction(*numerator, *denominator)?, dimension: *dimension })
         })
     };
     // Words may be capitalized. `M` is not `m`.

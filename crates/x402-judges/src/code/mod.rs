@@ -15,7 +15,7 @@ use std::ops::Range;
 use alloy_primitives::keccak256;
 use async_trait::async_trait;
 use x402_market::{
-    Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict,
+    Critique, Issue, Place, Severity, Submission, Verdict,
     judge::{Judge, JudgeError},
 };
 
@@ -112,20 +112,20 @@ impl CodeJudge {
 
     async fn judge_output(&self, output: &str, job: &Job, reference: &[Cost]) -> Result<Verdict, JudgeError> {
         let code = code(output);
-        let critical = |what: &str| vec![Fault { severity: Severity::Critical, line: None, what: what.to_owned() }];
         let report = if code.len() > MAX_PROGRAM {
-            Report { faults: critical("it is longer than 32 KiB"), ..Report::default() }
+            Err("it is longer than 32 KiB")
         } else {
-            let request = Request { program: output[code.clone()].to_owned(), job: job.clone() };
-            let stopped = |reason| Report { faults: critical(reason), ..Report::default() };
-            self.workers.run(&request).await?.unwrap_or_else(stopped)
+            self.workers.run(&Request { program: output[code.clone()].to_owned(), job: job.clone() }).await?
         };
-        let Report { is_done, mut faults, costs, .. } = report;
+        let Report { is_done, mut faults, costs, .. } = report.unwrap_or_else(|reason| {
+            let fault = Fault { severity: Severity::Critical, line: None, what: reason.to_owned() };
+            Report { faults: vec![fault], ..Report::default() }
+        });
         let (score, confidence, summary) = match (&self.kind, job) {
             (_, Job::Check(examples)) if examples.is_empty() => {
-                (0.5, 0.1, "Not judged: the prompt has no example.".to_owned())
+                (0.5, 0.1, "Not judged: the prompt has no example.".into())
             }
-            _ if !is_done => (0.0, 0.95, "It does not run.".to_owned()),
+            _ if !is_done => (0.0, 0.95, "It does not run.".into()),
             (kind, Job::Check(examples)) => {
                 let (failed, all) = (faults.len(), examples.len());
                 let (name, confidence) =
@@ -135,20 +135,16 @@ impl CodeJudge {
                 (score, confidence, format!("It passes {} of {all} {name}.", all - failed))
             }
             (_, Job::Lint) => match faults.iter().map(|fault| fault.severity).max() {
-                Some(Severity::Critical) => (0.0, 0.8, "It is unsafe.".to_owned()),
-                Some(Severity::Major) => (0.2, 0.8, "It is probably unsafe.".to_owned()),
-                Some(_) => (0.8, 0.7, "Nothing unsafe was seen, but it is careless.".to_owned()),
-                None => (1.0, 0.7, "Nothing unsafe was seen.".to_owned()),
+                Some(Severity::Critical) => (0.0, 0.8, "It is unsafe.".into()),
+                Some(Severity::Major) => (0.2, 0.8, "It is probably unsafe.".into()),
+                Some(_) => (0.8, 0.7, "Nothing unsafe was seen, but it is careless.".into()),
+                None => (1.0, 0.7, "Nothing unsafe was seen.".into()),
             },
             _ => {
                 faults.extend(slower(&costs, reference));
-                let score = if faults.is_empty() { 1.0 } else { 0.1 };
-                (
-                    score,
-                    0.9,
-                    "Compared with the reference program, at sizes of 200, 400 and 800. Results were not judged."
-                        .to_owned(),
-                )
+                let summary =
+                    "Compared with the reference program, at sizes of 200, 400 and 800. Results were not judged.";
+                (if faults.is_empty() { 1.0 } else { 0.1 }, 0.9, summary.into())
             }
         };
         faults.sort_by_key(|fault| std::cmp::Reverse(fault.severity));
@@ -156,11 +152,7 @@ impl CodeJudge {
             let line = fault.line.and_then(|line| line_of(output, code.clone(), line));
             Issue::new(fault.severity, fault.what).at(line.and_then(|line| Place::of(output, line)))
         });
-        Ok(Verdict::new(
-            Score::clamped(score),
-            Confidence::clamped(confidence),
-            issues.fold(Critique::new(summary), Critique::issue),
-        ))
+        Ok(Verdict::new(score, confidence, issues.fold(Critique::new(summary), Critique::issue)))
     }
 }
 

@@ -25,7 +25,7 @@ use super::{
     safety,
 };
 
-/// The processor time of a worker, in seconds. The text of `reason` in `workers.rs` says it, too.
+/// The processor time of a worker, in seconds. A text in `workers.rs` says it, too.
 const CPU_SECONDS: u64 = 4;
 
 /// What a worker may allocate, in bytes, beyond what the process holds when it starts.
@@ -155,15 +155,11 @@ impl Interpreter {
     fn check(&self, program: &FrozenModule, Example { call, expected }: &Example) -> Result<(), Fault> {
         self.evaluate(program, &format!("[{call},\n{expected}\n]"), |_, values| {
             let [value, expected] = items(values)? else { return Err(fault("an example is no call")) };
-            match value.equals(*expected) {
-                Ok(true) => Ok(()),
-                _ => Err(fault(format!(
-                    "{} gives {} and not {}",
-                    cut(call),
-                    cut(&value.to_repr()),
-                    cut(&expected.to_repr())
-                ))),
+            if matches!(value.equals(*expected), Ok(true)) {
+                return Ok(());
             }
+            let (value, expected) = (cut(&value.to_repr()), cut(&expected.to_repr()));
+            Err(fault(format!("{} gives {value} and not {expected}", cut(call))))
         })
         .map_err(|fault| Fault { what: format!("{}: {}", cut(call), fault.what), ..fault })
     }

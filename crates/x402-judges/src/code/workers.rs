@@ -3,7 +3,7 @@
 use std::{
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
+    process::Stdio,
     sync::Arc,
     time::Duration,
 };
@@ -119,16 +119,9 @@ impl CodeWorkers {
             Some(0) => Ok(Ok(serde_json::from_slice(&answer).map_err(JudgeError::failed)?)),
             Some(NO_REQUEST) => Err(problem("could not read its request".to_owned())),
             _ if ENDED_BY_OTHERS.map(Some).contains(&status.signal()) => Err(problem("was killed".to_owned())),
-            _ => Ok(Err(reason(status))),
+            _ if status.signal() == Some(OUT_OF_TIME) => Ok(Err("it used more than 4 s of processor time")),
+            _ => Ok(Err("it ran out of memory, or is nested too deeply")),
         }
-    }
-}
-
-/// Returns why a program ended its process.
-fn reason(status: ExitStatus) -> &'static str {
-    match status.signal() {
-        Some(OUT_OF_TIME) => "it used more than 4 s of processor time",
-        _ => "it ran out of memory, or is nested too deeply",
     }
 }
 

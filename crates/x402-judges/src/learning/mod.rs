@@ -8,7 +8,7 @@ mod model;
 use std::{
     io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use alloy_primitives::Address;
@@ -18,6 +18,7 @@ use tower_x402::client::JournalFile;
 use x402_market::{
     Confidence, Lesson, LongText, Score, Submission, Task, Verdict,
     judge::{Judge, JudgeError},
+    shared::{json_line, lock},
 };
 
 use self::{
@@ -110,12 +111,12 @@ impl LearningJudge {
 
     /// Returns what it has learned from.
     pub fn stats(&self) -> LearningStats {
-        self.0.lock().model.stats
+        lock(&self.0.state).model.stats
     }
 
     /// Returns how far the lessons of this payer are believed, from 0 to 1.
     pub fn trust(&self, payer: Address) -> f64 {
-        self.0.lock().model.trust(payer).into()
+        lock(&self.0.state).model.trust(payer).into()
     }
 }
 
@@ -177,11 +178,6 @@ impl Inner {
         let offset = beside.map_or(0.0, |verdict| BESIDE * (verdict.score.get() as f32 - 0.5));
         Features::of(task, output, own.collect(), offset)
     }
-
-    /// No change of the state can panic halfway, so the data behind a poisoned lock is sound.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[async_trait]
@@ -195,7 +191,7 @@ impl Judge for LearningJudge {
         let outputs = submission.outputs().iter().zip(&beside);
         let features: Vec<_> =
             outputs.map(|(output, beside)| self.0.features(&submission.task, output, beside.as_ref())).collect();
-        let state = self.0.lock();
+        let state = lock(&self.0.state);
         let verdict = |(features, beside): (&Features, Option<Verdict>)| {
             let good = state.model.probability(features);
             let critique = beside.map_or_else(
@@ -215,7 +211,7 @@ impl Judge for LearningJudge {
             Some(Example { x: self.0.features(task, output, beside.as_ref()), good: (*good)? })
         });
         let (judge, payer, examples) = (self.clone(), lesson.payer, examples.collect());
-        let learning = tokio::task::spawn_blocking(move || judge.0.lock().learn(payer, examples));
+        let learning = tokio::task::spawn_blocking(move || lock(&judge.0.state).learn(payer, examples));
         learning.await.map_err(JudgeError::failed)?.map_err(JudgeError::failed)
     }
 
@@ -229,7 +225,7 @@ impl State {
     fn learn(&mut self, payer: Address, examples: Vec<Example>) -> io::Result<()> {
         let lesson = Line::Lesson { payer, examples };
         if let Some(file) = &mut self.file {
-            file.append(&line(&lesson)?, true)?;
+            file.append(&json_line(&lesson)?, true)?;
             self.lines += 1;
         }
         let Line::Lesson { payer, examples } = &lesson else { return Ok(()) };
@@ -238,7 +234,7 @@ impl State {
             && let Some(file) = &mut self.file
         {
             let learned = Line::Learned(Box::new(self.model.clone()));
-            match line(&learned).and_then(|learned| file.replace(&learned)) {
+            match json_line(&learned).and_then(|learned| file.replace(&learned)) {
                 Ok(()) => self.lines = 1,
                 // The file stays as it is until the next lesson.
                 Err(error) => tracing::warn!(%error, "could not shorten the file of what was learned"),
@@ -246,12 +242,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-fn line(content: &Line) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(content)?;
-    line.push(b'\n');
-    Ok(line)
 }
 
 tower_x402::debug_fields!(LearningJudge |this| { stats: this.stats() });
@@ -276,7 +266,7 @@ mod tests {
                 Example { x, good: word == good }
             };
             let examples = ["yes", "no", "yes", "no"].map(example).to_vec();
-            judge.0.lock().learn(Address::repeat_byte(payer), examples).unwrap();
+            lock(&judge.0.state).learn(Address::repeat_byte(payer), examples).unwrap();
         }
     }
 
@@ -345,7 +335,7 @@ mod tests {
         };
         for lesson in 0..150 {
             let examples = (0..8).map(|number| example(lesson * 8 + number)).collect();
-            judge.0.lock().learn(Address::repeat_byte(1), examples).unwrap();
+            lock(&judge.0.state).learn(Address::repeat_byte(1), examples).unwrap();
         }
         let verdicts = judge.judge(&submission(&["yes", "no"])).await.unwrap();
         let [yes, no] = [&verdicts[0], &verdicts[1]].map(|verdict| verdict.score.get());

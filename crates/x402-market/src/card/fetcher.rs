@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -15,7 +15,10 @@ use reqwest::{
 use url::Url;
 
 use super::{CARD_PATH, CardError, VerifiedCard};
-use crate::net::{self, BodyError, below, read_body};
+use crate::{
+    lock::lock,
+    net::{self, BodyError, below, read_body},
+};
 
 /// The largest card, in bytes.
 const MAX_CARD: usize = 64 * 1024;
@@ -114,14 +117,14 @@ impl CardFetcher {
     /// not an http or https URL.
     pub fn pin(&self, evaluator: &Url, payee: Address) -> Result<(), CardError> {
         let url = card_url(evaluator)?;
-        let mut all = self.lock();
+        let mut all = lock(&self.known);
         self.pin_payee(&mut all, &url, payee)?.is_permanent = true;
         Ok(())
     }
 
     /// Returns the URLs of cards and their pinned payees, to be saved.
     pub fn pins(&self) -> Vec<(Url, Address)> {
-        self.lock().iter().map(|(url, known)| (url.clone(), known.payee)).collect()
+        lock(&self.known).iter().map(|(url, known)| (url.clone(), known.payee)).collect()
     }
 
     /// Fetches and verifies the card of an evaluator, given its base URL or the URL of the card (`….json`).
@@ -153,7 +156,7 @@ impl CardFetcher {
 
     /// Pins the payee of a fetched card, and caches the card.
     pub(crate) fn keep(&self, fetched: &Fetched) -> Result<(), CardError> {
-        let mut all = self.lock();
+        let mut all = lock(&self.known);
         let known = self.pin_payee(&mut all, &fetched.url, fetched.card.pay_to())?;
         known.card = fetched.tag.clone().map(|tag| (tag, fetched.card.clone()));
         Ok(())
@@ -162,7 +165,7 @@ impl CardFetcher {
     /// Unpins an evaluator, to make room for another one, and drops its cached card. One that was pinned by [`pin`](Self::pin) stays.
     pub(crate) fn forget(&self, evaluator: &Url) {
         let Ok(url) = card_url(evaluator) else { return };
-        if let Entry::Occupied(known) = self.lock().entry(url)
+        if let Entry::Occupied(known) = lock(&self.known).entry(url)
             && !known.get().is_permanent
         {
             known.remove();
@@ -193,7 +196,7 @@ impl CardFetcher {
     }
 
     async fn fetch_card(&self, url: Url, public_only: bool) -> Result<Fetched, CardError> {
-        let kept = self.lock().get(&url).and_then(|known| known.card.clone());
+        let kept = lock(&self.known).get(&url).and_then(|known| known.card.clone());
         let (answered, response) = self.ask(&url, kept.as_ref().map(|(tag, _)| tag), public_only).await?;
         match (response.status(), kept) {
             (StatusCode::NOT_MODIFIED, Some((tag, card))) => return Ok(Fetched { url, tag: Some(tag), card }),
@@ -203,7 +206,7 @@ impl CardFetcher {
         let tag = response.headers().get(ETAG).cloned();
         let json = self.read(response).await?;
         let card = VerifiedCard::verify(&json, &answered)?;
-        if let Some(known) = self.lock().get(&url) {
+        if let Some(known) = lock(&self.known).get(&url) {
             known.pays(card.pay_to())?;
         }
         Ok(Fetched { url, tag, card: Arc::new(card) })
@@ -274,11 +277,6 @@ impl CardFetcher {
             Entry::Vacant(_) if is_full => Err(CardError::TooManyEvaluators { limit: self.max_evaluators }),
             Entry::Vacant(new) => Ok(new.insert(Known { payee, is_permanent: false, card: None })),
         }
-    }
-
-    /// No change of the map can panic halfway, so the data behind a poisoned lock is valid.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Url, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -21,7 +21,7 @@ pub use fetcher::card_url;
 pub use verified::{CardSignature, VerifiedCard};
 
 use super::{
-    bounded::List,
+    bounded::{List, Text},
     measure::Score,
     message::Version,
     net::below,
@@ -291,7 +291,10 @@ impl AgentCardBuilder {
             let url = base.as_ref().and_then(|base| below(base, path));
             url.ok_or_else(|| invalid("base", "it is not an http or https URL"))
         };
-        let expertise = self.skills.iter().map(|(skill, claim)| Expertise::new(&skill.id, *claim));
+        let expertise = self
+            .skills
+            .iter()
+            .map(|(skill, claim)| Text::new(&*skill.id).map(|skill| Expertise { skill, claim: *claim }));
         let expertise =
             expertise.collect::<Result<Vec<_>, _>>().map_err(|error| CardError::invalid("skills", &error))?;
         let pricing = Pricing {

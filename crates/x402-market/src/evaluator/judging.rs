@@ -16,14 +16,16 @@ use tower_x402::{
 use super::{
     Limits,
     lessons::Lessons,
-    refusal::{Refusal, internal, refusal},
+    refusal::{internal, refusal},
     stats::{Counters, JudgingResult},
 };
 use crate::{
     Evaluation, EvaluatorId, LengthError, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
     judge::{Judge, JudgeError},
-    respond::json_response,
+    respond::{Refusal, json_response},
 };
+
+type Answer = Response<Full<Bytes>>;
 
 /// What all requests share.
 pub(super) struct Work {
@@ -48,8 +50,7 @@ impl Work {
             return Ok(Quote::Amount(self.pricing.price_per_output()));
         }
         if request.method != Method::POST {
-            let message = "POST a submission".to_owned();
-            return Err(PriceError::new(StatusCode::METHOD_NOT_ALLOWED, message));
+            return Err(PriceError::new(StatusCode::METHOD_NOT_ALLOWED, "POST a submission".to_owned()));
         }
         let refused = |refusal: Refusal| PriceError::new(refusal.status, refusal.detail);
         let submission = self.read(body).map_err(refused)?;
@@ -60,27 +61,19 @@ impl Work {
     }
 
     /// Judges a submission that is paid for.
-    pub(super) async fn serve<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Response<Full<Bytes>> {
+    pub(super) async fn serve<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Result<Answer, Refusal> {
         if request.method() != Method::POST {
-            return Refusal::wrong_method().into_response();
+            return Err(Refusal::wrong_method("POST"));
         }
         let payer = request.extensions().get::<VerifiedPayment>().map(|payment| payment.payer);
-        let Ok(body) = request.into_body().collect().await else {
-            return Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off").into_response();
-        };
-        let submission = match self.read(&body.to_bytes()) {
-            Ok(submission) => submission,
-            Err(refusal) => return refusal.into_response(),
-        };
-        match self.judge(&submission).await {
-            Ok(answer) => {
-                if let (Some(lessons), Some(payer)) = (&self.lessons, payer) {
-                    lessons.remember(payer, &submission);
-                }
-                answer
-            }
-            Err(refusal) => refusal.into_response(),
+        let broken = |_| Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off");
+        let body = request.into_body().collect().await.map_err(broken)?;
+        let submission = self.read(&body.to_bytes())?;
+        let answer = self.judge(&submission).await?;
+        if let (Some(lessons), Some(payer)) = (&self.lessons, payer) {
+            lessons.remember(payer, &submission);
         }
+        Ok(answer)
     }
 
     /// Reads a submission, and checks that this evaluator accepts it.
@@ -102,7 +95,7 @@ impl Work {
         Ok(submission)
     }
 
-    async fn judge(&self, submission: &Submission) -> Result<Response<Full<Bytes>>, Refusal> {
+    async fn judge(&self, submission: &Submission) -> Result<Answer, Refusal> {
         let mut count = self.counters.submission(&submission.task.skill);
         let Some(_place) = self.line.enter().await else {
             count.result = JudgingResult::Busy;
@@ -150,7 +143,7 @@ impl Work {
 }
 
 /// Returns the evaluation as JSON. That of a single output repeats the verdict's fields at the top level, for scripts.
-fn answer(submission: &Submission, evaluation: &Evaluation) -> Response<Full<Bytes>> {
+fn answer(submission: &Submission, evaluation: &Evaluation) -> Answer {
     let is_single = matches!(submission.outputs, Outputs::Single(_));
     match (is_single, &*evaluation.verdicts) {
         (true, [verdict]) => {

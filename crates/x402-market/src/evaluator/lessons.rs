@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -11,17 +11,21 @@ use alloy_primitives::{Address, B256, keccak256};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde_json::json;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 use tower_x402::server::drain;
 
-use super::refusal::{Refusal, refusal};
+use super::refusal::refusal;
 use crate::{
     Submission,
     judge::Judge,
     lesson::{self, Lesson},
-    respond::json_response,
+    lock::lock,
+    respond::{Refusal, json_response},
 };
 
 /// How many judged submissions are remembered. Lessons about older ones are refused.
@@ -59,7 +63,7 @@ impl Lessons {
     /// Remembers that a submission was judged for this payer.
     pub(super) fn remember(&self, payer: Address, submission: &Submission) {
         let key = key(payer, submission);
-        let mut judged = self.lock();
+        let mut judged = lock(&self.judged);
         if judged.is_taught.contains_key(&key) {
             return;
         }
@@ -79,19 +83,8 @@ impl Lessons {
     ) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let mut body = Box::pin(body);
-        if parts.method != Method::POST {
-            drain(Request::new(body));
-            return Refusal::wrong_method().into_response();
-        }
-        let Ok(_permit) = self.permits.try_acquire() else {
-            drain(Request::new(body));
-            let refused = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many lessons are being taken");
-            return refused.later(Duration::from_secs(2)).into_response();
-        };
-        let read = timeout(BODY_DEADLINE, read(&mut body, self.max_length)).await;
-        let slow = || Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the lesson took too long");
-        let learned = match read.unwrap_or_else(|_| Err(slow())) {
-            Ok(json) => self.learn(&json).await,
+        let learned = match self.read(&parts.method, &mut body).await {
+            Ok((_permit, json)) => self.learn(&json).await,
             Err(refused) => {
                 drain(Request::new(body));
                 Err(refused)
@@ -99,6 +92,30 @@ impl Lessons {
         };
         let answer = |()| json_response(StatusCode::OK, &json!({ "learned": true }));
         learned.map_or_else(Refusal::into_response, answer)
+    }
+
+    /// Reads a lesson, and returns it with the permit to learn it.
+    async fn read<B: Body<Data = Bytes>>(
+        &self,
+        method: &Method,
+        body: &mut Pin<Box<B>>,
+    ) -> Result<(SemaphorePermit<'_>, Bytes), Refusal> {
+        if *method != Method::POST {
+            return Err(Refusal::wrong_method("POST"));
+        }
+        let refused = |status, code, detail: &str| Err(Refusal::new(status, code, detail));
+        let busy = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many lessons are being taken");
+        let permit = self.permits.try_acquire().map_err(|full| busy(full).later(Duration::from_secs(2)))?;
+        let limited = Limited::new(body.map_err(|_| "the body broke off"), self.max_length);
+        match timeout(BODY_DEADLINE, limited.collect()).await {
+            Ok(Ok(body)) => Ok((permit, body.to_bytes())),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                let detail = format!("a lesson may have {} bytes", self.max_length);
+                refused(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &detail)
+            }
+            Ok(Err(_)) => refused(StatusCode::BAD_REQUEST, "body_broken", "the body broke off"),
+            Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the lesson took too long"),
+        }
     }
 
     async fn learn(&self, json: &[u8]) -> Result<(), Refusal> {
@@ -110,7 +127,7 @@ impl Lessons {
             return refused(StatusCode::FORBIDDEN, "not_signed", detail);
         }
         let key = key(lesson.payer, &lesson.submission);
-        match self.lock().is_taught.get_mut(&key) {
+        match lock(&self.judged).is_taught.get_mut(&key) {
             Some(is_taught) if !*is_taught => *is_taught = true,
             Some(_) => {
                 return refused(StatusCode::CONFLICT, "already_taught", "there was a lesson about this submission");
@@ -122,34 +139,14 @@ impl Lessons {
         }
         let learned = self.judge.learn(&lesson).await;
         if learned.is_err()
-            && let Some(is_taught) = self.lock().is_taught.get_mut(&key)
+            && let Some(is_taught) = lock(&self.judged).is_taught.get_mut(&key)
         {
             *is_taught = false;
         }
         learned.map_err(refusal)
     }
-
-    /// No change of the map can panic halfway, so the data behind a poisoned lock is valid.
-    fn lock(&self) -> MutexGuard<'_, Judged> {
-        self.judged.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn key(payer: Address, submission: &Submission) -> B256 {
     keccak256([payer.as_slice(), lesson::digest(submission).as_slice()].concat())
-}
-
-/// Reads a body of at most `limit` bytes.
-async fn read<B: Body<Data = Bytes>>(body: &mut Pin<Box<B>>, limit: usize) -> Result<Vec<u8>, Refusal> {
-    let mut json = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off"))?;
-        let data = frame.into_data().unwrap_or_default();
-        if json.len() + data.len() > limit {
-            let detail = format!("a lesson may have {limit} bytes");
-            return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
-        }
-        json.extend_from_slice(&data);
-    }
-    Ok(json)
 }

@@ -55,8 +55,38 @@ const QUEUE_WAIT: Duration = Duration::from_secs(4);
 /// The time for settlement that must remain of a payment's validity.
 const SETTLEMENT: Duration = Duration::from_secs(60);
 
-impl EvaluatorBuilder {
-    fn new(card: AgentCard, judge: impl Judge) -> Self {
+impl EvaluatorService {
+    /// Starts the settings of an evaluator. Its card names skills, price and payee; its judge gives the verdicts.
+    ///
+    /// Clients are shown the URLs of the card. They may name their payments (extension `payment-identifier`).
+    ///
+    /// ```no_run
+    /// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// use alloy_signer_local::PrivateKeySigner;
+    /// use axum::Router;
+    /// use tower_x402::Network;
+    /// use x402_judges::ArithmeticJudge;
+    /// use x402_market::{AgentCard, EvaluatorService, Score};
+    ///
+    /// # let key = PrivateKeySigner::random();
+    /// let card = AgentCard::builder("Sums", "https://sums.example")
+    ///     .skill("arithmetic", "Checks every step of a worked calculation", Score::new(0.99)?)
+    ///     .price("$0.001")
+    ///     .pay_to(Network::BASE_SEPOLIA, key.address())
+    ///     .build()?
+    ///     .sign(&key)
+    ///     .await?;
+    /// let evaluator = EvaluatorService::builder(card, ArithmeticJudge)
+    ///     .facilitator(facilitator)
+    ///     .time_limit(Duration::from_secs(5))
+    ///     .build()?;
+    /// let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
+    /// axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn builder(card: AgentCard, judge: impl Judge) -> EvaluatorBuilder {
         let page = BrowserPage::new().name(&*card.name).methods([Method::POST]);
         let mut paywall = RequirePaymentLayer::builder().service_name(&*card.name).payment_identifier(true);
         paywall = paywall.browser_page(Some(page));
@@ -68,7 +98,7 @@ impl EvaluatorBuilder {
                 paywall = paywall.status_url(status);
             }
         }
-        Self {
+        EvaluatorBuilder {
             card,
             judge: Arc::new(judge),
             paywall,
@@ -77,7 +107,9 @@ impl EvaluatorBuilder {
             limits: Limits { body: 256 * 1024, judgements: 64, time: Duration::from_secs(55) },
         }
     }
+}
 
+impl EvaluatorBuilder {
     /// Sets the facilitator that verifies and settles payments. Required.
     pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
         self.facilitator = Some(Arc::new(facilitator));

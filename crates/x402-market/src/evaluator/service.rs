@@ -10,12 +10,11 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
-    header::{ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG},
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL},
 };
 use http_body::Body;
 use http_body_util::Full;
-use serde_json::json;
 use tower::ServiceExt as _;
 use tower_layer::Layer as _;
 use tower_service::Service;
@@ -24,11 +23,10 @@ use tower_x402::{
     server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, drain},
 };
 
-use super::{EvaluatorBuilder, judging::Work, stats::EvaluatorStats};
+use super::{judging::Work, stats::EvaluatorStats};
 use crate::{
     AgentCard, CARD_PATH, CardError,
-    judge::Judge,
-    respond::{self, json_response},
+    respond::{Refusal, document, json_response},
     schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
 
@@ -57,7 +55,7 @@ pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 /// long, or returns verdicts that students would refuse.
 #[derive(Clone)]
 pub struct EvaluatorService {
-    pages: Arc<[(&'static str, Page); 3]>,
+    pages: Arc<[Page; 3]>,
     paid: RequirePayment<Judging>,
     work: Arc<Work>,
     facilitator: Arc<dyn Facilitator>,
@@ -67,40 +65,6 @@ type Answer = Response<ResponseBody<Full<Bytes>>>;
 type AnswerFuture = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
 
 impl EvaluatorService {
-    /// Starts the settings of an evaluator. Its card names skills, price and payee; its judge gives the verdicts.
-    ///
-    /// Clients are shown the URLs of the card. They may name their payments (extension `payment-identifier`).
-    ///
-    /// ```no_run
-    /// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    ///
-    /// use alloy_signer_local::PrivateKeySigner;
-    /// use axum::Router;
-    /// use tower_x402::Network;
-    /// use x402_judges::ArithmeticJudge;
-    /// use x402_market::{AgentCard, EvaluatorService, Score};
-    ///
-    /// # let key = PrivateKeySigner::random();
-    /// let card = AgentCard::builder("Sums", "https://sums.example")
-    ///     .skill("arithmetic", "Checks every step of a worked calculation", Score::new(0.99)?)
-    ///     .price("$0.001")
-    ///     .pay_to(Network::BASE_SEPOLIA, key.address())
-    ///     .build()?
-    ///     .sign(&key)
-    ///     .await?;
-    /// let evaluator = EvaluatorService::builder(card, ArithmeticJudge)
-    ///     .facilitator(facilitator)
-    ///     .time_limit(Duration::from_secs(5))
-    ///     .build()?;
-    /// let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
-    /// axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn builder(card: AgentCard, judge: impl Judge) -> EvaluatorBuilder {
-        EvaluatorBuilder::new(card, judge)
-    }
-
     pub(super) fn new(
         card: &AgentCard,
         work: Arc<Work>,
@@ -108,11 +72,17 @@ impl EvaluatorService {
         facilitator: Arc<dyn Facilitator>,
     ) -> Result<Self, CardError> {
         let card = serde_json::to_vec(card).map_err(|error| CardError::invalid(".", &error))?;
-        let schema = |text: &'static str| Page::new(text, "application/schema+json", "public, max-age=86400");
+        let schema = |path, text: &'static str| Page {
+            path,
+            body: text.into(),
+            media_type: "application/schema+json",
+            cache_control: "public, max-age=86400",
+        };
+        let (media_type, cache_control) = ("application/json", "public, max-age=300");
         let pages = [
-            (CARD_PATH, Page::new(card, "application/json", "public, max-age=300")),
-            (SUBMISSION_SCHEMA_PATH, schema(SUBMISSION_SCHEMA)),
-            (EVALUATION_SCHEMA_PATH, schema(EVALUATION_SCHEMA)),
+            Page { path: CARD_PATH, body: card.into(), media_type, cache_control },
+            schema(SUBMISSION_SCHEMA_PATH, SUBMISSION_SCHEMA),
+            schema(EVALUATION_SCHEMA_PATH, EVALUATION_SCHEMA),
         ];
         let paid = paywall.layer(Judging(work.clone()));
         Ok(Self { pages: Arc::new(pages), paid, work, facilitator })
@@ -138,26 +108,28 @@ impl EvaluatorService {
         }
         // Nothing else has a body; a client that sends one gets its answer.
         let (parts, body) = request.into_parts();
-        let request = Request::from_parts(parts.clone(), ());
-        drain(Request::from_parts(parts, body));
-        let (method, path) = (request.method(), request.uri().path());
-        if let Some((_, page)) = self.pages.iter().find(|(end, _)| path.ends_with(end)) {
-            return ready(page.answer(method, request.headers()));
-        }
+        drain(Request::from_parts(parts.clone(), body));
+        let path = parts.uri.path();
         if path.ends_with(PAYMENT_STATUS_PATH) {
-            let status = PaymentStatus::new(self.facilitator.ledger().clone()).oneshot(request);
+            let status = PaymentStatus::new(self.facilitator.ledger().clone()).oneshot(Request::from_parts(parts, ()));
             return Box::pin(async { Ok(status.await?.map(ResponseBody::from)) });
         }
-        if path.ends_with(STATS_PATH) {
-            if !matches!(*method, Method::GET | Method::HEAD) {
-                return ready(not_allowed("GET, HEAD"));
-            }
+        let page = self.pages.iter().find(|page| path.ends_with(page.path));
+        let response = if page.is_none() && !path.ends_with(STATS_PATH) {
+            let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
+            Refusal::new(StatusCode::NOT_FOUND, "not_found", detail).into_response()
+        } else if !matches!(parts.method, Method::GET | Method::HEAD) {
+            Refusal::wrong_method("GET, HEAD").into_response()
+        } else if let Some(page) = page {
+            let mut response = document(&parts, page.body.clone(), page.media_type, page.cache_control);
+            response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+            response
+        } else {
             let mut response = json_response(StatusCode::OK, &self.stats());
             response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-            return ready(response);
-        }
-        let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
-        ready(json_response(StatusCode::NOT_FOUND, &json!({ "error": "not_found", "detail": detail })))
+            response
+        };
+        Box::pin(std::future::ready(Ok(response.map(ResponseBody::from))))
     }
 }
 
@@ -198,88 +170,14 @@ where
 
     fn call(&mut self, request: Request<RequestBody<B>>) -> Self::Future {
         let work = self.0.clone();
-        Box::pin(async move { Ok(work.serve(request).await) })
+        Box::pin(async move { Ok(work.serve(request).await.unwrap_or_else(Refusal::into_response)) })
     }
-}
-
-fn ready(response: Response<Full<Bytes>>) -> AnswerFuture {
-    Box::pin(std::future::ready(Ok(response.map(ResponseBody::from))))
-}
-
-fn not_allowed(methods: &'static str) -> Response<Full<Bytes>> {
-    let mut response =
-        json_response(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "method_not_allowed", "detail": methods }));
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
-    response
 }
 
 /// A document that does not change while the process runs.
-#[derive(Clone, Debug)]
 struct Page {
+    path: &'static str,
     body: Bytes,
-    tag: HeaderValue,
     media_type: &'static str,
     cache_control: &'static str,
-}
-
-impl Page {
-    fn new(body: impl Into<Bytes>, media_type: &'static str, cache_control: &'static str) -> Self {
-        let body = body.into();
-        let tag = respond::etag(&body);
-        Self { body, tag, media_type, cache_control }
-    }
-
-    /// Answers GET and HEAD, conditional or not (RFC 9110, section 13).
-    fn answer(&self, method: &Method, headers: &HeaderMap) -> Response<Full<Bytes>> {
-        let mut response = Response::new(Full::default());
-        if !matches!(*method, Method::GET | Method::HEAD) {
-            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return response;
-        }
-        let answer = response.headers_mut();
-        answer.insert(ETAG, self.tag.clone());
-        answer.insert(CACHE_CONTROL, HeaderValue::from_static(self.cache_control));
-        answer.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-        if respond::is_known(headers, &self.tag) {
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            return response;
-        }
-        answer.insert(CONTENT_TYPE, HeaderValue::from_static(self.media_type));
-        answer.insert(CONTENT_LENGTH, self.body.len().into());
-        if method == Method::GET {
-            *response.body_mut() = Full::new(self.body.clone());
-        }
-        response
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use http::header::IF_NONE_MATCH;
-
-    use super::*;
-
-    fn status(method: Method, known: Option<&'static str>) -> (u16, usize) {
-        let page = Page::new("hello", "text/plain", "public");
-        let mut headers = HeaderMap::new();
-        headers.extend(known.map(|known| (IF_NONE_MATCH, HeaderValue::from_static(known))));
-        let response = page.answer(&method, &headers);
-        assert!(response.status() == 405 || response.headers()[ETAG] == TAG);
-        let size = http_body::Body::size_hint(response.body()).exact().unwrap_or(0);
-        (response.status().as_u16(), size as usize)
-    }
-
-    const TAG: &str = "\"2cf24dba5fb0a30e26e83b2ac5b9e29e\"";
-
-    #[test]
-    fn document_that_the_client_has_is_not_sent_again() {
-        assert_eq!(status(Method::GET, None), (200, 5));
-        assert_eq!(status(Method::HEAD, None), (200, 0));
-        assert_eq!(status(Method::GET, Some("\"other\"")), (200, 5));
-        for known in ["\"2cf24dba5fb0a30e26e83b2ac5b9e29e\"", "\"a\", W/\"2cf24dba5fb0a30e26e83b2ac5b9e29e\"", "*"] {
-            assert_eq!(status(Method::GET, Some(known)), (304, 0), "{known}");
-        }
-        assert_eq!(status(Method::POST, None).0, 405);
-    }
 }

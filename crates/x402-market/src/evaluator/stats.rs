@@ -1,14 +1,10 @@
 //! What an evaluator judged.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use serde::Serialize;
 
-use crate::{AgentCard, judge::JudgeError};
+use crate::{AgentCard, judge::JudgeError, lock::lock};
 
 /// The statistics of an evaluator, as `GET /stats` returns them. What it earned is in the books of its ledger.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -72,7 +68,7 @@ impl Counters {
 
     /// Counts a call of the judge.
     pub(super) fn begin(&self) {
-        self.lock().asked += 1;
+        lock(&self.0).asked += 1;
     }
 
     /// Returns a guard that counts one submission when it is dropped.
@@ -81,11 +77,7 @@ impl Counters {
     }
 
     pub(super) fn stats(&self) -> EvaluatorStats {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, EvaluatorStats> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).clone()
     }
 }
 
@@ -99,7 +91,7 @@ pub(super) struct SubmissionCount<'a> {
 
 impl Drop for SubmissionCount<'_> {
     fn drop(&mut self) {
-        let mut stats = self.counters.lock();
+        let mut stats = lock(&self.counters.0);
         let Some(skill) = stats.skills.get_mut(self.skill) else { return };
         match self.result {
             JudgingResult::Judged { outputs, took } => {

@@ -36,7 +36,7 @@ pub(super) async fn audit(inner: &Arc<Inner>, feedback: &Feedback, told: &Truth)
                 Ok(false) => continue,
                 Err(error) => {
                     tracing::warn!(%error, "could not record an audit");
-                    state.spending.unrecorded += 1;
+                    state.spending.counts.unrecorded += 1;
                 }
             }
             state.selector.learn_audit(hire.evaluator, skill, pairs);
@@ -47,7 +47,7 @@ pub(super) async fn audit(inner: &Arc<Inner>, feedback: &Feedback, told: &Truth)
     if report.evaluations.is_empty() {
         return Ok(report);
     }
-    inner.state().spending.audits += 1;
+    inner.state().spending.counts.audits += 1;
     let judges = feedback.hires.iter().map(|hire| hire.evaluator).collect();
     let work = Work { submission: sent.submission.clone(), good: Some(good.clone()) };
     let (explored, mut pupils) = panel::explore(inner, work, skill, judges).await;

@@ -40,8 +40,8 @@ pub struct StudentBuilder {
     card_fetcher: Option<CardFetcher>,
     private_hosts: bool,
     selector: Option<Box<dyn Selector>>,
-    evidence: Option<EvidenceLog>,
-    reports: Option<EvidenceLog>,
+    evidence: EvidenceLog,
+    reports: EvidenceLog,
     tasks: u64,
     tasks_done: u64,
     panel_size: usize,
@@ -53,16 +53,17 @@ pub struct StudentBuilder {
     teacher: Option<Arc<dyn Signer + Send + Sync>>,
 }
 
-impl StudentBuilder {
-    pub(super) fn new(payer: Payer) -> Self {
-        Self {
+impl Student {
+    /// Creates a builder. Evaluators are paid from `payer`'s budget.
+    pub fn builder(payer: Payer) -> StudentBuilder {
+        StudentBuilder {
             payer,
             sources: Vec::new(),
             card_fetcher: None,
             private_hosts: false,
             selector: None,
-            evidence: None,
-            reports: None,
+            evidence: EvidenceLog::in_memory(RECORDS_IN_MEMORY),
+            reports: EvidenceLog::in_memory(RECORDS_IN_MEMORY),
             tasks: 1_000,
             tasks_done: 0,
             panel_size: 1,
@@ -74,7 +75,9 @@ impl StudentBuilder {
             teacher: None,
         }
     }
+}
 
+impl StudentBuilder {
     /// Adds a source of evaluators. Evaluators of earlier sources come first.
     ///
     /// The student fetches the card of every URL that a source names. Anybody can add URLs to a directory or a facilitator's list, so
@@ -109,14 +112,14 @@ impl StudentBuilder {
     ///
     /// With a log in a file, and a budget with its journal in another, a student can be restarted without losing what it knows.
     pub fn evidence(mut self, log: EvidenceLog) -> Self {
-        self.evidence = Some(log);
+        self.evidence = log;
         self
     }
 
     /// Sets the log of other payers' [reports](Student::add_report). Default: one in memory. It is a log of its own, so that reports cannot
     /// displace the student's own evidence.
     pub fn reports(mut self, log: EvidenceLog) -> Self {
-        self.reports = Some(log);
+        self.reports = log;
         self
     }
 
@@ -208,8 +211,6 @@ impl StudentBuilder {
             Some(cards) => cards,
             None => CardFetcher::new().map_err(|_| StudentError::Http)?,
         };
-        let evidence = self.evidence.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS_IN_MEMORY));
-        let reports = self.reports.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS_IN_MEMORY));
         let selector = self.selector.unwrap_or_else(|| Box::new(Thompson::seeded(rng.random())));
         let mut state = State {
             selector,
@@ -222,13 +223,13 @@ impl StudentBuilder {
             calls: HashMap::new(),
             next_call: 0,
         };
-        state.restore(&evidence, &reports, self.payer.address());
+        state.restore(&self.evidence, &self.reports, self.payer.address());
         Ok(Student(Arc::new(Inner {
             client: with_deadline(client),
             public_client: public_client.map(with_deadline),
             cards,
-            evidence,
-            reports,
+            evidence: self.evidence,
+            reports: self.reports,
             sources,
             clock: self.clock,
             panel_size: self.panel_size,

@@ -10,7 +10,11 @@ use std::{
 use alloy_primitives::Address;
 use async_trait::async_trait;
 use auto_impl::auto_impl;
-use tokio::{task::JoinSet, time::timeout};
+use futures_util::{
+    future::join_all,
+    stream::{self, StreamExt as _},
+};
+use tokio::time::timeout;
 use url::Url;
 use x402_bazaar::{DiscoveryClient, DiscoveryFilter};
 
@@ -194,17 +198,12 @@ impl DiscoveryReport {
 
 /// Asks all sources for URLs. A URL that several sources name appears once, and is untrusted if all of them are.
 async fn read_sources(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Place> {
-    let mut asked = JoinSet::new();
-    for (number, (source, is_untrusted)) in inner.sources.iter().cloned().enumerate() {
-        asked.spawn(async move {
-            let urls = timeout(SOURCE_TIMEOUT, source.evaluators()).await;
-            (number, is_untrusted, urls.unwrap_or_else(|elapsed| Err(SourceError::new(elapsed))))
-        });
-    }
-    let mut answers = asked.join_all().await;
-    answers.sort_by_key(|(number, ..)| *number);
+    let asked = inner.sources.iter().cloned().map(|(source, is_untrusted)| async move {
+        let urls = timeout(SOURCE_TIMEOUT, source.evaluators()).await;
+        (is_untrusted, urls.unwrap_or_else(|elapsed| Err(SourceError::new(elapsed))))
+    });
     let (mut places, mut positions): (Vec<Place>, HashMap<Url, usize>) = (Vec::new(), HashMap::new());
-    for (_, is_untrusted, urls) in answers {
+    for (is_untrusted, urls) in join_all(asked).await {
         let urls = urls.unwrap_or_else(|error| {
             report.failed.push(error);
             Vec::new()
@@ -226,24 +225,17 @@ async fn read_sources(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<P
 
 /// Fetches the cards at these places, a few at a time.
 async fn fetch_cards(
-    inner: &Arc<Inner>,
+    inner: &Inner,
     places: impl IntoIterator<Item = Place>,
     mut with: impl FnMut(Place, Result<Fetched, CardError>),
 ) {
-    let mut places = places.into_iter();
-    let mut fetches = JoinSet::new();
-    loop {
-        while fetches.len() < MAX_CONCURRENT_FETCHES
-            && let Some((url, is_untrusted)) = places.next()
-        {
-            let inner = inner.clone();
-            fetches.spawn(async move { (inner.cards.look(&url, is_untrusted).await, (url, is_untrusted)) });
-        }
-        match fetches.join_next().await {
-            Some(Ok((fetched, place))) => with(place, fetched),
-            Some(Err(_)) => {}
-            None => return,
-        }
+    let fetches = places.into_iter().map(|(url, is_untrusted)| async move {
+        let fetched = inner.cards.look(&url, is_untrusted).await;
+        ((url, is_untrusted), fetched)
+    });
+    let mut fetches = stream::iter(fetches).buffer_unordered(MAX_CONCURRENT_FETCHES);
+    while let Some((place, fetched)) = fetches.next().await {
+        with(place, fetched);
     }
 }
 

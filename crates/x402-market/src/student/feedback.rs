@@ -259,6 +259,7 @@ pub enum Failure {
 impl Failure {
     pub(super) fn of(error: &EvaluateError) -> Self {
         let was_paid = error.receipt().is_some_and(|receipt| receipt.outcome.is_paid());
+        let detail = shorten(error);
         match error {
             EvaluateError::NotOffered(what) => Self::NotPaid { detail: shorten(what) },
             EvaluateError::PriceMismatch { expected, demanded } => {
@@ -268,26 +269,26 @@ impl Failure {
                 Self::PayeeMismatch { expected: *expected, demanded: *demanded }
             }
             EvaluateError::TokenMismatch { network, asset } => Self::TokenMismatch { network: *network, asset: *asset },
-            EvaluateError::NoOffer => Self::InvalidAnswer { detail: shorten(error) },
-            EvaluateError::Payment(PaymentError::Unanswered { .. }) => Self::Unreachable { detail: shorten(error) },
-            EvaluateError::Payment(
+            EvaluateError::NotPublic | EvaluateError::Payment(PaymentError::Unanswered { .. }) => {
+                Self::Unreachable { detail }
+            }
+            EvaluateError::NoOffer
+            | EvaluateError::InvalidEvaluation { .. }
+            | EvaluateError::Payment(
                 PaymentError::Unreadable(_)
                 | PaymentError::Encode(_)
                 | PaymentError::Refused(Refusal::NoPayableOffer { .. } | Refusal::Redirected { .. }),
-            ) => Self::InvalidAnswer { detail: shorten(error) },
-            EvaluateError::Payment(_) => Self::NotPaid { detail: shorten(error) },
-            EvaluateError::NotPublic => Self::Unreachable { detail: shorten(error) },
+            ) => Self::InvalidAnswer { detail },
+            EvaluateError::Payment(_) => Self::NotPaid { detail },
             EvaluateError::Unreachable { source, .. } => Self::Unreachable { detail: shorten(source) },
-            EvaluateError::Answered { status, detail, .. } => match status {
-                400..=499 if error.receipt().is_none() => Self::Declined { status: *status, detail: shorten(detail) },
-                400..=499 if !was_paid => {
-                    let reason = error.receipt().and_then(|receipt| receipt.reason.as_deref());
-                    Self::PaymentFailed { detail: shorten(reason.unwrap_or(detail)) }
+            EvaluateError::Answered { status, detail: told, receipt } => match (status, receipt) {
+                (400..=499, None) => Self::Declined { status: *status, detail: shorten(told) },
+                (400..=499, Some(receipt)) if !was_paid => {
+                    Self::PaymentFailed { detail: shorten(receipt.reason.as_deref().unwrap_or(told)) }
                 }
-                500..=599 if !was_paid => Self::Unreachable { detail: shorten(error) },
-                _ => Self::InvalidAnswer { detail: shorten(error) },
+                (500..=599, _) if !was_paid => Self::Unreachable { detail },
+                _ => Self::InvalidAnswer { detail },
             },
-            EvaluateError::InvalidEvaluation { .. } => Self::InvalidAnswer { detail: shorten(error) },
         }
     }
 

@@ -1,6 +1,6 @@
 //! The table of the evaluators that are known, in the order in which they were found.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use alloy_primitives::Address;
 use tower_x402::Usdc;
@@ -35,25 +35,11 @@ pub enum RefusedReason {
     Full(usize),
 }
 
-/// How many outputs a submission has, and whether it can be split.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) outputs: usize,
-    is_whole: bool,
-}
-
-impl Shape {
-    pub(super) fn of(submission: &Submission) -> Self {
-        Self { outputs: submission.outputs().len(), is_whole: !matches!(submission.outputs, Outputs::Group(_)) }
-    }
-}
-
 /// The evaluators that are known, in the order in which they were found.
 #[derive(Debug)]
 pub(super) struct KnownEvaluators {
     limit: usize,
     entries: Vec<KnownEvaluator>,
-    by_payee: HashMap<Address, usize>,
 }
 
 #[derive(Debug)]
@@ -78,7 +64,7 @@ pub(super) struct KnownEvaluator {
 
 impl KnownEvaluators {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, entries: Vec::new(), by_payee: HashMap::new() }
+        Self { limit, entries: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -86,7 +72,7 @@ impl KnownEvaluators {
     }
 
     pub(super) fn find(&mut self, evaluator: Address) -> Option<&mut KnownEvaluator> {
-        self.by_payee.get(&evaluator).map(|position| &mut self.entries[*position])
+        self.entries.iter_mut().find(|known| known.card.pay_to() == evaluator)
     }
 
     /// Returns `true` if an evaluation names another version than the one before.
@@ -109,18 +95,19 @@ impl KnownEvaluators {
     pub(super) fn candidates(
         &self,
         skill: Skill,
-        shape: Shape,
+        submission: &Submission,
         per_payment: Usdc,
         excluded: &[Address],
     ) -> impl Iterator<Item = (&KnownEvaluator, Candidate)> {
+        // A group is sent in parts if an evaluator takes less.
+        let least = if matches!(submission.outputs, Outputs::Group(_)) { 1 } else { submission.outputs().len() };
         self.entries.iter().filter_map(move |known| {
             let evaluator = known.card.pay_to();
             let can_be_hired = known.offers.contains(skill) && !known.is_banned && known.overdue == 0;
             if !can_be_hired || excluded.contains(&evaluator) {
                 return None;
             }
-            let max_outputs = known.card.pricing().outputs_for(per_payment);
-            if max_outputs == 0 || (shape.is_whole && max_outputs < shape.outputs) {
+            if known.card.pricing().outputs_for(per_payment) < least {
                 return None;
             }
             let price = known.card.pricing().price_per_output();
@@ -148,6 +135,7 @@ impl KnownEvaluators {
             return Ok(false);
         }
         let replaced = self.next_replaced()?.map(|known| known.card.pay_to());
+        let replaced = replaced.and_then(|replaced| self.find(replaced));
         let mut new = KnownEvaluator {
             url: url.clone(),
             is_untrusted: *is_untrusted,
@@ -161,17 +149,10 @@ impl KnownEvaluators {
             version: None,
         };
         new.number_skills(skills);
-        let position = match replaced.and_then(|replaced| self.by_payee.remove(&replaced)) {
-            Some(position) => {
-                self.entries[position] = new;
-                position
-            }
-            None => {
-                self.entries.push(new);
-                self.entries.len() - 1
-            }
-        };
-        self.by_payee.insert(payee, position);
+        match replaced {
+            Some(replaced) => *replaced = new,
+            None => self.entries.push(new),
+        }
         Ok(true)
     }
 
@@ -191,7 +172,7 @@ impl KnownEvaluators {
 
     /// Returns the entry of a payee that is known at another URL.
     pub(super) fn elsewhere(&self, evaluator: Address, url: &Url) -> Option<&KnownEvaluator> {
-        self.by_payee.get(&evaluator).map(|position| &self.entries[*position]).filter(|known| known.url != *url)
+        self.entries.iter().find(|known| known.card.pay_to() == evaluator).filter(|known| known.url != *url)
     }
 
     pub(super) fn relocate(&mut self, evaluator: Address, (url, is_untrusted): Place) {

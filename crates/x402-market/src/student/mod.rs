@@ -29,7 +29,7 @@ mod teaching;
 mod truth;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -51,6 +51,7 @@ pub use truth::{AuditReport, AuditedEvaluation, Truth};
 use super::{
     CardFetcher, EvaluationClient, Submission,
     evidence::{Evidence, EvidenceError, EvidenceLog},
+    lock::lock,
 };
 
 /// A buyer of verdicts with a budget.
@@ -144,11 +145,6 @@ struct Inner {
 }
 
 impl Student {
-    /// Creates a builder. Evaluators are paid from `payer`'s budget.
-    pub fn builder(payer: Payer) -> StudentBuilder {
-        StudentBuilder::new(payer)
-    }
-
     /// Asks the sources for evaluators, and fetches their cards. Call it again at any time to find new evaluators and changed terms.
     pub async fn discover(&self) -> DiscoveryReport {
         discovery::discover(&self.0).await
@@ -248,9 +244,8 @@ impl Student {
 }
 
 impl Inner {
-    /// No method of the state panics halfway through a change, so the data behind a poisoned lock is sound.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn client(&self, is_untrusted: bool) -> &EvaluationClient {

@@ -12,9 +12,9 @@ use std::{
 };
 
 use alloy_primitives::{Address, U256};
+use futures_util::future::join_all;
 use tokio::{
     sync::{Semaphore, mpsc},
-    task::JoinSet,
     time::{Instant, timeout_at},
 };
 use tower_x402::Usdc;
@@ -23,7 +23,7 @@ use super::{
     AuditedEvaluation, CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, PanelVerdict, StudentError,
     aggregate::{self, Member},
     feedback::Judged,
-    known::{KnownEvaluator, Shape},
+    known::KnownEvaluator,
     sent::Sent,
     spending::sum,
     state::{Ended, HireRequest, Hired, Part},
@@ -48,17 +48,17 @@ pub(super) async fn evaluate(inner: &Arc<Inner>, submission: &Submission) -> Res
         let skill = state.skill(&submission.task.skill, &inner.reports)?;
         let audits = state.spending.audited(skill);
         let Some(sent) = Sent::of(submission, &mut state.rng) else {
-            state.spending.tasks += 1;
-            state.spending.uniform += 1;
+            state.spending.counts.tasks += 1;
+            state.spending.counts.uniform += 1;
             let outputs = vec![OutputFeedback::default(); submission.outputs().len()];
             let (task, none) = (submission.task.id.clone(), Usdc::ZERO);
             return Ok(Feedback { task, outputs, hires: Vec::new(), audits, paid: none, held: none, sent: None });
         };
-        let (shape, now) = (Shape::of(&sent.submission), inner.clock.now());
-        let request = HireRequest { skill, shape, seats: inner.panel_size, is_exploration: false, now, excluded: &[] };
+        let (submission, seats, now) = (&sent.submission, inner.panel_size, inner.clock.now());
+        let request = HireRequest { skill, submission, seats, is_exploration: false, now, excluded: &[] };
         let hired = state.hire(&request)?;
-        state.spending.tasks += 1;
-        state.spending.kept += u64::from(hired.is_empty());
+        state.spending.counts.tasks += 1;
+        state.spending.counts.kept += u64::from(hired.is_empty());
         (skill, audits, sent, hired)
     };
     let work = Work { submission: sent.submission.clone(), good: None };
@@ -75,8 +75,8 @@ pub(super) async fn explore(
     skill: Skill,
     judges: Vec<Address>,
 ) -> (Vec<AuditedEvaluation>, Vec<Pupil>) {
-    let (shape, now) = (Shape::of(&work.submission), inner.clock.now());
-    let request = HireRequest { skill, shape, seats: 0, is_exploration: true, now, excluded: &judges };
+    let (submission, now) = (&work.submission, inner.clock.now());
+    let request = HireRequest { skill, submission, seats: 0, is_exploration: true, now, excluded: &judges };
     // Lack of money is no error: the audit counts without them.
     let hired = inner.state().hire(&request).unwrap_or_default();
     let mut panel = Panel::new(inner, work, skill, 0);
@@ -148,7 +148,10 @@ impl<'a> Panel<'a> {
         while let Ok(answer) = self.inbox.try_recv() {
             self.accept(answer);
         }
-        self.calls.iter_mut().for_each(CallHandle::give_up);
+        // The selector is told that they took too long.
+        for call in self.calls.iter().filter(|call| !call.has_ended) {
+            self.inner.state().give_up(call.hired.call);
+        }
     }
 
     fn accept(&mut self, answer: Answer) {
@@ -161,8 +164,8 @@ impl<'a> Panel<'a> {
     /// Hires another evaluator for one seat, if there is one and money for it.
     fn replace(&mut self) {
         let (inner, skill, now) = (self.inner, self.skill, self.inner.clock.now());
-        let shape = Shape::of(&self.work.submission);
-        let request = HireRequest { skill, shape, seats: 1, is_exploration: false, now, excluded: &self.excluded };
+        let submission = &self.work.submission;
+        let request = HireRequest { skill, submission, seats: 1, is_exploration: false, now, excluded: &self.excluded };
         let hired = inner.state().hire(&request).unwrap_or_default();
         self.start(hired);
     }
@@ -202,18 +205,10 @@ struct Answer {
 struct CallHandle {
     hired: Hired,
     is_wanted: Arc<AtomicBool>,
-    inner: Arc<Inner>,
     has_ended: bool,
 }
 
 impl CallHandle {
-    /// Tells the selector that the call took too long, unless it has ended.
-    fn give_up(&mut self) {
-        if !self.has_ended {
-            self.inner.state().give_up(self.hired.call);
-        }
-    }
-
     fn hire(&self, payments: Vec<CallPayment>, judged: Vec<Judged>, failure: Option<Failure>) -> Hire {
         let Hired { card, url, .. } = &self.hired;
         Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure, judged }
@@ -231,8 +226,7 @@ impl Drop for CallHandle {
 /// Starts a call and sends its answer to `answers`.
 fn start_call(inner: &Arc<Inner>, hired: Hired, work: &Arc<Work>, answers: &mpsc::Sender<Answer>) -> CallHandle {
     let is_wanted = Arc::new(AtomicBool::new(true));
-    let has_ended = false;
-    let handle = CallHandle { hired: hired.clone(), is_wanted: is_wanted.clone(), inner: inner.clone(), has_ended };
+    let handle = CallHandle { hired: hired.clone(), is_wanted: is_wanted.clone(), has_ended: false };
     let (inner, work, answers) = (inner.clone(), work.clone(), answers.clone());
     let calls = inner.calls.clone();
     calls.send_modify(|calls| *calls += 1);
@@ -290,7 +284,7 @@ fn record(inner: &Inner, evidence: Vec<Evidence>, exploration_cost: Usdc, now: u
         }
         if let Err(error) = recorded {
             tracing::warn!(%error, "could not record evidence about an evaluator");
-            inner.state().spending.unrecorded += 1;
+            inner.state().spending.counts.unrecorded += 1;
         }
     }
     if exploration_cost > Usdc::ZERO
@@ -301,26 +295,17 @@ fn record(inner: &Inner, evidence: Vec<Evidence>, exploration_cost: Usdc, now: u
 }
 
 /// Sends all parts of a submission at once.
-async fn send_parts(
-    inner: &Arc<Inner>,
-    hired: &Hired,
-    submission: &Submission,
-    is_wanted: &Arc<AtomicBool>,
-) -> Vec<Part> {
-    let mut requests = JoinSet::new();
-    for range in split(submission, hired.max_outputs) {
+async fn send_parts(inner: &Inner, hired: &Hired, submission: &Submission, is_wanted: &Arc<AtomicBool>) -> Vec<Part> {
+    let client = inner.client(hired.is_untrusted);
+    let requests = split(submission, hired.max_outputs).into_iter().filter_map(|range| {
         // A part of a valid group is valid.
-        let Some(submission) = teaching::part(submission, range.clone(), hired.task_alias.clone()) else { continue };
-        let (inner, card, is_untrusted) = (inner.clone(), hired.card.clone(), hired.is_untrusted);
-        let is_wanted = is_wanted.clone();
-        requests.spawn(async move {
-            let result = inner.client(is_untrusted).evaluate_while(&card, &submission, &is_wanted).await;
+        let part = teaching::part(submission, range.clone(), hired.task_alias.clone())?;
+        Some(async move {
+            let result = client.evaluate_while(&hired.card, &part, is_wanted).await;
             Part { range, result, explained: None }
-        });
-    }
-    let mut parts = requests.join_all().await;
-    parts.sort_by_key(|part| part.range.start);
-    parts
+        })
+    });
+    join_all(requests).await
 }
 
 /// Splits a group into parts of at most `max_outputs`. Single outputs and pairs stay whole.

@@ -115,11 +115,8 @@ impl EvaluatorAccount {
 /// The records behind a [`SpendingReport`].
 #[derive(Debug, Default)]
 pub(super) struct SpendingRecords {
-    pub(super) tasks: u64,
-    pub(super) kept: u64,
-    pub(super) uniform: u64,
-    pub(super) audits: u64,
-    pub(super) unrecorded: u64,
+    /// The report's counts. Its accounts and sums are added when it is asked for.
+    pub(super) counts: SpendingReport,
     accounts: BTreeMap<(Address, Skill), EvaluatorAccount>,
     /// Payments with an unknown outcome, by nonce of the authorization.
     held: BTreeMap<B256, (Address, Skill, Usdc)>,
@@ -128,7 +125,7 @@ pub(super) struct SpendingRecords {
 impl SpendingRecords {
     /// Creates records of which an earlier process has counted `tasks` submissions.
     pub(super) fn new(tasks: u64) -> Self {
-        Self { tasks, ..Self::default() }
+        Self { counts: SpendingReport { tasks, ..SpendingReport::default() }, ..Self::default() }
     }
 
     /// Adds what became of one request.
@@ -196,18 +193,8 @@ impl SpendingRecords {
     pub(super) fn report(&self, promised: Usdc, spent: Usdc) -> SpendingReport {
         let accounts: Vec<_> = self.accounts.values().cloned().collect();
         let paid = sum(accounts.iter().map(|account| account.paid));
-        SpendingReport {
-            tasks: self.tasks,
-            kept: self.kept,
-            uniform: self.uniform,
-            audits: self.audits,
-            paid,
-            held: sum(accounts.iter().map(|account| account.held)),
-            promised,
-            elsewhere: less(spent, paid),
-            unrecorded: self.unrecorded,
-            accounts,
-        }
+        let held = sum(accounts.iter().map(|account| account.held));
+        SpendingReport { paid, held, promised, elsewhere: less(spent, paid), accounts, ..self.counts.clone() }
     }
 
     fn account(&mut self, evaluator: Address, (skill, name): (Skill, &str)) -> &mut EvaluatorAccount {

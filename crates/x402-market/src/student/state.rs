@@ -10,12 +10,12 @@ use url::Url;
 use super::{
     CallPayment, Failure, StudentError,
     feedback::Judged,
-    known::{KnownEvaluators, Shape},
+    known::KnownEvaluators,
     spending::{AvailableBudget, SpendingRecords, sum},
     truth,
 };
 use crate::{
-    EvaluateError, TaskId, VerifiedCard,
+    EvaluateError, Submission, TaskId, VerifiedCard,
     client::PaidEvaluation,
     evidence::{CallOutcome, Evidence, EvidenceLog},
     selection::{Job, Observation, Selector, Skill, Skills},
@@ -50,7 +50,7 @@ pub(super) struct OpenCall {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HireRequest<'a> {
     pub(super) skill: Skill,
-    pub(super) shape: Shape,
+    pub(super) submission: &'a Submission,
     pub(super) seats: usize,
     /// Only to learn about evaluators, about outputs whose truth is known.
     pub(super) is_exploration: bool,
@@ -156,15 +156,15 @@ impl State {
 
     /// Has the selector choose evaluators, and promises what they cost.
     pub(super) fn hire(&mut self, request: &HireRequest<'_>) -> Result<Vec<Hired>, StudentError> {
-        let HireRequest { skill, shape, seats, is_exploration, now, excluded } = *request;
+        let HireRequest { skill, submission, seats, is_exploration, now, excluded } = *request;
         let per_payment = self.available.budget().per_payment();
-        let candidates = self.evaluators.candidates(skill, shape, per_payment, excluded);
+        let candidates = self.evaluators.candidates(skill, submission, per_payment, excluded);
         let (known, market): (Vec<_>, Vec<_>) = candidates.unzip();
-        let outputs = u32::try_from(shape.outputs).unwrap_or(u32::MAX);
+        let outputs = u32::try_from(submission.outputs().len()).unwrap_or(u32::MAX);
         // The budget does this only when it reserves, which it never does if nothing is left.
         self.available.budget().release_expired(now);
         let remaining = self.available.remaining();
-        let tasks_left = self.tasks.saturating_sub(self.spending.tasks).max(1);
+        let tasks_left = self.tasks.saturating_sub(self.spending.counts.tasks).max(1);
         let job = Job { skill, outputs, seats, remaining, tasks_left };
         if let Some(least) = market.iter().map(|candidate| job.cost(candidate).unwrap_or(Usdc::MAX)).min()
             && least > remaining

@@ -440,6 +440,7 @@ impl BatchRequest {
         }
         let filled = self.channels.fill(config, voucher, deposit).await;
         let (executed, record) = filled.map_err(|error| self.not_moved(&error))?;
+        common::moved(executed.transaction);
         *made = Some(executed);
         Ok(record)
     }

@@ -46,34 +46,33 @@ impl Declared {
         self.text.as_ref()
     }
 
-    /// Refuses a new payment whose payer returned an extension otherwise than it is declared, or with what its check refuses.
-    pub(crate) fn check(&self, echoed: Extensions<'_>) -> Result<(), Refusal> {
-        let Some(echoed) = echoed.filter(|_| self.text.is_some()) else { return Ok(()) };
-        let all = fields(echoed.text()).ok_or_else(|| malformed("the extensions are not an object".to_owned()))?;
-        self.all().filter_map(|one| Some(read(one, all.get(one.name())?))).try_for_each(|read| read.map(drop))
-    }
-
-    /// Reads what a payer returned of the seller's extensions. What [`check`](Self::check) refuses is not told to the handler, and counts as
-    /// added: a payment that is on record is answered in spite of it only if that is [how it was written](written) then.
-    pub(crate) fn read(&self, echoed: Extensions<'_>) -> Echoed {
-        let echoed = echoed.filter(|_| !self.sellers.is_empty());
-        let Some(all) = echoed.and_then(|echoed| fields(echoed.text())) else { return Echoed::default() };
-        let (mut infos, mut additions) = (Map::new(), Vec::new());
+    /// Reads what a payer returned of the extensions. A new payment is refused whose payer returned one otherwise than it is declared, or with
+    /// what its check refuses. Of the seller's extensions such a one is not told to the handler, and counts as added: a payment that is on
+    /// record is answered in spite of it only if that is [how it was written](written) then.
+    pub(super) fn read(&self, echoed: Extensions<'_>) -> (Echoed, Option<Refusal>) {
+        let Some(echoed) = echoed.filter(|_| self.text.is_some()) else { return Default::default() };
+        let Some(all) = fields(echoed.text()) else {
+            return (Echoed::default(), Some(malformed("the extensions are not an object".to_owned())));
+        };
+        let (mut infos, mut additions, mut refusal) = (Map::new(), Vec::new(), None);
         for extension in &self.sellers {
             let name = extension.name();
             let Some(text) = all.get(name) else { continue };
-            let Ok(echoed) = read(extension, text) else {
-                additions.push((name, text.get().to_owned()));
-                continue;
-            };
-            let info = echoed.get("info").cloned().unwrap_or_default();
-            if let Some(added) = extension.added_to(&info) {
-                additions.push((name, added.to_string()));
+            match read(extension, text) {
+                Ok(echoed) => {
+                    let info = echoed.get("info").cloned().unwrap_or_default();
+                    additions.extend(extension.added_to(&info).map(|added| (name, added.to_string())));
+                    infos.insert(name.to_owned(), info);
+                }
+                Err(refused) => {
+                    additions.push((name, text.get().to_owned()));
+                    refusal = refusal.or(Some(refused));
+                }
             }
-            infos.insert(name.to_owned(), info);
         }
+        let refusal = refusal.or_else(|| self.known.iter().find_map(|known| read(known, all.get(known.name())?).err()));
         let added = digest(additions.iter().map(|(name, added)| (*name, added.as_str())));
-        Echoed { infos: (!infos.is_empty()).then(|| Arc::new(infos)), added }
+        (Echoed { infos: (!infos.is_empty()).then(|| Arc::new(infos)), added }, refusal)
     }
 
     /// Returns what a facilitator is told of the extensions that a payer returned: those that were declared. The seller's description of
@@ -175,7 +174,7 @@ fn read(extension: &Extension, text: &RawValue) -> Result<Value, Refusal> {
 
 /// Returns the digest of all that a payer returned of extensions, as it wrote it, without its payment identifier: presented again, the same
 /// payment has the same, whatever its seller declares meanwhile. Returns `None` if there is nothing.
-pub(crate) fn written(extensions: Extensions<'_>) -> Option<B256> {
+pub(super) fn written(extensions: Extensions<'_>) -> Option<B256> {
     let all = fields(extensions?.text())?;
     digest(all.iter().map(|(name, text)| (name.as_str(), text.get())).filter(|(name, _)| *name != PaymentId::NAME))
 }
@@ -193,7 +192,7 @@ fn digest<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Option<B256> 
 
 /// Returns the digest of the payment identifier in these extensions. Only a layer that offers identifiers refuses malformed ones: to others
 /// they mean nothing.
-pub(crate) fn payment_id(extensions: Extensions<'_>, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
+pub(super) fn payment_id(extensions: Extensions<'_>, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
     let Some(extensions) = extensions else { return Ok(None) };
     let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
     match extensions.and_then(|extensions| PaymentId::of(&extensions).map_err(|error| error.to_string())) {
@@ -223,15 +222,15 @@ mod tests {
     }
 
     fn read(text: &str) -> Echoed {
-        declared().read(Some(&echo(text)))
+        declared().read(Some(&echo(text))).0
     }
 
     #[test]
     fn payer_returns_what_was_declared_and_may_add() {
         let declared = declared();
-        let as_declared = declared.read(declared.text());
+        let (as_declared, refusal) = declared.read(declared.text());
         assert_eq!(as_declared.info("tip").unwrap(), Some(json!({ "currency": "USD" })));
-        assert_eq!((as_declared.added(), declared.check(declared.text()).is_ok()), (None, true));
+        assert_eq!((as_declared.added(), refusal.is_none()), (None, true));
         let added = read(r#"{"tip":{"info":{"currency":"USD","for":"Ada"}}}"#);
         assert_eq!(added.info("tip").unwrap(), Some(json!({ "currency": "USD", "for": "Ada" })));
         assert!(added.added().is_some());
@@ -262,7 +261,7 @@ mod tests {
     fn echo_that_is_too_long_or_of_the_wrong_type_is_refused() {
         let long = format!(r#"{{"tip":{{"info":{{"currency":"USD","for":"{}"}}}}}}"#, "x".repeat(MAX_ECHO));
         for text in ["[]", "7", &long, r#"{"tip":{"info":{"currency":"USD","for":7}}}"#] {
-            assert!(declared().check(Some(&echo(text))).is_err(), "{}", &text[..text.len().min(80)]);
+            assert!(declared().read(Some(&echo(text))).1.is_some(), "{}", &text[..text.len().min(80)]);
             assert!(read(text).infos.is_none(), "and a handler is not told of it");
         }
     }
@@ -271,7 +270,7 @@ mod tests {
     fn additions_are_the_same_whatever_is_declared_beside_them() {
         let added = |declared: Value, echoed: Value| {
             let declared = Declared::new(vec![Extension::new("tip", declared, json!({}))], Vec::new());
-            declared.read(Some(&echo(&json!({ "tip": { "info": echoed } }).to_string()))).added()
+            declared.read(Some(&echo(&json!({ "tip": { "info": echoed } }).to_string()))).0.added()
         };
         let euros =
             added(json!({ "currency": "EUR", "to": {} }), json!({ "currency": "EUR", "to": { "name": "Ada" } }));

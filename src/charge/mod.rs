@@ -123,6 +123,7 @@
 // |---|---|
 // | `seller` | what does a seller offer, and what do its requests share? |
 // | `work` | how does a request with a payment begin on another transport, and what is charged for it? |
+// | `common` | what is the same of a payment, whatever its scheme and transport? |
 // | `exact/` | what does a payment by one signed transfer buy, and when is it settled? |
 // | `batch/` | what does a voucher of a payment channel buy, and what is charged for it? |
 // | `refusal` | what happened, and what can the payer do? |
@@ -134,6 +135,7 @@
 // | `extensions` | is what a payer echoes what was offered, and how does it name its payment? |
 
 pub(crate) mod batch;
+mod common;
 pub(crate) mod exact;
 pub(crate) mod extensions;
 pub(crate) mod in_progress;
@@ -151,6 +153,7 @@ use std::future::{Future, ready};
 use alloy_primitives::{Address, B256, U256};
 use tracing::Instrument as _;
 
+pub(crate) use common::{Common, Identity};
 pub use exact::{SettleAnswer, Settler, Sponsor};
 pub use extensions::Echoed;
 use recording::Recording;

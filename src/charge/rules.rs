@@ -77,6 +77,11 @@ impl Limits {
         has_secret || (replays <= self.anonymous_replays && age <= self.anonymous_replay_age.as_secs())
     }
 
+    /// Returns `true` if work that was begun so often for one payment may be begun once more.
+    pub(crate) const fn has_attempts_left(&self, attempts: u32) -> bool {
+        attempts < self.attempts
+    }
+
     /// Returns how long after it was signed a payment that lasts as long as it may can still be presented, in seconds.
     pub(crate) fn time_to_sign(&self) -> u64 {
         self.max_timeout.saturating_sub(self.handler_deadline + self.settlement_margin).as_secs()

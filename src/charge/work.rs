@@ -7,9 +7,9 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Beginning, Held as _, Offer, Presented, Refusal, Seller, Unfinished, VerifiedPayment, Why, detached,
+    Beginning, Common, Held as _, Offer, Presented, Refusal, Seller, Unfinished, VerifiedPayment, Why, detached,
     exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
-    extensions::{Echoed, written},
+    extensions::Echoed,
 };
 use crate::{
     ledger::{BodyDigest, Fingerprint, StoredResponse},
@@ -52,19 +52,13 @@ impl Seller {
         payment: PaymentPayload,
         request: &Request,
     ) -> Result<Begun, Refusal> {
-        let echoed = self.declared.read(payment.extensions.as_ref());
-        let as_written = written(payment.extensions.as_ref());
-        let told = self.declared.passed_on(payment.extensions.as_ref());
+        let extensions = payment.extensions.as_ref();
+        let (echoed, Common { refusal, identity }) =
+            self.read(extensions, |added| request.fingerprint(&self.name, added))?;
+        let told = self.declared.passed_on(extensions);
         let payment = PresentedPayment::new(payment);
-        let presentation = Presentation {
-            payer: payment.payer(),
-            fingerprint: request.fingerprint(&self.name, echoed.added()),
-            written: as_written.map(|as_written| request.fingerprint(&self.name, Some(as_written))),
-            sold_by: None,
-            id: payment.id(self.rules.payment_identifier)?,
-            may_defer: true,
-        };
-        let mut matched = payment.find_payment(self, offers).await?;
+        let presentation = Presentation { payer: payment.payer(), identity, sold_by: None, may_defer: true };
+        let mut matched = payment.find_payment(self, offers, refusal).await?;
         if matched.facilitator.uses_extensions() {
             matched.payment = matched.payment.with_echoed(EchoedMetadata::new(None, told).map(Arc::new));
         }

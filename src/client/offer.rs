@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     network::Asset,
-    protocol::{ExactOffer, PaymentFlow},
+    protocol::{ExactOffer, PaymentFlow, TransferMethod},
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelOffer},
 };
@@ -25,10 +25,8 @@ pub(super) struct OfferPolicy {
     pub(super) flows: Option<Vec<PaymentFlow>>,
     /// The first that distinguishes two offers decides.
     preferences: Vec<Comparison>,
-    /// Whether the payer pays a price by permit.
-    pub(super) permits: bool,
-    /// Whether the payer pays by permits for a maximum.
-    pub(super) maximums: bool,
+    /// The kinds of permits that the payer pays by, whichever account they name.
+    pub(super) permits: Vec<TransferMethod>,
     /// The longest accepted withdraw delay, in seconds. `None` if the payer opens no channels.
     pub(super) withdraw_delay: Option<Duration>,
 }
@@ -87,7 +85,7 @@ impl OfferPolicy {
             .find(|trusted| trusted.network == network && trusted.address == asset)
             .ok_or(OfferRefusal::UnknownAsset { network, asset })?;
         let is_permit = common.permit().is_some();
-        if is_permit && !(if common.is_maximum() { self.maximums } else { self.permits }) {
+        if is_permit && !self.permits.iter().any(|kind| kind.is_like(common.method)) {
             return Err(OfferRefusal::Permit { scheme: common.scheme() });
         }
         // A permit is in Permit2's domain.
@@ -143,7 +141,7 @@ mod tests {
     use crate::{
         client::challenge::MAX_OFFERS,
         network::Network,
-        protocol::{PaymentRequirements, TransferMethod, encode_header, header_name, v1},
+        protocol::{PaymentRequirements, encode_header, header_name, v1},
     };
 
     fn offer(amount: u64) -> ExactOffer {
@@ -246,10 +244,10 @@ mod tests {
             let choices = policy.choose(&in_v2(offers)).unwrap_or_default();
             choices.into_iter().map(|choice| choice.offer.method).collect()
         };
-        let all = OfferPolicy { permits: true, maximums: true, ..policy() };
+        let all = OfferPolicy { permits: TransferMethod::by_permit(Address::ZERO).to_vec(), ..policy() };
         assert_eq!(methods(&all, &written), [offers[2].method, offers[1].method, offers[0].method]);
         assert_eq!(methods(&policy(), &written), [offers[1].method]);
-        let exact = OfferPolicy { permits: true, ..policy() };
+        let exact = OfferPolicy { permits: vec![TransferMethod::Permit], ..policy() };
         assert_eq!(methods(&exact, &written[..1]), [offers[0].method]);
         assert_eq!(refused_by(&policy(), written[0].clone()), OfferRefusal::Permit { scheme: "exact" });
         assert_eq!(refused_by(&exact, written[2].clone()), OfferRefusal::Permit { scheme: offers[2].scheme() });

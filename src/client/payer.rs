@@ -21,7 +21,7 @@ use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
     eip3009::AuthorizationSigner,
     network::{Asset, Network},
-    protocol::{ExactOffer, PaymentFlow},
+    protocol::{ExactOffer, PaymentFlow, TransferMethod},
 };
 
 /// Signs payments for 402 answers, within a budget. It does no HTTP itself.
@@ -278,18 +278,20 @@ impl PayerBuilder {
     ///
     /// At the same rank and price, an authorization is preferred: it needs no approval. The signer signs the digest, which devices that show what
     /// they sign refuse. The policy is for all permits of the payer: the one that is given last holds.
-    pub fn permits(mut self, policy: PermitPolicy) -> Self {
-        self.policy.permits = true;
-        self.wallet.permits = policy;
-        self
+    pub fn permits(self, policy: PermitPolicy) -> Self {
+        self.permitting(TransferMethod::Permit, policy)
     }
 
     /// Pays at most the price, by permits of Permit2, where a seller offers that. Default: off.
     ///
     /// At the same rank and price, it is preferred to what costs the price: it may cost less. [`Budget`] limits apply to the price, which is the
     /// most that may be charged. A seller may charge all of it. For the signer and the policy, see [`permits`](Self::permits).
-    pub fn upto(mut self, policy: PermitPolicy) -> Self {
-        self.policy.maximums = true;
+    pub fn upto(self, policy: PermitPolicy) -> Self {
+        self.permitting(TransferMethod::Maximum { facilitator: Address::ZERO }, policy)
+    }
+
+    fn permitting(mut self, kind: TransferMethod, policy: PermitPolicy) -> Self {
+        self.policy.permits.push(kind);
         self.wallet.permits = policy;
         self
     }

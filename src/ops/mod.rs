@@ -64,7 +64,8 @@
 //! # Spans
 //!
 //! A request with a payment has the span `payment`, with `network`, `asset`, `payer`, `nonce`,
-//! `amount` (atomic units) and, once known, `transaction` and `status`. The handler runs in it. So does the span `settle`
+//! `amount` (atomic units) and, once known, `transaction` and `status`. By voucher the transaction is that of a deposit, or of a refund; a
+//! charge has none. The handler runs in it. So does the span `settle`
 //! of its settlement, with `network`, `payer`, `nonce` and `transaction`. All payments of a batch have the same transaction.
 //! No span holds signatures, keys or bodies.
 //!

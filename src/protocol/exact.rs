@@ -83,6 +83,22 @@ impl TransferMethod {
         let own = codes.iter().copied().flatten().find(|(code, _)| *code == reason.as_str());
         own.map_or_else(|| reason.clone(), |(_, own)| Reason::from(*own))
     }
+
+    /// Returns `true` if both move tokens alike, whichever accounts they name.
+    #[cfg(any(feature = "server", feature = "client"))]
+    pub(crate) fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+#[cfg(any(feature = "remote", feature = "client"))]
+impl Reason {
+    /// Returns the reason of an authorization that means the same, if this is one of a permit.
+    pub(crate) fn of_authorization(&self) -> Self {
+        const CODES: [&Codes; 3] = [permit2::CODES, permit2::MISMATCHES, upto::CODES];
+        let same = CODES.into_iter().flatten().find(|(_, own)| *own == self.as_str());
+        same.map_or_else(|| self.clone(), |(code, _)| Self::from(*code))
+    }
 }
 
 /// The order of work and settlement (`extra.paymentFlow`).

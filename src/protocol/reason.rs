@@ -4,12 +4,6 @@ use std::{convert::Infallible, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-#[cfg(any(feature = "remote", feature = "client"))]
-use crate::{
-    permit2::{self, Codes},
-    upto,
-};
-
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal,)*) => {
         /// A reason code of x402: why a payment was refused or not settled.
@@ -115,16 +109,6 @@ reasons! {
     UnexpectedVerifyError = "unexpected_verify_error",
     /// Settlement failed unexpectedly.
     UnexpectedSettleError = "unexpected_settle_error",
-}
-
-impl Reason {
-    /// Returns the reason of an authorization that means the same, if this is one of a permit.
-    #[cfg(any(feature = "remote", feature = "client"))]
-    pub(crate) fn of_authorization(&self) -> Self {
-        const CODES: [&Codes; 3] = [permit2::CODES, permit2::MISMATCHES, upto::CODES];
-        let same = CODES.into_iter().flatten().find(|(_, own)| *own == self.as_str());
-        same.map_or_else(|| self.clone(), |(code, _)| Self::from(*code))
-    }
 }
 
 impl fmt::Display for Reason {

@@ -1,6 +1,6 @@
 //! Describes what a layer charges for, and checks the description.
 
-use std::{collections::HashSet, future::Future, mem, sync::Arc, time::Duration};
+use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
@@ -773,8 +773,8 @@ fn settler_of(
     kind: TransferMethod,
     network: Network,
 ) -> Result<(usize, TransferMethod), BuildError> {
-    let is_it = |method: &TransferMethod| mem::discriminant(method) == mem::discriminant(&kind);
-    let methods = facilitators.iter().map(|facilitator| facilitator.permit_methods(network).into_iter().find(is_it));
+    let of_kind = |method: &TransferMethod| method.is_like(kind);
+    let methods = facilitators.iter().map(|facilitator| facilitator.permit_methods(network).into_iter().find(of_kind));
     let found = methods.enumerate().find_map(|(index, method)| Some((index, method?)));
     found.ok_or(BuildError::NoPermits { network, scheme: kind.scheme() })
 }

@@ -1,6 +1,5 @@
 //! A request that carries a payment, from its header to its response.
 
-use alloy_primitives::B256;
 use http::{Response, request::Parts};
 use tracing::{Instrument as _, field::Empty};
 
@@ -15,11 +14,10 @@ use super::{
 use crate::{
     channels::Channels,
     charge::{
-        Beginning, Held, Limits, Presented, Refusal, Unread, Why,
+        Beginning, Common, Held, Limits, Presented, Refusal, Unread, Why,
         batch::{self, BatchHeld, BatchRequest, PrecheckedVoucher},
         detached,
         exact::{ExactHeld, ExactRequest, Presentation, PresentedPayment},
-        extensions,
     },
     ledger::{BodyDigest, Fingerprint, StoredResponse},
     protocol::{PaymentPayload, PaymentRequirements, Reason, Verbatim},
@@ -67,12 +65,12 @@ async fn answer<S: Handler<B, R>, B: Content, R: Content>(
     let mut request = HttpRequest { context: &context, body, limits };
     match context.config.settings.channels.clone() {
         Some(channels) if batch::is_voucher(&payment.message) => {
-            let begun = Box::pin(begin_batch(&context, channels, payment, &parts, &mut request)).await;
+            let begun = Box::pin(begin_batch(&context, channels, payment, &mut request)).await;
             let body = request.body;
             Box::pin(go_on(context, begun, inner, parts, body)).await
         }
         _ => {
-            let begun = begin_exact(&context, payment, &parts, &mut request).await;
+            let begun = begin_exact(&context, payment, &mut request).await;
             let body = request.body;
             go_on(context, begun, inner, parts, body).await
         }
@@ -84,8 +82,8 @@ struct PaymentHeader {
     message: PaymentPayload,
     /// Other offers that it may have accepted.
     others: Vec<Verbatim<PaymentRequirements>>,
-    /// Identifies the request by what the payer returned of extensions, as it wrote that.
-    written: Option<Fingerprint>,
+    /// What its scheme has no say in. A refusal is answered, and counted, as one of its scheme.
+    common: Result<Common, Refusal>,
     /// Whether its payer can be told where to ask what became of the payment.
     may_defer: bool,
 }
@@ -99,26 +97,28 @@ fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Option<Pay
         Some(in_v1) => in_v1.read(raw, &context.offers)?,
         None => (raw.read()?, Vec::new()),
     };
-    context.echoed = context.config.seller.declared.read(message.extensions.as_ref());
-    let written = extensions::written(message.extensions.as_ref());
-    let written = written.map(|written| context.fingerprint_with(parts, Some(written)));
-    Ok(Some(PaymentHeader { message, others, written, may_defer: !raw.is_v1() }))
+    let fingerprint = |added| Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by(), added);
+    let read = context.config.seller.read(message.extensions.as_ref(), fingerprint);
+    let common = read.map(|(echoed, common)| {
+        context.echoed = echoed;
+        common
+    });
+    Ok(Some(PaymentHeader { message, others, common, may_defer: !raw.is_v1() }))
 }
 
 /// Begins a request that is paid by one authorization: matches the payment to an offer and checks payee, amount, window and signature.
 async fn begin_exact<B: Content>(
     context: &RequestContext,
     payment: PaymentHeader,
-    parts: &Parts,
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<ExactHeld>, Refusal> {
     let config = &context.config;
-    let PaymentHeader { message, others, written, may_defer } = payment;
+    let PaymentHeader { message, others, common, may_defer } = payment;
+    let Common { identity, refusal } = common?;
     let header = PresentedPayment::new(message).or_accepting(others);
-    let id = header.id(config.settings.rules.payment_identifier)?;
     // Where only vouchers are taken now, transfers that are on record are answered all the same.
     let offers = if config.settings.takes_exact { &*context.offers } else { &[] };
-    let found = header.find_payment(&config.seller, offers).await;
+    let found = header.find_payment(&config.seller, offers, refusal).await;
     let mut matched = found.map_err(|refusal| match refusal.why() {
         Why::Rejected(_) if !config.settings.takes_exact => {
             let detail = "only vouchers of payment channels (batch-settlement) are taken here";
@@ -131,9 +131,8 @@ async fn begin_exact<B: Content>(
         let echo = url.and_then(|url| header.echo(&url, &config.seller.declared));
         matched.payment = matched.payment.with_echoed(echo);
     }
-    let (payer, fingerprint) = (header.payer(), context.fingerprint(parts));
-    let sold_by = config.catalogue.sold_by(&context.offers);
-    let presentation = Presentation { payer, fingerprint, written, sold_by, id, may_defer };
+    let (payer, sold_by) = (header.payer(), config.catalogue.sold_by(&context.offers));
+    let presentation = Presentation { payer, identity, sold_by, may_defer };
     let paid = ExactRequest::new(config.seller.clone(), matched, presentation).await?;
     ExactHeld::begin(paid, request).await
 }
@@ -143,15 +142,12 @@ async fn begin_batch<B: Content>(
     context: &RequestContext,
     channels: Channels,
     payment: PaymentHeader,
-    parts: &Parts,
     request: &mut HttpRequest<'_, B>,
 ) -> Result<Beginning<BatchHeld>, Refusal> {
-    let config = &context.config;
-    let asks_for_ids = config.settings.rules.payment_identifier;
-    let (offers, declared) = (config.catalogue.voucher_offers(&context.offers), &config.seller.declared);
-    let prechecked = PrecheckedVoucher::read(&channels, asks_for_ids, &offers, declared, &payment.message)?;
-    let head = (context.fingerprint(parts), payment.written);
-    BatchHeld::begin(BatchRequest::new(config.seller.clone(), channels, prechecked, head), request).await
+    let (config, common) = (&context.config, payment.common?);
+    let offers = config.catalogue.voucher_offers(&context.offers);
+    let prechecked = PrecheckedVoucher::read(&channels, &offers, &payment.message)?;
+    BatchHeld::begin(BatchRequest::new(config.seller.clone(), channels, prechecked, common), request).await
 }
 
 /// Works, replays or refuses, whatever the scheme.
@@ -227,17 +223,5 @@ impl<B: Content> Presented for HttpRequest<'_, B> {
 
     fn misfit(&self, kept: &StoredResponse) -> Option<String> {
         KeptResponse::read(kept)?.misfit(&self.context.asked)
-    }
-}
-
-impl RequestContext {
-    /// Returns what identifies the head of the request, with what its payer added to the seller's extensions.
-    fn fingerprint(&self, parts: &Parts) -> Fingerprint {
-        self.fingerprint_with(parts, self.echoed.added())
-    }
-
-    fn fingerprint_with(&self, parts: &Parts, echoed: Option<B256>) -> Fingerprint {
-        let catalogue = &self.config.catalogue;
-        Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by(), echoed)
     }
 }

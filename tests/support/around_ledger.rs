@@ -20,12 +20,12 @@ pub enum Call<'a> {
     Settle(&'a SettlementStep),
     Submit(&'a JournaledTransaction),
     Advance(&'a ChannelStep),
-    /// A call of any other method, by its name.
+    /// Any other operation, by its name.
     Other(&'static str),
 }
 
 impl Call<'_> {
-    /// Returns the name of the method or of the kind of step, and the step.
+    /// Returns the name of the operation, and the step.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fulfil(step) => fulfilling(step),
@@ -66,8 +66,8 @@ where
     }
 }
 
-/// The methods and kinds of steps of [`Ledger`] that can fail.
-pub const METHODS: [&str; 15] = [
+/// The operations of [`Ledger`] that can fail, as the metric `x402_ledger_errors_total` names them.
+pub const OPERATIONS: [&str; 15] = [
     "reserve",
     "get",
     "take_over",
@@ -85,11 +85,12 @@ pub const METHODS: [&str; 15] = [
     "counts",
 ];
 
-/// The methods of [`ChannelLedger`] that can fail.
-pub const CHANNEL_METHODS: [&str; 5] = ["channel", "advance", "channel_response", "store_channel_response", "channels"];
+/// The operations of [`ChannelLedger`] that can fail. What the metric has for each kind of step is `advance` here.
+pub const CHANNEL_OPERATIONS: [&str; 5] =
+    ["channel", "advance", "channel_response", "store_channel_response", "channels"];
 
-/// Returns the method of a call with this name.
-pub fn method_of(call: &str) -> &str {
+/// Returns the operation of a call with this name.
+pub fn operation_of(call: &str) -> &str {
     call.split(' ').next().unwrap_or(call)
 }
 

@@ -10,10 +10,11 @@ use super::{
 };
 use crate::{
     charge::{
-        Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why, detached,
+        Beginning, Held, Presented, Refusal, Seller, Uncharged, Unfinished, VerifiedPayment, Why, common, detached,
         lease::pauses_after_work,
         recording::{Recording, Work},
     },
+    facilitator::channels::Executed,
     ledger::{
         BodyDigest, LedgerError, StoredResponse,
         channels::{ChannelLedgerError, ChannelRecord, ChannelStep},
@@ -42,10 +43,7 @@ impl BatchHeld {
         };
         let channel = match begun {
             Next::Replay(response, receipt) => return Ok(Beginning::Replay(response, receipt)),
-            Next::Refunded(record, executed) => {
-                let receipt = receipt(None, &record, record.charged(), Some(&executed));
-                return Ok(Beginning::Refunded(record.id, receipt));
-            }
+            Next::Refunded(record, executed) => return Ok(Self::refunded(&record, &executed)),
             Next::Hold(channel) => channel,
         };
         let is_refund = request.payment.refund.is_some();
@@ -64,7 +62,12 @@ impl BatchHeld {
         let refunded = channels.refund(&self.channel.lease.record, *request_key, &payment.voucher, asked).await;
         self.channel.lease.release().await;
         let (executed, record) = refunded.map_err(|error| self.request.not_moved(&error))?;
-        Ok(Beginning::Refunded(record.id, receipt(None, &record, record.charged(), Some(&executed))))
+        Ok(Self::refunded(&record, &executed))
+    }
+
+    fn refunded(record: &ChannelRecord, executed: &Executed) -> Beginning<Self> {
+        common::moved(executed.transaction);
+        Beginning::Refunded(record.id, receipt(None, record, record.charged(), Some(executed)))
     }
 
     /// Charges for work that is done. If the ledger fails it is asked again for a while.

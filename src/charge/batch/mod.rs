@@ -14,17 +14,14 @@ mod channel;
 mod held;
 mod request;
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::Address;
 use serde::Deserialize;
 use serde_json::Value;
 
 pub(crate) use held::BatchHeld;
 pub(crate) use request::BatchRequest;
 
-use super::{
-    Refusal,
-    extensions::{Declared, payment_id},
-};
+use super::Refusal;
 use crate::{
     channels::Channels,
     protocol::{PaymentPayload, PaymentRequirements, Verbatim},
@@ -122,8 +119,6 @@ pub(crate) struct PrecheckedVoucher {
     price: u128,
     /// The number of the channel offer that was accepted.
     offer: usize,
-    /// The digest of its payment identifier, where these are offered.
-    id: Option<B256>,
     /// Why it would be refused if it were new: it does not fit what is offered now.
     refusal: Option<Refusal>,
 }
@@ -132,9 +127,7 @@ impl PrecheckedVoucher {
     /// Reads the payload, and checks it against its signature and our offer. Asks nobody.
     pub(crate) fn read(
         channels: &Channels,
-        asks_for_ids: bool,
         offers: &[VoucherOffer],
-        declared: &Declared,
         payment: &PaymentPayload,
     ) -> Result<Self, Refusal> {
         let payload: ChannelPayload = serde_json::from_str(payment.payload.text()).map_err(|error| {
@@ -154,7 +147,6 @@ impl PrecheckedVoucher {
                 return Err(Refusal::malformed(reason::PAYLOAD_TYPE, detail));
             }
         };
-        let id = payment_id(payment.extensions.as_ref(), asks_for_ids)?.filter(|_| asks_for_ids);
         let checks = [
             (config.validate().is_err(), reason::CHANNEL_ID_MISMATCH, "the contract would not open this channel"),
             (
@@ -182,16 +174,11 @@ impl PrecheckedVoucher {
         };
         let offer = offers.iter().position(is_chosen);
         let accepted = offer.map(|index| offers[index].requirements());
-        let terms = Self::check_terms(channels, &config, refund.is_some(), accepted);
-        let (price, refusal) = match terms {
+        let (price, refusal) = match Self::check_terms(channels, &config, refund.is_some(), accepted) {
+            Ok(price) => (price, None),
             Err((code, detail)) => (0, Some(Refusal::rejected(code, detail))),
-            Ok(price) if refund.is_some() => (price, None),
-            Ok(price) => match declared.check(payment.extensions.as_ref()) {
-                Ok(()) => (price, None),
-                Err(refusal) => (price, Some(refusal)),
-            },
         };
-        Ok(Self { config, voucher, deposit, refund, price, offer: offer.unwrap_or_default(), id, refusal })
+        Ok(Self { config, voucher, deposit, refund, price, offer: offer.unwrap_or_default(), refusal })
     }
 
     /// Returns the price of the accepted offer, or what does not fit it: a code and a sentence.

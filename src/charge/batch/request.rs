@@ -2,9 +2,8 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, keccak256};
+use alloy_primitives::{B256, U256, keccak256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
-use tracing::{Span, field::display};
 
 use super::{
     PrecheckedVoucher,
@@ -12,7 +11,10 @@ use super::{
 };
 use crate::{
     channels::Channels,
-    charge::{Presented, Refusal, Seller, Why, lease::FinishOnDrop, queue::AdmissionQueue, rooms::PayerRoom},
+    charge::{
+        Common, Identity, Presented, Refusal, Seller, Why, common, lease::FinishOnDrop, queue::AdmissionQueue,
+        rooms::PayerRoom,
+    },
     clock::age,
     facilitator::channels::{ChannelError, Executed},
     ledger::{
@@ -32,10 +34,7 @@ pub(crate) struct BatchRequest {
     pub(super) seller: Arc<Seller>,
     pub(super) channels: Channels,
     pub(super) payment: PrecheckedVoucher,
-    /// Identifies the head of the request.
-    head: Fingerprint,
-    /// Identifies it by what the payer returned of extensions as it wrote that, whatever its seller declares now.
-    written: Option<Fingerprint>,
+    identity: Identity,
     /// Identifies the request together with the voucher.
     pub(super) request_key: B256,
     /// How its payer names it.
@@ -93,21 +92,15 @@ impl BatchRequest {
     pub(crate) fn new(
         seller: Arc<Seller>,
         channels: Channels,
-        payment: PrecheckedVoucher,
-        (head, written): (Fingerprint, Option<Fingerprint>),
+        mut payment: PrecheckedVoucher,
+        Common { identity, refusal }: Common,
     ) -> Self {
-        let request = Self {
-            seller,
-            channels,
-            payment,
-            head,
-            written,
-            request_key: B256::ZERO,
-            name: None,
-            has_secret: false,
-            is_known: false,
-        };
-        request.describe();
+        // A refund is owed whatever came with its request.
+        payment.refusal = payment.refusal.or(refusal.filter(|_| payment.refund.is_none()));
+        let (request_key, name) = (B256::ZERO, None);
+        let request =
+            Self { seller, channels, payment, identity, request_key, name, has_secret: false, is_known: false };
+        common::describe(&request.key(), U256::from(request.payment.price));
         request
     }
 
@@ -176,7 +169,7 @@ impl BatchRequest {
             let until = limits.lease_until(now);
             let is_free = record.pending.as_ref().is_none_or(|pending| pending.until <= now);
             // Two vouchers for the same amount are one: without a name, what is bought anew cannot be told from what is tried again.
-            if is_free && self.name.is_some() && record.attempts_of(request) >= limits.attempts {
+            if is_free && self.name.is_some() && !limits.has_attempts_left(record.attempts_of(request)) {
                 let receipt = receipt(Some(0), &record, record.charged(), deposit.as_ref());
                 return Err(Refusal::new(Why::Exhausted).with_receipt(Some(receipt)));
             }
@@ -286,7 +279,8 @@ impl BatchRequest {
         let is_public = |record: &ChannelRecord| {
             record.published == max || record.voucher.as_ref().is_some_and(|newest| newest.max_claimable_amount == max)
         };
-        let has_answer = |record: &ChannelRecord| self.payment.id.is_some_and(|id| record.answer_named(id).is_some());
+        let id = self.identity.asked_id;
+        let has_answer = |record: &ChannelRecord| id.is_some_and(|id| record.answer_named(id).is_some());
         let standing = match &record {
             _ if refund.is_some() => Standing::Refund,
             Some(record) if max <= record.charged() || has_answer(record) => Standing::Charged,
@@ -348,23 +342,17 @@ impl BatchRequest {
         if self.is_known { &self.seller.stale } else { &self.seller.unproven }
     }
 
-    /// Records in the span which payment this is. Its nonce follows when the request was read.
-    fn describe(&self) {
-        let (span, ChannelConfig { token, payer, .. }) = (Span::current(), self.payment.config);
-        span.record("network", display(self.channels.network())).record("asset", display(token));
-        span.record("payer", display(payer)).record("amount", display(self.payment.price));
-    }
-
     /// Notes what identifies the request: the voucher, the request's head and body, and the payment identifier if there is one.
     fn identify(&mut self, body: Option<BodyDigest>) {
-        let PrecheckedVoucher { voucher, refund, id, .. } = &self.payment;
-        self.has_secret = self.head.names_caller || id.is_some() || body.is_some_and(|body| body.length > 0);
+        let PrecheckedVoucher { voucher, refund, .. } = &self.payment;
+        let Identity { head, written, asked_id: id, .. } = self.identity;
+        self.has_secret = head.names_caller || id.is_some() || body.is_some_and(|body| body.length > 0);
         let request = match refund {
             None => {
                 let body = body.map_or(B256::ZERO, |body| body.digest);
                 let with_body = |head: Fingerprint| keccak256([head.digest, body].concat());
-                self.name = id.map(|id| RequestName { id, request: with_body(self.head) });
-                let request = with_body(self.written.unwrap_or(self.head));
+                self.name = id.map(|id| RequestName { id, request: with_body(head) });
+                let request = with_body(written.unwrap_or(head));
                 keccak256([request, id.unwrap_or_default()].concat())
             }
             // It is the same wherever it is asked for. Its voucher may be the one that paid last.
@@ -372,7 +360,7 @@ impl BatchRequest {
             Some(Some(amount)) => keccak256([&b"refund"[..], &amount.to_be_bytes()].concat()),
         };
         self.request_key = ChannelRecord::request_key(voucher, request);
-        Span::current().record("nonce", display(self.request_key));
+        common::identify(self.request_key);
     }
 
     /// Returns the answer that the request got before: with this voucher or, under its payer's name for it, with another one.
@@ -451,6 +439,7 @@ impl BatchRequest {
         }
         let filled = self.channels.fill(config, voucher, deposit).await;
         let (executed, record) = filled.map_err(|error| self.not_moved(&error))?;
+        common::moved(executed.transaction);
         *made = Some(executed);
         Ok(record)
     }

@@ -2,15 +2,11 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::B256;
 use serde::Deserialize;
 
 use super::Matched;
 use crate::{
-    charge::{
-        Offer, Refusal, Seller, Why,
-        extensions::{Declared, payment_id},
-    },
+    charge::{Offer, Refusal, Seller, Why, extensions::Declared},
     ledger::Record,
     payment::{Authenticity, EchoedMetadata, PaymentKey, Rejection, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentPayload, PaymentRequirements, Reason, Verbatim},
@@ -63,11 +59,6 @@ impl PresentedPayment {
             .map_or_else(|_| String::new(), |payload: PayloadFrom| payload.authorization.from)
     }
 
-    /// Returns the digest of the payment identifier.
-    pub(crate) fn id(&self, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
-        payment_id(self.message.extensions.as_ref(), asks_for_ids)
-    }
-
     /// Returns what it echoes besides the offer, for a facilitator that uses it. It is passed on only if it is about the resource at the URL
     /// that the seller configured: a facilitator may show it to others.
     pub(crate) fn echo(&self, resource_url: &str, declared: &Declared) -> Option<Arc<EchoedMetadata>> {
@@ -85,11 +76,14 @@ impl PresentedPayment {
     }
 
     /// Returns why the payment is for none of the offers.
-    fn not_on_offer(&self, offers: &[Offer]) -> Result<Rejection, Refusal> {
-        let unreadable = |error| format!("the accepted offer cannot be read: {error}");
-        let accepted = self.message.accepted.read();
-        let accepted = accepted.map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))?;
-        let (scheme, network) = (accepted.scheme, accepted.network);
+    fn not_on_offer(&self, offers: &[Offer]) -> Refusal {
+        let (scheme, network) = match self.message.accepted.read() {
+            Ok(accepted) => (accepted.scheme, accepted.network),
+            Err(error) => {
+                let detail = format!("the accepted offer cannot be read: {error}");
+                return Refusal::malformed(Reason::InvalidPayload, detail);
+            }
+        };
         let on_network = |offer: &Offer| offer.terms.offer().network().to_string() == network;
         let of_scheme = |offer: &Offer| offer.terms.offer().scheme() == scheme;
         let (reason, detail) = if scheme != "exact" && !offers.iter().any(of_scheme) {
@@ -101,29 +95,31 @@ impl PresentedPayment {
                 "the accepted asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
             (Reason::InvalidPaymentRequirements, detail.to_owned())
         };
-        Ok(Rejection::new(reason, detail))
+        Refusal::rejected(reason, detail)
     }
 
-    /// Finds what the payment pays for: an offer that is on now, or one on record that it was accepted under before.
-    pub(crate) async fn find_payment(&self, seller: &Seller, offers: &[Offer]) -> Result<Matched, Refusal> {
-        match self.match_offer(seller, offers)? {
-            Ok(matched) => Ok(matched),
-            Err(refusal) => Box::pin(self.find_recorded(seller, refusal)).await,
+    /// Finds what the payment pays for: an offer that is on now, or one on record that it was accepted under before. `refusal` is why it is
+    /// refused if it is new, whatever it pays for.
+    pub(crate) async fn find_payment(
+        &self,
+        seller: &Seller,
+        offers: &[Offer],
+        refusal: Option<Refusal>,
+    ) -> Result<Matched, Refusal> {
+        match self.match_offer(seller, offers, refusal) {
+            // An amount that changed since is no reason to forget what was bought at the old one.
+            Err(refusal) if self.payload.is_ok() => Box::pin(self.find_recorded(seller, refusal)).await,
+            matched => matched,
         }
     }
 
-    /// Finds the offer that the payment is for and checks it. The inner error is why it is not good for what is on offer now; it may be
-    /// on record from before.
-    fn match_offer(&self, seller: &Seller, offers: &[Offer]) -> Result<Result<Matched, Refusal>, Refusal> {
+    /// Finds the offer that the payment is for and checks it. It may be on record from before if it is not good for what is on offer now.
+    fn match_offer(&self, seller: &Seller, offers: &[Offer], refusal: Option<Refusal>) -> Result<Matched, Refusal> {
         let mut candidates = offers.iter().filter(|offer| offer.terms.is_accepted_by(&self.message.accepted));
-        let Some(first) = candidates.next() else {
-            // An amount that changed since is no reason to forget what was bought at the old one.
-            let rejection = self.not_on_offer(offers)?;
-            return if self.payload.is_ok() { Ok(Err(rejection.into())) } else { Err(rejection.into()) };
-        };
+        let Some(first) = candidates.next() else { return Err(self.not_on_offer(offers)) };
         let exact = self.payload()?;
-        let is_echoed = seller.declared.check(self.message.extensions.as_ref());
-        Ok(is_echoed.and_then(|()| best_match(seller, first, candidates, exact).map_err(Refusal::from)))
+        refusal.map_or(Ok(()), Err)?;
+        Ok(best_match(seller, first, candidates, exact)?)
     }
 
     /// Returns the payment as it is on record, or the refusal. A client that does not hold the signature learns nothing of it. Anybody can ask,

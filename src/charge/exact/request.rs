@@ -2,12 +2,11 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::Address;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
-use tracing::{Span, field::display};
 
 use crate::charge::{
-    Presented, Refusal, Seller, Unread, Why,
+    Identity, Presented, Refusal, Seller, Unread, Why, common,
     in_progress::InProgress,
     lease::{FinishOnDrop, HeldLease, Reserved},
     rooms::owner_of,
@@ -15,7 +14,7 @@ use crate::charge::{
 use crate::{
     clock::age,
     facilitator::Facilitator,
-    ledger::{BodyDigest, Fingerprint, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
+    ledger::{BodyDigest, Fulfilment, LedgerError, PaymentStep, Record, Settlement, StoredResponse},
     payment::{Authenticity, PaymentKey, Prechecked, Verified},
     protocol::{PaymentFlow, Reason, SettlementResponse, TransferMethod},
 };
@@ -39,13 +38,9 @@ pub(crate) struct ExactRequest {
     pub(super) permit: Option<OwnedSemaphorePermit>,
     /// Why it would be refused if it were new.
     refusal: Option<Refusal>,
-    fingerprint: Fingerprint,
-    /// The same with what the payer returned of extensions as it wrote that.
-    written: Option<Fingerprint>,
+    identity: Identity,
     /// Who is paid for the request now, where its price says so.
     sold_by: Option<Address>,
-    /// The digest of its payment identifier.
-    id: Option<B256>,
     /// How much of the body of a known payment its body was compared with. It is compared again if the payment was read further meanwhile.
     compared: Option<Option<BodyDigest>>,
     /// Whether its payer can be told that it is settled later.
@@ -64,14 +59,9 @@ pub(crate) struct Matched {
 pub(crate) struct Presentation {
     /// The payer's address as the payer writes it.
     pub(crate) payer: String,
-    /// Identifies the head of the request.
-    pub(crate) fingerprint: Fingerprint,
-    /// Identifies it by what the payer returned of extensions as it wrote that, whatever its seller declares now.
-    pub(crate) written: Option<Fingerprint>,
+    pub(crate) identity: Identity,
     /// Who is paid for the request now, where its price says so.
     pub(crate) sold_by: Option<Address>,
-    /// The digest of the payment identifier.
-    pub(crate) id: Option<B256>,
     /// Whether the payer can be told that its payment is settled later.
     pub(crate) may_defer: bool,
 }
@@ -105,7 +95,7 @@ impl ExactRequest {
         presentation: Presentation,
     ) -> Result<Box<Self>, Refusal> {
         let Matched { payment, refusal, facilitator } = matched;
-        let Presentation { payer, fingerprint, written, sold_by, id, may_defer } = presentation;
+        let Presentation { payer, identity, sold_by, may_defer } = presentation;
         let mut request = Box::new(Self {
             key: payment.key(),
             seller: seller.clone(),
@@ -116,14 +106,13 @@ impl ExactRequest {
             place: None,
             permit: None,
             refusal,
-            fingerprint,
-            written,
+            identity,
             sold_by,
-            id,
             compared: None,
             may_defer,
         });
-        request.describe();
+        common::describe(&request.key, request.payment.authorization().value);
+        common::identify(request.key.nonce);
         if seller.permits.available_permits() == 0 {
             return Err(Why::Busy.into());
         }
@@ -181,18 +170,6 @@ impl ExactRequest {
             }
             _ => self.take_permit(),
         }
-    }
-
-    /// Records in the span which payment this is.
-    fn describe(&self) {
-        let span = Span::current();
-        if span.is_disabled() {
-            return;
-        }
-        let PaymentKey { network, asset, payer, nonce } = self.key;
-        span.record("network", display(network)).record("asset", display(asset));
-        span.record("payer", display(payer)).record("nonce", display(nonce));
-        span.record("amount", display(self.payment.authorization().value));
     }
 
     /// Verifies the payment before it is reserved, unless it is known: where a contract at the payer's address has to accept the signature,
@@ -329,9 +306,9 @@ impl ExactRequest {
         let now = self.seller.now();
         let record = Box::new(Record {
             body: body.filter(|_| self.is_upfront()),
-            id: self.id.filter(|_| self.seller.rules.payment_identifier),
-            written: self.written,
-            ..Record::new(&self.payment, self.fingerprint, now, self.lease_until(now))
+            id: self.identity.asked_id,
+            written: self.identity.written,
+            ..Record::new(&self.payment, self.identity.head, now, self.lease_until(now))
         });
         let reserving = HeldLease::reserve(self.facilitator.ledger().clone(), record, Some(in_progress));
         FinishOnDrop::new(reserving).await
@@ -453,7 +430,7 @@ impl ExactRequest {
 
     fn state_of(&self, record: &Record, now: u64) -> KnownPayment {
         use Fulfilment::{Delivered, Produced, Released, Reserved, Working};
-        let has_attempts_left = record.attempts < self.seller.rules.limits.attempts;
+        let has_attempts_left = self.seller.rules.limits.has_attempts_left(record.attempts);
         match (record.fulfilment, record.settlement) {
             (_, Settlement::Dead) => KnownPayment::Dead,
             // Answered on credit. If settling it was tried in vain, the payer may make up for it now.
@@ -470,9 +447,8 @@ impl ExactRequest {
     /// Refuses a payment that was first used for another request (invariant I7), or that differs from the one known. The id
     /// comes first: without it, nothing is learned of the request.
     fn check_same_request(&self, record: &Record) -> Result<(), Refusal> {
-        // Payers that send ids where they are not offered are not held to them, except to one that was accepted before.
-        let is_same_id = record.id == self.id || (record.id.is_none() && !self.seller.rules.payment_identifier);
-        if !is_same_id {
+        // Payers that send ids where they are not asked for are not held to them, except to one that was accepted before.
+        if record.id != self.identity.id && record.id != self.identity.asked_id {
             return Err(Why::OtherId.into());
         }
         if record.is_of(&self.payment) && self.is_same_request(record) { Ok(()) } else { Err(Why::OtherRequest.into()) }
@@ -481,7 +457,8 @@ impl ExactRequest {
     /// Returns `true` if the record is of this request: with the same additions to what its seller declares, or as it was written then,
     /// whatever is declared since.
     fn is_same_request(&self, record: &Record) -> bool {
-        record.request == self.fingerprint || (record.written.is_some() && record.written == self.written)
+        let Identity { head, written, .. } = self.identity;
+        record.request == head || (written.is_some() && record.written == written)
     }
 
     async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Refusal> {

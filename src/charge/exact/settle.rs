@@ -7,7 +7,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{receipt::Known, request::ExactRequest};
 use crate::{
-    charge::{Refusal, Why, in_progress::InProgress},
+    charge::{Refusal, Why, common, in_progress::InProgress},
     clock::Clock,
     facilitator::{Facilitator, FacilitatorError},
     ledger::{Ledger, PaymentStep, Record, Settlement, SettlementStep, settle_with_retries},
@@ -100,7 +100,7 @@ impl ExactRequest {
         let now = self.seller.now();
         match settle(self.facilitator.as_ref(), &self.payment, &verified, record, now).await {
             Ok(Outcome::Settled { transaction, .. }) => {
-                tracing::Span::current().record("transaction", tracing::field::display(transaction));
+                common::moved(transaction);
                 Ok(())
             }
             Ok(Outcome::Failed { reason, detail, transaction }) => {

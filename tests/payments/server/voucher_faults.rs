@@ -28,7 +28,7 @@ use futures_util::stream;
 use http::{Request, Response, StatusCode};
 use serde_json::Value;
 use support::{
-    around_ledger::{CHANNEL_METHODS, method_of},
+    around_ledger::{CHANNEL_OPERATIONS, operation_of},
     authorization::{random_address, unix_now},
     faulty_ledger::{Calls, Fault, FaultyChannels, How, faulty_channels},
     shop::{App, PRICE, Shop},
@@ -424,8 +424,8 @@ fn live(fault: Option<(usize, Fault)>) -> (Vec<Vec<&'static str>>, bool, Vec<Str
 fn failed_call_harms_no_channel() {
     let (calls, _, wrongs) = live(None);
     assert_eq!(wrongs, Vec::<String>::new());
-    let called: BTreeSet<_> = calls.iter().flatten().map(|call| method_of(call)).collect();
-    let mut methods = CHANNEL_METHODS.into_iter().chain(FACILITATOR_METHODS);
+    let called: BTreeSet<_> = calls.iter().flatten().map(|call| operation_of(call)).collect();
+    let mut methods = CHANNEL_OPERATIONS.into_iter().chain(FACILITATOR_METHODS);
     assert_eq!(methods.find(|method| !called.contains(method)), None, "a method is not tested");
 
     let mut points = Vec::new();

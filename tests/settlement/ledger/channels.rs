@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::future::join_all;
 use support::{
-    around_ledger::{CHANNEL_METHODS, method_of},
+    around_ledger::{CHANNEL_OPERATIONS, operation_of},
     faulty_ledger::{Fault, How, faulty_channels},
     sqlite_file,
 };
@@ -317,8 +317,8 @@ async fn a_seller_that_repeats_failed_calls_charges_once() {
     sound.around.arm(None);
     sell_and_claim(&*sound).await;
     let calls = sound.around.made();
-    for method in CHANNEL_METHODS {
-        assert!(calls.iter().any(|call| method_of(call) == method), "{method} is not called");
+    for method in CHANNEL_OPERATIONS {
+        assert!(calls.iter().any(|call| operation_of(call) == method), "{method} is not called");
     }
     for call in calls {
         for how in [How::Before, How::After] {

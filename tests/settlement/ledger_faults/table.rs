@@ -13,7 +13,7 @@ use super::{
     scene::{Client, Scene, Wrongs},
 };
 use support::{
-    around_ledger::{METHODS, method_of},
+    around_ledger::{OPERATIONS, operation_of},
     faulty_ledger::{Fault, How},
 };
 
@@ -81,8 +81,8 @@ fn failed_ledger_call_of_every_kind_harms_no_payment() {
 #[test]
 fn flows_call_every_method_that_a_payment_depends_on() {
     let gone = on_all_cores(FLOWS.concat(), |flow| go(&flow, None, Client::Insists));
-    let called: BTreeSet<_> = gone.iter().flat_map(|gone| &gone.calls).map(|call| method_of(call)).collect();
-    let not_called: Vec<_> = METHODS.into_iter().filter(|method| !called.contains(method)).collect();
+    let called: BTreeSet<_> = gone.iter().flat_map(|gone| &gone.calls).map(|call| operation_of(call)).collect();
+    let not_called: Vec<_> = OPERATIONS.into_iter().filter(|method| !called.contains(method)).collect();
     assert_eq!(not_called, NOT_CALLED);
 }
 

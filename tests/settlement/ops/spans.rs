@@ -18,6 +18,7 @@ use support::{
     devnet::DevnetChain,
     hot_path::{self, AtOnce, VoucherMint, rich_channels},
     shop::{Customer, Shop, evaluate, send},
+    world::{COST, DEPOSIT, World, pay, refund},
 };
 use tower_x402::ledger::MemoryLedger;
 
@@ -118,4 +119,22 @@ async fn request_paid_by_voucher_is_a_span_with_the_same_fields() {
         assert_eq!((&*span.fields["amount"], span.fields["nonce"].len()), ("1000", 66));
     }
     assert_ne!(first.fields["nonce"], second.fields["nonce"]);
+}
+
+#[tokio::test]
+async fn span_of_a_request_that_fills_or_empties_its_channel_has_the_transaction() {
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    let world = World::open().await;
+    let channel = world.channel().await;
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
+    let filled = send(&world.app, pay(&world.app, &channel, COST, Some(&deposit), "first").await).await;
+    let charged = send(&world.app, pay(&world.app, &channel, 2 * COST, None, "second").await).await;
+    let emptied = refund(&world.app, &channel, 2 * COST, None).await;
+    assert_eq!([&filled, &charged, &emptied].map(|answer| answer.status.as_u16()), [200; 3]);
+    let [first, second, last] = &spans.named("payment")[..] else { panic!("{:?}", spans.named("payment")) };
+    for (span, answer) in [(first, &filled), (last, &emptied)] {
+        assert_eq!(span.fields.get("transaction"), Some(&answer.transaction().to_string()), "{span:?}");
+    }
+    assert_eq!(second.fields.get("transaction"), None, "a charge is in the books alone");
 }

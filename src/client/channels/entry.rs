@@ -527,6 +527,11 @@ impl ChannelEntry {
             }
             _ => {
                 let finding = self.raise(charged);
+                if let Some(shown) = voucher.filter(|shown| self.has_signed(shown) && self.is_ours(shown)) {
+                    // It may have a rest.
+                    let ceiling = u64::try_from(shown.signed_max_claimable).map(Usdc::from_atomic);
+                    self.accepted = self.accepted.max(ceiling.unwrap_or_default());
+                }
                 self.agreed();
                 self.cover_charges();
                 finding.map_or(Correction::Adopted, Correction::Charged)
@@ -588,8 +593,7 @@ impl ChannelEntry {
 
     /// Takes what these books cannot explain for charged before them.
     fn begin_at(&mut self, charged: Usdc) {
-        let own = plus(self.spent(), self.doubt.max(self.left));
-        self.opening = less(charged, own);
+        self.opening = less(charged, self.spent());
         (self.charged, self.highest) = (charged, charged);
         (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
     }
@@ -602,7 +606,7 @@ impl ChannelEntry {
         let Seen { balance, claimed, .. } = *seen;
         let limit = self.limit();
         let mut finding = None;
-        // What these books signed is theirs, also if the seller refused it.
+        // What these books signed is theirs, also if the seller refused it. What is claimed beyond that is of vouchers from before.
         let is_ours = self.last_signed().is_some_and(|signed| claimed <= signed);
         if !self.is_known() && claimed > limit && !is_ours {
             self.begin_at(claimed);
@@ -610,6 +614,10 @@ impl ChannelEntry {
             return self.disputed(ChannelFinding::ClaimedTooMuch { claimed, charged: limit });
         } else if claimed > self.charged {
             finding = self.raise(claimed);
+            if claimed > limit {
+                // It may have a rest.
+                self.accepted = self.accepted.max(self.last_signed().unwrap_or_default());
+            }
         } else if self.trust == Trust::Unproven {
             self.charged = claimed;
         }

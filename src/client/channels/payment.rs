@@ -492,7 +492,10 @@ impl VoucherPayment {
             // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice. If an earlier request may
             // have been charged in its place, a seller that takes ids gives the answer again, or works for it: within the limit for this request.
             Correction::Adopted | Correction::Charged(_)
-                if was_unclear && grown > Usdc::ZERO && !(self.offered.has_id && is_unexplained) =>
+                if was_unclear
+                    && grown > Usdc::ZERO
+                    && (was_known || grown <= self.terms.price)
+                    && !(self.offered.has_id && is_unexplained) =>
             {
                 self.note(Event::Charged);
                 // The rest is of others.

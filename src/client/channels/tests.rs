@@ -288,8 +288,7 @@ fn lost_journal_is_replaced_by_the_payers_own_signature() {
     let mut entry = entry();
     entry.add_deposit(deposit(10_000), NOW);
     let first = voucher(&entry, PRICE);
-    let before = entry.sign(usdc(PRICE), &first, true);
-    entry.refused(before);
+    entry.sign(usdc(PRICE), &first, true);
     let theirs = state(&entry, Some(4_300), 0);
     let proof = signed_by(&key(), &entry, 5_000);
     assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Adopted);
@@ -404,10 +403,10 @@ fn refused_voucher_that_is_claimed_is_spent() {
     }
 }
 
-/// What a request without an answer may have cost is not of an earlier journal.
+/// Charges beyond what these books signed are by vouchers of an earlier journal, beside which theirs never fitted.
 #[test]
 #[cfg(feature = "onchain")]
-fn books_that_open_count_their_own_doubt_as_spent() {
+fn books_that_open_have_no_doubt() {
     use super::entry::Seen;
     let mut opened = entry();
     let seen = Seen { balance: usdc(10_000), claimed: usdc(3_000), pending_used: None, time: NOW };
@@ -417,16 +416,32 @@ fn books_that_open_count_their_own_doubt_as_spent() {
     let mut told = opened.clone();
     let proof = signed_by(&key(), &told, 5_000);
     assert_eq!(told.correct(Some(&state(&told, Some(4_300), 3_000)), Some(&proof)), Correction::Adopted);
-    assert_eq!((told.opening, told.spent(), told.reserved()), (usdc(3_300), usdc(PRICE), usdc(5_700)));
+    assert_eq!((told.opening, told.doubt, told.reserved()), (usdc(4_300), Usdc::ZERO, usdc(5_700)));
     let claimed = Seen { claimed: usdc(4_300), ..seen };
     assert_eq!(opened.observe(&claimed), Correction::Adopted);
-    assert_eq!((opened.opening, opened.spent()), (usdc(3_300), usdc(PRICE)));
+    assert_eq!((opened.opening, opened.doubt, opened.spent()), (usdc(4_300), Usdc::ZERO, Usdc::ZERO));
     // More was deposited than the final block has.
     let mut behind = entry();
     behind.observe(&seen);
     let proof = signed_by(&key(), &behind, 12_500);
     assert_eq!(behind.correct(Some(&state(&behind, Some(12_000), 3_000)), Some(&proof)), Correction::Adopted);
     assert_eq!(behind.means(usdc(PRICE), NOW), Means::NewDeposit { needed: usdc(PRICE) });
+}
+
+/// The journal was lost after a purchase for less than its voucher. The claim publishes that voucher, and a stranger pays with the rest.
+#[test]
+fn rest_of_a_voucher_that_was_signed_again_is_no_dispute() {
+    let mut entry = entry();
+    entry.add_deposit(deposit(10_000), NOW);
+    let again = voucher(&entry, PRICE);
+    let before = entry.sign(usdc(PRICE), &again, true);
+    entry.refused(before);
+    let proof = signed_by(&key(), &entry, PRICE);
+    let refused = ChannelFinding::ChargedRefused { charged: usdc(300) };
+    assert_eq!(entry.correct(Some(&state(&entry, Some(300), 0)), Some(&proof)), Correction::Charged(refused));
+    let rest = ChannelFinding::ChargedTheRest { charged: usdc(700) };
+    assert_eq!(entry.correct(Some(&state(&entry, Some(PRICE), 300)), Some(&proof)), Correction::Charged(rest));
+    assert_eq!((entry.charged, entry.dispute()), (usdc(PRICE), None));
 }
 
 /// The seller withholds the payer's newest voucher from whoever shows one that may be public.

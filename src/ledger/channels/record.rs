@@ -372,7 +372,7 @@ impl ChannelRecord {
                 Ok(())
             }
             ChannelStep::Publish { max } => {
-                self.published = self.published.max(*max);
+                self.publish(*max);
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {
@@ -407,8 +407,14 @@ impl ChannelRecord {
     /// Notes that the newest voucher is put into a claim, if there is something to claim.
     fn publish_claim(&mut self) {
         if let Some(claim) = self.claim() {
-            self.published = self.published.max(claim.voucher.max_claimable_amount);
+            self.publish(claim.voucher.max_claimable_amount);
         }
+    }
+
+    fn publish(&mut self, max: u128) {
+        // If somebody else claimed more, any voucher may have been in that claim.
+        let is_known = self.published >= self.observed.state.total_claimed;
+        self.published = if is_known { self.published.max(max) } else { u128::MAX };
     }
 
     fn observe(&mut self, observation: ChannelObservation, now: u64) -> Result<(), ChannelLedgerError> {
@@ -767,6 +773,16 @@ mod tests {
         // A reorganization takes the refund out of the chain. It can be executed again.
         observe(&mut channel, observation(100, 40, 3), NOW);
         assert_eq!(channel.covered(), 40);
+    }
+
+    /// By vouchers that this ledger does not know, whatever it claims itself.
+    #[test]
+    fn vouchers_that_were_claimed_before_the_books_were_opened_stay_public() {
+        let mut channel = ChannelRecord::open(Network::BASE, config(), observation(10_000, 300, 1), NOW).unwrap();
+        sell(&mut channel, 1, 500, 50);
+        channel.apply(&ChannelStep::BeginClaim { now: NOW, until: NOW + 10 }).unwrap();
+        channel.apply(&ChannelStep::Observe { observation: observation(10_000, 350, 2), now: NOW }).unwrap();
+        assert!(channel.may_be_public(10_000));
     }
 
     #[test]

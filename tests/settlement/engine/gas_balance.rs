@@ -245,7 +245,7 @@ async fn settled_alone_beside_one_in_flight(at_once: Option<usize>) {
     assert_eq!(stage.received(), 10);
 }
 
-/// The payment of a contract wallet may need more gas than any key has ether for. Others need less.
+/// The payment of a contract wallet may need more gas than any key has ether for. Others need less. A key that has enough is found.
 #[tokio::test(start_paused = true)]
 async fn payment_that_no_key_can_pay_for_keeps_no_other_one_out() {
     let keys = [new_key(), new_key()];
@@ -261,12 +261,21 @@ async fn payment_that_no_key_can_pay_for_keeps_no_other_one_out() {
     }
     let verified = stage.admit(&payment).await;
     let fees = stage.provider().estimate_eip1559_fees().await.unwrap();
+    let poor = U256::from(320_000) * U256::from(fees.max_fee_per_gas);
     for key in addresses {
-        fill(&stage, key, U256::from(320_000) * U256::from(fees.max_fee_per_gas)).await;
+        fill(&stage, key, poor).await;
     }
     let refused = stage.settle(&payment, &verified).await;
     assert!(matches!(refused, Err(FacilitatorError::InsufficientGas { .. })), "{refused:?}");
     pay(&stage).await;
+    for rich in addresses {
+        fill(&stage, rich, U256::from(ETHER)).await;
+        let payment = stage.payment_from(&owner, wallet);
+        let verified = stage.admit(&payment).await;
+        paid_by(&stage.settle(&payment, &verified).await);
+        fill(&stage, rich, poor).await;
+        sleep(Duration::from_secs(31)).await;
+    }
 }
 
 /// Until the account is funded, payments are refused before any work; after half a minute it is tried again.

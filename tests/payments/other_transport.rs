@@ -13,10 +13,11 @@ use http::{HeaderMap, Method};
 use serde_json::{Map, Value, json};
 use support::eventually::eventually;
 use tower_x402::{
-    Network, Usdc,
-    charge::{Begun, NotOffered, Offer, Refusal, Request, Seller},
+    Clock as _, Network, SystemClock, Usdc,
+    charge::{Begun, NotOffered, Offer, Refusal, Request, Seller, SettleAnswer, Settler, Sponsor},
     client::{Budget, Payer, PermitPolicy},
-    facilitator::{Facilitator as _, OnchainFacilitator},
+    facilitator::{Facilitator, OnchainFacilitator},
+    payment::{Prechecked, Terms, Verified, Window, precheck},
     permit2,
     protocol::{
         ExactOffer, Extension, MAX_PAYMENT_HEADER, PaymentFlow, PaymentPayload, PaymentRequired, ResourceInfo,
@@ -134,8 +135,8 @@ async fn payment_for_one_call_buys_no_other() {
     let refusal = oracle.ask("b", &payment).await.unwrap_err();
     assert_eq!((refusal.code(), refusal.retry_after()), ("payment_already_used", None));
     // Nor of another seller on the same ledger.
-    let other = Seller::builder("another", oracle.facilitator.clone()).build();
-    let refusal = other.begin(&oracle.offers, payment, &Request::new("a")).await.unwrap_err();
+    let other = Seller::builder("others", oracle.facilitator.clone()).build();
+    let refusal = other.begin(&oracle.offers, payment, &Request::new("a").with_secret()).await.unwrap_err();
     assert_eq!(refusal.code(), "payment_already_used");
     assert_eq!((oracle.calls(), oracle.earned()), (1, PRICE));
 }
@@ -222,6 +223,20 @@ async fn permit_is_charged_what_the_work_cost_and_no_more_than_was_signed_for() 
     assert_eq!(response, "cheap");
 }
 
+#[tokio::test]
+async fn payment_of_a_fixed_amount_is_charged_that_amount_or_nothing() {
+    let oracle = Oracle::open(|_, _| {}).await;
+    let payment = oracle.pay().await;
+    for other in [PRICE - 1, PRICE + 1] {
+        let Begun::Work(work) = oracle.begin("a", &payment).await.unwrap() else { panic!("nothing was charged") };
+        let refusal = work.charge_only(U256::from(other), "not its price").await.unwrap_err();
+        assert_eq!((refusal.code(), oracle.earned()), ("internal_error", 0));
+    }
+    let Begun::Work(work) = oracle.begin("a", &payment).await.unwrap() else { panic!("nothing was charged") };
+    let receipt = work.charge_only(U256::from(PRICE), "its price").await.unwrap();
+    assert_eq!((receipt.amount, oracle.earned()), (Some(PRICE.to_string()), PRICE));
+}
+
 /// If it is not known at once whether the payment was settled, the payer comes back for it.
 #[tokio::test]
 async fn response_that_is_too_long_to_be_kept_is_not_charged_and_its_payment_is_free_at_once() {
@@ -257,6 +272,36 @@ async fn response_to_a_request_that_others_can_make_up_is_given_again_three_time
         let again = oracle.begin_with(&payment, request).await;
         assert_eq!(again.err().map(|refusal| refusal.code() == "payment_already_used"), (replays == 3).then_some(true));
     }
+}
+
+/// Says how often it was told that a payment is settled.
+#[derive(Default)]
+struct Counting(AtomicUsize);
+
+impl Sponsor for Counting {
+    fn grant(&self, _: &Prechecked, _: &Verified) -> Result<impl Send, Refusal> {
+        Ok(())
+    }
+
+    fn settled(&self, _: &Prechecked) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn sponsor_is_told_once_of_a_payment_that_is_settled_however_often_that_is_asked_for() {
+    let oracle = Oracle::open(|_, _| {}).await;
+    let payload = oracle.pay().await.payload.read().unwrap();
+    let seconds = oracle.seller.max_timeout_seconds();
+    let offer = ExactOffer::new(oracle.devnet.asset(), U256::from(PRICE), PAYEE, seconds);
+    let now = SystemClock.now();
+    let payment = precheck(Arc::new(Terms::new(offer)), payload, Window::default().skew(30), now).unwrap();
+    let facilitator: Arc<dyn Facilitator> = Arc::new(oracle.facilitator.clone());
+    let (settler, sponsor) = (Settler::new(Arc::new(SystemClock), 8), Arc::new(Counting::default()));
+    let first = settler.settle(&sponsor, &facilitator, &payment).await;
+    assert!(matches!(first, SettleAnswer::Settled(_)), "{first:?}");
+    assert_eq!(settler.settle(&sponsor, &facilitator, &payment).await, first);
+    assert_eq!((sponsor.0.load(Ordering::SeqCst), oracle.earned()), (1, PRICE));
 }
 
 #[tokio::test]

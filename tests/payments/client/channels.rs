@@ -825,6 +825,23 @@ async fn rest_of_a_voucher_that_a_stranger_used_counts_as_spent_and_the_channel_
     assert_eq!(finding, Some(expected));
 }
 
+/// The seller charged less than the price of a request whose answer is lost, so that its voucher has a rest, too.
+#[tokio::test]
+async fn rest_of_a_voucher_whose_answer_was_lost_is_no_dispute_when_a_stranger_uses_it() {
+    let mut replies = vec![charged(1_000)];
+    replies.extend((0..5).map(|_| cut()));
+    let used_up: Reply = Box::new(|seen: &Seen| correction(seen, 2_000, &signed(seen, 2_000)));
+    replies.extend([corrected(1_300), used_up, charged(1_000)]);
+    let buyer = Buyer::of(replies).await;
+    buyer.buy().await;
+    assert!(buyer.try_buy().await.is_err());
+    assert_eq!(buyer.try_buy().await.unwrap().1.amount, usdc(300), "what the lost answer cost");
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.amount), (200, usdc(1_000)), "{receipt:?}");
+    assert_eq!(receipt.channel.unwrap().finding, Some(ChannelFinding::ChargedTheRest { charged: usdc(700) }));
+    assert_eq!((buyer.books(), buyer.payer.budget().spent()), ((3_000, 0, 5_000), usdc(3_000)));
+}
+
 #[tokio::test]
 async fn second_correction_ends_the_request() {
     let buyer = Buyer::of(vec![charged(1_000), corrected(400), corrected(300), charged(1_000)]).await;

@@ -614,3 +614,20 @@ async fn longest_durations_do_not_panic() {
     let purchase = customer().pay(&app, evaluate("x")).await;
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
 }
+
+/// Anybody can sign payments. For each place, sixteen wait until one before them is verified.
+#[tokio::test(start_paused = true)]
+async fn payments_that_have_no_room_to_wait_for_their_verification_are_refused_at_once() {
+    let facilitator = Arc::new(Scripted::new().verify(|_, _| std::future::pending()));
+    let (app, _) = serve(layer(&facilitator).max_concurrent(1), echo);
+    for _ in 0..17 {
+        let (app, purchase) = (app.clone(), customer().pay(&app, evaluate("x")).await);
+        tokio::spawn(async move { send(&app, purchase.on(evaluate("x"))).await });
+    }
+    let one_more = customer().pay(&app, evaluate("x")).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let before = tokio::time::Instant::now();
+    let answer = send(&app, one_more.on(evaluate("x"))).await;
+    assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "busy"), "{answer:?}");
+    assert_eq!(before.elapsed(), Duration::ZERO);
+}

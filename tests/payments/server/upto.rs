@@ -445,6 +445,15 @@ async fn service_settles_a_permit_for_one_amount_only() {
     assert_eq!(ask(&free, "/settle", "0").await, settled);
     assert_eq!(ask(&free, "/settle", "900").await["success"], false);
     assert_eq!(world.received().await, 100);
+    // Asked for two amounts at once, it settles one of them, and says so to nobody else.
+    let both = sign(&world, "a").await;
+    let (one, other) = tokio::join!(ask(&both, "/settle", "200"), ask(&both, "/settle", "300"));
+    let settled: u64 = [(&one, 200), (&other, 300)]
+        .iter()
+        .filter(|(answer, _)| answer["success"] == true)
+        .map(|(_, units)| units)
+        .sum();
+    assert_eq!(world.received().await, 100 + settled, "{one} {other}");
     let supported = send(&service, http::Request::get("/supported").body(Body::empty()).unwrap()).await.json();
     let kinds = supported["kinds"].as_array().unwrap();
     let of_upto: Vec<_> = kinds.iter().filter(|kind| kind["scheme"] == "upto").collect();

@@ -376,6 +376,11 @@ async fn stranger_with_a_claimed_voucher_is_not_shown_a_later_one() {
         assert_eq!(extra["channelState"]["chargedCumulativeAmount"], "1700", "{kind} {max}");
         assert_eq!(extra.get("voucherState"), None, "{kind} {max}: {extra}");
     }
+    // A deposit that the payer did not sign shows nothing.
+    let theirs = world.sign_deposit(&world.channel().await, DEPOSIT).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&theirs), "a").await).await;
+    refused(&answer, "cumulative_amount_mismatch");
+    assert_eq!(demand(&answer)["accepts"][1]["extra"].get("voucherState"), None, "{answer:?}");
     // The payer has the newest one, or signs one that is in no claim.
     for (kind, max) in [("voucher", 2_300), ("voucher", 3_300), ("refund", 2_300)] {
         assert_eq!(extra(kind, max).await["voucherState"]["signedMaxClaimable"], "2300", "{kind} {max}");

@@ -161,6 +161,23 @@ async fn a_block_that_is_too_high_closes_no_channel() {
     assert_eq!(world.shop.handled(), 3);
 }
 
+/// As after a clock that ran ahead: no block of the chain is newer for a long time.
+#[tokio::test]
+async fn a_block_of_a_time_to_come_closes_no_channel() {
+    let world = World::open().await;
+    let (misread, app) = misreading(&world).await;
+    let channel = world.filled(&app).await;
+    world.clock.advance(301);
+    misread.next(|seen| seen.time += 20_000_000);
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "ahead").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    world.clock.advance(301);
+    let answer = send(&app, pay(&app, &channel, 3 * COST, None, "next").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    let (seen, now) = (world.record(&channel).await.observed, unix_now());
+    assert!(seen.time < now + 10_000_000, "{seen:?}");
+}
+
 #[tokio::test]
 async fn an_executed_deposit_is_no_cover_after_its_money_has_left() {
     let world = World::open().await;

@@ -30,6 +30,8 @@ use tower_x402::{
     vouchers::{ChannelConfig, Deposit, Voucher},
 };
 
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// What was refunded, and by which transaction.
 fn refunded(answer: &Answer) -> (String, String) {
     assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
@@ -153,6 +155,41 @@ async fn stranger_with_a_claimed_voucher_refunds_a_channel_once_an_hour_whatever
     }
     buy(5, None).await;
     assert_eq!(refunded(&refund(&app, &channel, 5 * COST, None).await).0, "7000", "nobody was shown its voucher");
+}
+
+/// A pass over the books refunds one channel after the other, and each refund takes as long as its transaction.
+#[tokio::test]
+async fn an_idle_channel_that_is_used_while_another_is_refunded_keeps_its_money() {
+    let world = World::open().await;
+    let app = world.shop.app(world.shop.layer().clock(world.clock.clone()).vouchers(world.channels.clone()));
+    let mut idle = [world.filled(&app).await, world.filled(&app).await];
+    // In the order of the books.
+    idle.sort_by_key(|channel| channel.id());
+    let [first, second] = &idle;
+    world.clock.advance(DAY.as_secs());
+    world.chain.devnet.stall(true);
+    let channels = world.channels.clone();
+    let pass = tokio::spawn(async move { channels.refund_idle(DAY, Usdc::from_atomic(1)).await });
+    eventually("the first refund is signed", async || world.record(first).await.refund.is_some()).await;
+    let answer = send(&app, pay(&app, second, 2 * COST, None, "used").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    world.chain.devnet.stall(false);
+    world.chain.devnet.mine();
+    let report = pass.await.unwrap().unwrap();
+    assert_eq!((report.refunded, report.transactions.len()), (DEPOSIT - COST, 1), "{report:?}");
+    assert_eq!((first.state(&world.chain).await, second.state(&world.chain).await), ((COST, COST), (DEPOSIT, 0)));
+}
+
+#[tokio::test]
+async fn an_idle_channel_with_an_announced_withdrawal_is_not_refunded() {
+    let world = World::open().await;
+    let app = world.shop.app(world.shop.layer().clock(world.clock.clone()).vouchers(world.channels.clone()));
+    let channel = world.filled(&app).await;
+    world.clock.advance(DAY.as_secs());
+    world.announce_withdrawal(&channel, 3_000).await;
+    let report = world.channels.refund_idle(DAY, Usdc::from_atomic(1)).await.unwrap();
+    assert_eq!((report.refunded, report.transactions, report.failed), (0, vec![], vec![]));
+    assert_eq!(channel.state(&world.chain).await.0, DEPOSIT);
 }
 
 #[tokio::test]

@@ -10,14 +10,16 @@ use std::{
 };
 
 use axum::body::Body;
-use futures_util::{future::join_all, stream};
-use http::{Response, StatusCode};
+use futures_util::{StreamExt as _, future::join_all, stream};
+use http::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 use support::{
+    eventually::eventually,
     faulty_ledger::{Fault, How, faulty_channels},
-    shop::{PRICE, demand, evaluate, paid, send},
+    shop::{Answer, App, PRICE, demand, evaluate, paid, send},
     world::{COST, DEPOSIT, World, by_voucher, offer, pay, payment, refused, told},
 };
+use tokio::sync::Notify;
 use tower_x402::{
     Usdc,
     ledger::{MemoryLedger, ResponseLimits},
@@ -38,10 +40,15 @@ async fn the_same_voucher_for_the_same_request_is_answered_once_and_charged_once
     }
     assert_eq!(world.shop.handled(), 2, "the first request and this one");
     assert_eq!(world.charged(&channel).await, 2 * COST);
+    // Its receipt stays the same, whatever is bought later.
+    let later = send(&app, pay(&app, &channel, 3 * COST, None, "later").await).await;
+    assert_eq!((later.status, told(&later)), (StatusCode::OK, ("1000".into(), "3000".into())), "{later:?}");
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "again").await).await;
+    assert_eq!((answer.text(), told(&answer)), ("again", ("1000".into(), "2000".into())), "{answer:?}");
 
     let other = send(&app, pay(&app, &channel, 2 * COST, None, "another").await).await;
     refused(&other, "cumulative_amount_mismatch");
-    assert_eq!(world.shop.handled(), 2);
+    assert_eq!(world.shop.handled(), 3);
 }
 
 #[tokio::test]
@@ -191,6 +198,50 @@ async fn a_stream_that_was_not_charged_is_not_kept_in_place_of_the_one_that_was(
         assert_eq!(answer.text(), "answer 2", "{what}: {answer:?}");
     }
     assert_eq!((world.shop.handled(), world.charged(&channel).await), (3, 2 * COST));
+}
+
+/// The same, but the first stream ends when the second is charged for and not kept yet.
+#[tokio::test]
+async fn a_stream_that_was_not_charged_is_not_kept_while_the_one_that_was_goes_on() {
+    let world = World::open().await;
+    let books = faulty_channels(world.ledger.clone());
+    let channels = world.process(books.clone()).await;
+    let (attempts, ends): (Arc<AtomicU64>, Arc<[Notify; 3]>) = Default::default();
+    let ended = ends.clone();
+    ends[0].notify_one();
+    let layer = world.shop.layer().clock(world.clock.clone()).vouchers(channels);
+    let app = world.shop.app_with(layer, move |_, _| {
+        let (attempt, ends) = (attempts.fetch_add(1, Ordering::SeqCst), ends.clone());
+        let end = stream::once(async move {
+            ends[usize::try_from(attempt).unwrap()].notified().await;
+            Ok::<_, Infallible>(String::from("."))
+        });
+        let answer = stream::iter([Ok(format!("answer {attempt}"))]).chain(end);
+        async move { Ok(Response::new(Body::from_stream(answer))) }
+    });
+    let channel = world.filled(&app).await;
+    let ask = async || pay(&app, &channel, 2 * COST, None, "streams").await;
+    let request = ask().await;
+    // Longer than a step is repeated for.
+    let how = How::GoneBefore(Duration::from_millis(2_500));
+    books.around.arm(Some(Fault { call: "advance Charge", nth: 0, how }));
+    let answer = send(&app, request).await;
+    assert_eq!(answer.reason(), "settlement_pending", "{answer:?}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    world.clock.advance(200);
+    let second = tokio::spawn(send_later(app.clone(), ask().await));
+    eventually("the second attempt is charged for", async || world.charged(&channel).await == 2 * COST).await;
+    ended[1].notify_one();
+    // Until the first stream was to be kept.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    ended[2].notify_one();
+    assert_eq!(second.await.unwrap().text(), "answer 2.");
+    let answer = send(&app, ask().await).await;
+    assert_eq!((answer.text(), world.shop.handled()), ("answer 2.", 3), "{answer:?}");
+}
+
+async fn send_later(app: App, request: Request<Body>) -> Answer {
+    send(&app, request).await
 }
 
 #[tokio::test]

@@ -164,7 +164,8 @@ async fn a_fresh_channel_is_charged_without_asking_the_node() {
 #[tokio::test]
 async fn a_deposit_that_was_executed_before_the_seller_forgot_it_still_pays() {
     let world = World::open().await;
-    let app = world.app.clone();
+    // Of the places for requests that wait for the chain, it needs one at a time.
+    let app = world.shop.app(world.layer().max_concurrent(1));
     let channel = world.channel().await;
     let deposit = world.sign_deposit(&channel, DEPOSIT).await;
     let relayer = world.chain.relayer().await;

@@ -93,25 +93,35 @@ async fn copies_of_one_payers_payments_keep_no_other_payers_copy_out() {
     }
 }
 
-/// A payment that is settled before its work is on the chain, where anybody can read it.
+/// A payment that is settled before its work is on the chain, where anybody can read it. Anybody can sign one with the same nonce, too.
 #[tokio::test]
 async fn copies_of_a_payment_on_the_chain_keep_no_copy_of_its_payers_others_out() {
-    let world = World::open().await;
-    let (app, go_on) = holding_with(&world, |layer| layer.flow(PaymentFlow::Upfront));
-    let payer = Customer::with_funds(&world.chain, 2 * PRICE).await;
-    let (public, own) = (payer.pay(&app, evaluate("held")).await, payer.pay(&app, evaluate("held")).await);
-    let works = [&public, &own].map(|purchase| ask(&app, purchase.on(evaluate("held"))));
-    eventually("both are worked on", async || world.shop.handled() == 2).await;
-    let copy = ask(&app, own.on(evaluate("held")));
-    // Whatever takes its place comes later.
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let strangers: Vec<_> = (0..3 * WAITING_OF_ONE).map(|_| ask(&app, public.on(evaluate("held")))).collect();
-    eventually("the oldest make room", async || finished(&strangers) == 2 * WAITING_OF_ONE).await;
-    assert!(!copy.is_finished(), "its place is its payer's");
-    go_on.close();
-    for answer in works.into_iter().chain([copy]) {
-        let answer = in_time("it is served", answer).await.unwrap();
-        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+    for has_same_nonce in [false, true] {
+        let world = World::open().await;
+        let (app, go_on) = holding_with(&world, |layer| layer.flow(PaymentFlow::Upfront));
+        let payer = Customer::with_funds(&world.chain, 2 * PRICE).await;
+        let own = payer.pay(&app, evaluate("held")).await;
+        let public = if has_same_nonce {
+            let mut public = Customer::with_funds(&world.chain, PRICE).await.pay(&app, evaluate("held")).await;
+            public.authorization.nonce = own.authorization.nonce;
+            public.resign();
+            public
+        } else {
+            payer.pay(&app, evaluate("held")).await
+        };
+        let works = [&public, &own].map(|purchase| ask(&app, purchase.on(evaluate("held"))));
+        eventually("both are worked on", async || world.shop.handled() == 2).await;
+        let copy = ask(&app, own.on(evaluate("held")));
+        // Whatever takes its place comes later.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let strangers: Vec<_> = (0..3 * WAITING_OF_ONE).map(|_| ask(&app, public.on(evaluate("held")))).collect();
+        eventually("the oldest make room", async || finished(&strangers) == 2 * WAITING_OF_ONE).await;
+        assert!(!copy.is_finished(), "its place is its payer's");
+        go_on.close();
+        for answer in works.into_iter().chain([copy]) {
+            let answer = in_time("it is served", answer).await.unwrap();
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "held"), "{answer:?}");
+        }
     }
 }
 

@@ -312,7 +312,7 @@ impl Submitter {
                 if affords == Affords::Later {
                     load.must_wait();
                 }
-                self.cannot_pay(&account, affords, (call.gas_limit, fees), lane, load).await?;
+                self.cannot_pay(&account, affords, (call.gas_limit, KEPT_GAS, fees), lane, load).await?;
                 return Ok(Sent::RETRY);
             }
         }
@@ -327,7 +327,7 @@ impl Submitter {
         &self,
         account: &Account,
         affords: Affords,
-        (gas_limit, fees): (u64, Fees),
+        (gas_limit, kept, fees): (u64, u64, Fees),
         lane: Lane,
         load: &mut L,
     ) -> Result<(), FacilitatorError> {
@@ -343,7 +343,9 @@ impl Submitter {
         }
         let balance = account.gas(|gas| gas.balance());
         tracing::error!(account = %account.address(), %balance, ?lane, "the settlement key cannot pay for gas");
-        if affords == Affords::Less && !self.others_afford(account, gas_limit, fees.max_fee, lane).await {
+        // It pays for claims all the same, if not for as many at once.
+        let lane = if affords == Affords::Less { lane.min(Lane::Payment) } else { lane };
+        if affords == Affords::Less && !self.others_afford(account, (gas_limit, kept, fees.max_fee), lane).await {
             // Other transactions need less.
             return Err(FacilitatorError::InsufficientGas { balance });
         }
@@ -351,11 +353,11 @@ impl Submitter {
         self.accounts.check_known_balances(lane)
     }
 
-    /// Returns `true` if another account that does not rest can pay for so much gas.
-    async fn others_afford(&self, account: &Account, gas_limit: u64, max_fee: u128, lane: Lane) -> bool {
+    /// Returns `true` if another account that does not rest can pay for so much gas at this price, beside what is kept.
+    async fn others_afford(&self, account: &Account, (gas, kept, max_fee): (u64, u64, u128), lane: Lane) -> bool {
         for other in self.accounts.iter() {
             let is_awake = other.address() != account.address() && other.resting(lane).is_none();
-            if is_awake && matches!(other.affords(gas_limit, 0, 0, max_fee).await, Affords::Yes | Affords::Later) {
+            if is_awake && matches!(other.affords(gas, 0, kept, max_fee).await, Affords::Yes | Affords::Later) {
                 return true;
             }
         }
@@ -500,7 +502,7 @@ impl Submitter {
                     Affords::Yes | Affords::Later => Affords::No,
                     too_little => too_little,
                 };
-                self.cannot_pay(account, affords, (gas_limit, fees), Lane::AtRisk, load).await?;
+                self.cannot_pay(account, affords, (gas_limit, 0, fees), Lane::AtRisk, load).await?;
                 return Ok(AttemptResult::Unpaid { balance: account.gas(|gas| gas.balance()) });
             }
             SendResult::Refused(reason) => {

@@ -516,10 +516,12 @@ impl ChannelEntry {
         let is_in_books = charged <= limit && self.last_signed().is_some_and(|signed| charged <= signed);
         let is_proven = is_in_books
             || voucher.is_some_and(|voucher| voucher.signed_max_claimable >= asserted && self.is_ours(voucher));
+        // Of an earlier journal: then what was charged is, too.
+        let is_older = !self.is_known() && voucher.is_some_and(|shown| !self.has_signed(shown) && self.is_ours(shown));
         match charged <= limit {
             _ if !is_proven => self.unproven(),
             false if self.is_known() => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
-            false if voucher.is_none_or(|voucher| !self.has_signed(voucher)) => {
+            _ if is_older => {
                 self.open_at(charged);
                 self.signed = voucher.copied();
                 self.accepted = self.last_signed().unwrap_or(charged);

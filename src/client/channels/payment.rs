@@ -475,8 +475,9 @@ impl VoucherPayment {
     fn correct(&mut self, headers: &HeaderMap, was_unclear: bool) -> NextStep {
         let Hold::Held(lease) = &mut self.hold else { return NextStep::Conclude };
         let (id, before, was_known) = (lease.id(), lease.entry.charged, lease.entry.is_known());
-        let spent = lease.entry.spent();
+        let (spent, opening) = (lease.entry.spent(), lease.entry.opening);
         let correction = correct(headers, id, &mut lease.entry);
+        let is_opened = lease.entry.opening != opening;
         let grown = less(lease.entry.charged, before);
         let is_unexplained = self.before.is_about_charge() || !was_known || grown > self.terms.price;
         if was_unclear || !was_known || self.purchase.is_known() {
@@ -492,10 +493,7 @@ impl VoucherPayment {
             // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice. If an earlier request may
             // have been charged in its place, a seller that takes ids gives the answer again, or works for it: within the limit for this request.
             Correction::Adopted | Correction::Charged(_)
-                if was_unclear
-                    && grown > Usdc::ZERO
-                    && (was_known || grown <= self.terms.price)
-                    && !(self.offered.has_id && is_unexplained) =>
+                if was_unclear && grown > Usdc::ZERO && !is_opened && !(self.offered.has_id && is_unexplained) =>
             {
                 self.note(Event::Charged);
                 // The rest is of others.

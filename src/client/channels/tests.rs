@@ -444,6 +444,18 @@ fn rest_of_a_voucher_that_was_signed_again_is_no_dispute() {
     assert_eq!((entry.charged, entry.dispute()), (usdc(PRICE), None));
 }
 
+/// What was charged is within the doubt of these books, and the voucher is of an earlier journal.
+#[test]
+fn voucher_of_an_earlier_journal_explains_the_charge_before_a_doubt_does() {
+    let mut entry = entry();
+    entry.add_deposit(deposit(10_000), NOW);
+    let unanswered = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &unanswered, true);
+    let proof = signed_by(&key(), &entry, 1_600);
+    assert_eq!(entry.correct(Some(&state(&entry, Some(900), 0)), Some(&proof)), Correction::Adopted);
+    assert_eq!((entry.opening, entry.spent(), entry.accepted), (usdc(900), Usdc::ZERO, usdc(1_600)));
+}
+
 /// The seller withholds the payer's newest voucher from whoever shows one that may be public.
 #[test]
 fn charge_that_these_books_explain_needs_no_proof() {

@@ -48,6 +48,9 @@ pub struct ChannelRecord {
     /// these may be public. 0 before the first.
     #[serde(default, with = "crate::vouchers::amount")]
     pub published: u128,
+    /// Whether more was claimed than this ledger had charged, so that any voucher may be public.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub claimed_elsewhere: bool,
     /// The channel as the chain had it when it was last looked at.
     pub observed: ChannelObservation,
     /// When that was.
@@ -178,6 +181,7 @@ impl ChannelRecord {
             charged: 0,
             voucher: None,
             published: 0,
+            claimed_elsewhere: observation.state.total_claimed > 0,
             observed: observation,
             observed_at: now,
             pending: None,
@@ -292,8 +296,7 @@ impl ChannelRecord {
 
     /// Returns `true` if a stranger may have a voucher for this much: it may have been in a claim.
     pub fn may_be_public(&self, max: u128) -> bool {
-        // If somebody else claimed more, it was by vouchers that this ledger does not know.
-        max <= self.published || self.published < self.observed.state.total_claimed
+        max <= self.published || self.claimed_elsewhere
     }
 
     /// Returns `true` if the newest voucher pays for no more than it was charged for: whoever is shown it can buy nothing with it.
@@ -372,7 +375,7 @@ impl ChannelRecord {
                 Ok(())
             }
             ChannelStep::Publish { max } => {
-                self.publish(*max);
+                self.published = self.published.max(*max);
                 Ok(())
             }
             ChannelStep::EndClaim { until } => {
@@ -407,14 +410,8 @@ impl ChannelRecord {
     /// Notes that the newest voucher is put into a claim, if there is something to claim.
     fn publish_claim(&mut self) {
         if let Some(claim) = self.claim() {
-            self.publish(claim.voucher.max_claimable_amount);
+            self.published = self.published.max(claim.voucher.max_claimable_amount);
         }
-    }
-
-    fn publish(&mut self, max: u128) {
-        // If somebody else claimed more, any voucher may have been in that claim.
-        let is_known = self.published >= self.observed.state.total_claimed;
-        self.published = if is_known { self.published.max(max) } else { u128::MAX };
     }
 
     fn observe(&mut self, observation: ChannelObservation, now: u64) -> Result<(), ChannelLedgerError> {
@@ -426,6 +423,7 @@ impl ChannelRecord {
             return Ok(());
         }
         let was_claimed = observation.state.total_claimed > self.observed.state.total_claimed;
+        self.claimed_elsewhere |= observation.state.total_claimed > self.charged;
         self.observed = observation;
         self.observed_at = now;
         if self.unclaimed() == 0 {

@@ -4,7 +4,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use alloy_primitives::hex;
 use async_trait::async_trait;
-use futures_util::future::try_join_all;
+use futures_util::{TryStreamExt as _, stream::FuturesUnordered};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tower_x402::{Nonces, OsNonces};
@@ -133,8 +133,14 @@ impl Judge for LlmJudge {
             match &submission.outputs {
                 Outputs::Pair(pair) => self.0.in_both_orders(&submission.task, pair).await,
                 _ => {
-                    let each = submission.outputs().iter().map(slice::from_ref);
-                    Ok(try_join_all(each.map(|output| self.0.ask(&submission.task, output))).await?.concat())
+                    let each = submission.outputs().iter().map(slice::from_ref).enumerate();
+                    let asked = each.map(async |(at, output)| {
+                        Ok::<_, JudgeError>((at, self.0.ask(&submission.task, output).await?))
+                    });
+                    // The first failure ends it, whichever was asked before.
+                    let mut judged: Vec<_> = asked.collect::<FuturesUnordered<_>>().try_collect().await?;
+                    judged.sort_by_key(|(at, _)| *at);
+                    Ok(judged.into_iter().flat_map(|(_, verdicts)| verdicts).collect())
                 }
             }
         };

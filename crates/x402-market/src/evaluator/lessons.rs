@@ -2,13 +2,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256, keccak256};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -17,6 +17,7 @@ use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::timeout,
 };
+use tower::BoxError;
 use tower_x402::server::drain;
 
 use super::refusal::refusal;
@@ -106,9 +107,17 @@ impl Lessons {
         let refused = |status, code, detail: &str| Err(Refusal::new(status, code, detail));
         let busy = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many lessons are being taken");
         let permit = self.permits.try_acquire().map_err(|full| busy(full).later(Duration::from_secs(2)))?;
-        let limited = Limited::new(body.map_err(|_| "the body broke off"), self.max_length);
-        match timeout(BODY_DEADLINE, limited.collect()).await {
-            Ok(Ok(body)) => Ok((permit, body.to_bytes())),
+        let mut limited = pin!(Limited::new(body.map_err(|_| "the body broke off"), self.max_length));
+        // Copied together: kept as it comes, a byte takes as much memory as a frame.
+        let mut json = BytesMut::new();
+        let reading = async {
+            while let Some(frame) = limited.frame().await {
+                json.extend_from_slice(&frame?.into_data().unwrap_or_default());
+            }
+            Ok::<_, BoxError>(())
+        };
+        match timeout(BODY_DEADLINE, reading).await {
+            Ok(Ok(())) => Ok((permit, json.freeze())),
             Ok(Err(error)) if error.is::<LengthLimitError>() => {
                 let detail = format!("a lesson may have {} bytes", self.max_length);
                 refused(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &detail)

@@ -467,11 +467,7 @@ fn charge_that_these_books_explain_needs_no_proof() {
     };
     for charged in [1_000, 1_300, 2_000] {
         let mut entry = doubtful();
-        assert_eq!(
-            entry.correct(Some(&state(&entry, Some(charged.into()), 0)), None),
-            Correction::Adopted,
-            "{charged}"
-        );
+        assert_eq!(entry.correct(Some(&state(&entry, Some(charged), 0)), None), Correction::Adopted, "{charged}");
         assert_eq!((entry.charged, entry.spent()), (usdc(charged), usdc(charged)));
     }
     let mut entry = doubtful();

@@ -494,8 +494,8 @@ impl ChannelEntry {
     /// Compares these books with the seller's in a corrective 402.
     ///
     /// Less than was charged is always adopted, since it only lowers what is signed. More is adopted if unclear requests explain it, or the rest
-    /// of a voucher that was charged in part: these books signed for it, or the seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
-    /// adopt whatever the payer's own signature proves: the seller could claim that much anyway. If these books signed it, that is a charge of
+    /// of a voucher that was charged in part: these books signed for it, or the seller shows the payer's own signature. Books that know nothing
+    /// of the channel yet, because an earlier journal was lost, adopt whatever the payer's own signature proves: the seller could claim that much anyway. If these books signed it, that is a charge of
     /// a request that the seller refused.
     pub(super) fn correct(&mut self, theirs: Option<&ChannelState>, voucher: Option<&VoucherState>) -> Correction {
         // A seller that lost its books starts from what it has claimed.
@@ -516,7 +516,7 @@ impl ChannelEntry {
         let is_in_books = charged <= limit && self.last_signed().is_some_and(|signed| charged <= signed);
         let is_proven = is_in_books
             || voucher.is_some_and(|voucher| voucher.signed_max_claimable >= asserted && self.is_ours(voucher));
-        // Of an earlier journal: then what was charged is, too.
+        // An earlier journal signed it, so the charge is from before these books.
         let is_older = !self.is_known() && voucher.is_some_and(|shown| !self.has_signed(shown) && self.is_ours(shown));
         match charged <= limit {
             _ if !is_proven => self.unproven(),
@@ -530,7 +530,7 @@ impl ChannelEntry {
             _ => {
                 let finding = self.raise(charged);
                 if let Some(shown) = voucher.filter(|shown| self.has_signed(shown) && self.is_ours(shown)) {
-                    // It may have a rest.
+                    // A claim publishes its rest.
                     let ceiling = u64::try_from(shown.signed_max_claimable).map(Usdc::from_atomic);
                     self.accepted = self.accepted.max(ceiling.unwrap_or_default());
                 }
@@ -585,7 +585,7 @@ impl ChannelEntry {
         let before = self.opening;
         self.begin_at(charged);
         match self.trust {
-            // The deposits that the chain has paid for it.
+            // The escrow on the chain includes the deposits that paid for it.
             Trust::Observed => self.take_out(less(self.opening, before)),
             _ => self.escrow = plus(self.escrow, charged),
         }
@@ -617,7 +617,7 @@ impl ChannelEntry {
         } else if claimed > self.charged {
             finding = self.raise(claimed);
             if claimed > limit {
-                // It may have a rest.
+                // A claim publishes the voucher's rest.
                 self.accepted = self.accepted.max(self.last_signed().unwrap_or_default());
             }
         } else if self.trust == Trust::Unproven {

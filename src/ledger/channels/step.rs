@@ -71,7 +71,7 @@ pub enum ChannelStep {
     },
     /// Counts a voucher as published: it is about to be shown to somebody who may be a stranger.
     Publish {
-        /// What it is for, in all.
+        /// The voucher's ceiling, in atomic units.
         max: u128,
     },
     /// Reserves the channel for one process to claim or refund. The newest voucher counts as published from then on, if there is something to

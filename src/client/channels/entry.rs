@@ -465,9 +465,12 @@ impl ChannelEntry {
     pub(super) fn refund_reported(&mut self, amount: Usdc, believed: bool) {
         let amount = amount.min(self.available());
         self.escrow = less(self.escrow, amount);
-        match believed {
-            true => self.release(amount),
-            false => self.missing = plus(self.missing, amount),
+        if believed {
+            self.release(amount);
+            // What has left pays for no rest of a voucher.
+            self.accepted = self.accepted.min(self.escrow);
+        } else {
+            self.missing = plus(self.missing, amount);
         }
     }
 

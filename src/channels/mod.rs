@@ -16,7 +16,7 @@ mod idle;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, keccak256};
 use tracing::Instrument as _;
 
 use at_risk::AtRisk;
@@ -28,6 +28,7 @@ use crate::{
     facilitator::{
         FacilitatorError, NotReady, Readiness,
         channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder},
+        single_flight::{NoResult, SingleFlight},
     },
     ledger::{
         LedgerError, StoredResponse,
@@ -41,8 +42,8 @@ use crate::{
     telemetry,
     usdc::{ParseUsdcError, Usdc},
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, Deposit, Escrow, MAX_WITHDRAW_DELAY,
-        MIN_WITHDRAW_DELAY, Voucher, reason,
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, ChannelPayload, Deposit, Escrow,
+        MAX_WITHDRAW_DELAY, MIN_WITHDRAW_DELAY, Voucher, reason,
     },
 };
 
@@ -82,6 +83,8 @@ struct Inner {
     requires_min_deposit: bool,
     policy: ClaimPolicy,
     clock: Arc<dyn Clock>,
+    /// The deposits that are being made, by all that they depend on.
+    fillings: Arc<SingleFlight<B256, Result<(Executed, ChannelRecord), ChannelError>>>,
     /// The channels that are claimed at once.
     at_risk: Arc<AtRisk>,
     readiness: ReadinessCache,
@@ -222,15 +225,36 @@ impl Channels {
         self.0.facilitator.verify_deposit(config, deposit).await
     }
 
-    /// Executes a deposit, and notes what is in the channel then.
+    /// Executes a deposit, and notes what is in the channel then. A caller that goes away does not cancel it: a payer that waits for less long
+    /// each time finds the deposit in the books when it comes back.
     pub(crate) async fn fill(
         &self,
         config: &ChannelConfig,
         voucher: &Voucher,
         deposit: &Deposit,
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
-        let executed = self.0.facilitator.deposit(config, voucher, deposit).await?;
-        let record = self.note(voucher.channel_id, config, executed.observed).await?;
+        let (config, voucher, deposit) = (*config, voucher.clone(), deposit.clone());
+        // All that the result depends on.
+        let payload =
+            ChannelPayload::Deposit { channel_config: config, voucher: voucher.clone(), deposit: deposit.clone() };
+        let input = serde_json::to_vec(&payload)
+            .map_err(|error| ChannelError::rejected(reason::DEPOSIT_PAYLOAD, error.to_string()))?;
+        let filling = {
+            let channels = self.clone();
+            move || async move {
+                let executed = channels.0.facilitator.deposit(&config, &voucher, &deposit).await?;
+                let record = channels.note(voucher.channel_id, &config, executed.observed).await?;
+                Ok((executed, record))
+            }
+        };
+        let (executed, record) = match self.0.fillings.run(keccak256(&input), filling).await {
+            Ok(filled) => filled?,
+            Err(NoResult::Full) => {
+                let retry_after = Duration::from_secs(2);
+                return Err(FacilitatorError::Busy { what: "deposits", retry_after }.into());
+            }
+            Err(NoResult::Lost) => return Err(ChannelError::Pending { transaction: None }),
+        };
         // The deposit may have been made long ago, and withdrawn since.
         Ok((executed, self.check_fresh(record)?))
     }
@@ -606,6 +630,7 @@ impl ChannelsBuilder {
             requires_min_deposit: self.requires_min_deposit,
             policy: self.policy,
             clock: self.clock,
+            fillings: Arc::default(),
             at_risk: Arc::default(),
             readiness: ReadinessCache::new(READINESS_TTL),
         }));

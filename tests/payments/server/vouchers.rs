@@ -1,6 +1,12 @@
 //! A seller that takes vouchers beside `exact`: what they buy, what they do not buy, and what is claimed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
@@ -12,7 +18,7 @@ use support::{
     chain::Chain,
     devnet::DevnetChain,
     escrow::{Channel, send as execute},
-    eventually::in_time,
+    eventually::{eventually, in_time},
     faulty_ledger::{Fault, How, faulty_channels},
     rpc_proxy::RpcProxy,
     shop::{Customer, PRICE, ask, demand, evaluate, paid, send},
@@ -60,6 +66,30 @@ async fn one_deposit_buys_many_answers_and_one_claim_pays_for_them() {
     assert_eq!(world.chain.balance(world.shop.pay_to).await, 10 * PRICE);
     let again = world.channels.claim_all().await.expect("there is nothing to do");
     assert_eq!((again.claimed, again.settled), (0, 0));
+}
+
+/// However often a payer gives up before its deposit is deep enough, it finds the deposit in the books in the end.
+#[tokio::test]
+async fn deposit_whose_payer_has_left_is_noted() {
+    let world = World::open().await;
+    let (channel, sent) = (world.channel().await, Arc::<AtomicBool>::default());
+    let deposit = world.sign_deposit(&channel, DEPOSIT).await;
+    let devnet = &world.chain.devnet;
+    devnet.stall(true);
+    let seen = sent.clone();
+    devnet.faults().set(move |call| {
+        seen.fetch_or(call.method == "eth_sendRawTransaction", Ordering::SeqCst);
+        x402_devnet::Fault::None
+    });
+    let first = ask(&world.app, pay(&world.app, &channel, COST, Some(&deposit), "one").await);
+    eventually("the deposit is sent", async || sent.load(Ordering::SeqCst)).await;
+    first.abort();
+    devnet.stall(false);
+    devnet.mine();
+    eventually("it is noted", async || world.ledger.channel(&channel.id()).await.unwrap().is_some()).await;
+    assert_eq!((world.record(&channel).await.covered(), world.charged(&channel).await), (DEPOSIT, 0));
+    let answer = send(&world.app, pay(&world.app, &channel, COST, Some(&deposit), "one").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one"), "{answer:?}");
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ pub struct ChannelEntry {
     /// The largest price of the requests since then that left this channel because the seller called it busy. The seller has their vouchers,
     /// and said that it does not work on them: a charge of one is a [finding](ChannelFinding::ChargedRefused).
     pub left: Usdc,
-    /// The highest ceiling of the vouchers by which the seller charged something. Above what was charged if one was charged in part: a claim
+    /// The highest ceiling of the vouchers by which the seller charged something, or may have. Above what was charged if one was charged in part: a claim
     /// publishes it, and then a stranger can pay with the rest ([`ChargedTheRest`](ChannelFinding::ChargedTheRest)).
     #[serde(default)]
     pub accepted: Usdc,
@@ -432,12 +432,17 @@ impl ChannelEntry {
     /// Records that the seller charged the request of the last voucher, which is for `max`. That clears every doubt: it accepts a voucher only
     /// if it agrees on what was charged before.
     pub(super) fn charge(&mut self, amount: Usdc, max: Usdc) {
-        if amount > Usdc::ZERO {
-            self.accepted = self.accepted.max(max);
-        }
+        self.accepted = self.accepted.max(max);
         self.charged = plus(self.charged, amount);
         self.highest = self.highest.max(self.charged);
         (self.doubt, self.left) = (Usdc::ZERO, Usdc::ZERO);
+        self.agreed();
+    }
+
+    /// Records that the seller did the work of the last voucher for nothing. What was sent before it still fits the seller's books, and is in
+    /// doubt as it was.
+    pub(super) fn charge_nothing(&mut self, before: Doubt) {
+        self.doubt = before.charge;
         self.agreed();
     }
 
@@ -467,8 +472,6 @@ impl ChannelEntry {
         self.escrow = less(self.escrow, amount);
         if believed {
             self.release(amount);
-            // What has left pays for no rest of a voucher.
-            self.accepted = self.accepted.min(self.escrow);
         } else {
             self.missing = plus(self.missing, amount);
         }
@@ -506,12 +509,13 @@ impl ChannelEntry {
         let Some(asserted) = theirs.and_then(|state| state.charged_cumulative_amount).or(claimed) else {
             return self.unproven();
         };
-        let limit = self.limit();
+        // What was refunded, or never arrived, pays for nothing.
+        let limit = self.limit().min(self.highest.max(plus(self.opening, self.deposits.sum())));
         let Ok(charged) = u64::try_from(asserted).map(Usdc::from_atomic) else {
             return self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit });
         };
         if charged < self.charged {
-            self.charged = charged;
+            self.lower(charged);
             self.agreed();
             return Correction::Adopted;
         }
@@ -531,8 +535,11 @@ impl ChannelEntry {
                 Correction::Adopted
             }
             _ => {
+                let before = self.charged;
                 let finding = self.raise(charged);
-                if let Some(shown) = voucher.filter(|shown| self.has_signed(shown) && self.is_ours(shown)) {
+                if charged > before
+                    && let Some(shown) = voucher.filter(|shown| self.has_signed(shown) && self.is_ours(shown))
+                {
                     // A claim publishes its rest.
                     let ceiling = u64::try_from(shown.signed_max_claimable).map(Usdc::from_atomic);
                     self.accepted = self.accepted.max(ceiling.unwrap_or_default());
@@ -547,6 +554,12 @@ impl ChannelEntry {
     /// Returns the most that the seller can have charged.
     fn limit(&self) -> Usdc {
         self.highest.max(self.accepted).max(plus(self.charged, self.doubt.max(self.left)))
+    }
+
+    /// Starts from less than was charged, which the seller has lost. What was signed may still be claimed.
+    fn lower(&mut self, charged: Usdc) {
+        self.accepted = self.limit();
+        self.charged = charged;
     }
 
     /// Records that so much was charged, and returns the part that no unclear request explains.
@@ -624,7 +637,7 @@ impl ChannelEntry {
                 self.accepted = self.accepted.max(self.last_signed().unwrap_or_default());
             }
         } else if self.trust == Trust::Unproven {
-            self.charged = claimed;
+            self.lower(claimed);
         }
         let is_final = seen.time >= self.deposits.until;
         if seen.pending_used == Some(true) || is_final {

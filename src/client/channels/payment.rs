@@ -411,7 +411,10 @@ impl VoucherPayment {
                 if self.max > entry.escrow {
                     entry.deposit_arrived();
                 }
-                entry.charge(amount, self.max);
+                match amount {
+                    Usdc::ZERO => entry.charge_nothing(self.before),
+                    _ => entry.charge(amount, self.max),
+                }
                 self.accepted(if is_unused { Event::Unused } else { Event::Charged }, amount, transaction);
             }
             // By its word, the seller charged nothing for this voucher. The next answer tells.

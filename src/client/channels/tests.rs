@@ -25,6 +25,9 @@ use crate::{
     },
 };
 
+#[cfg(feature = "onchain")]
+mod honest_seller;
+
 const NOW: u64 = 1_000_000;
 const PRICE: u64 = 1_000;
 
@@ -442,6 +445,53 @@ fn rest_of_a_voucher_that_was_signed_again_is_no_dispute() {
     let rest = ChannelFinding::ChargedTheRest { charged: usdc(700) };
     assert_eq!(entry.correct(Some(&state(&entry, Some(PRICE), 300)), Some(&proof)), Correction::Charged(rest));
     assert_eq!((entry.charged, entry.dispute()), (usdc(PRICE), None));
+}
+
+/// A seller that shows a voucher which it refused has charged nothing for it.
+#[test]
+fn refused_voucher_that_is_shown_allows_no_charge() {
+    let mut entry = funded(10_000, 1_000);
+    let proof = signed_by(&key(), &entry, 2_000);
+    for charged in [1_000, 2_000] {
+        let refused = voucher(&entry, PRICE);
+        let before = entry.sign(usdc(PRICE), &refused, false);
+        entry.refused(before);
+        let correction = entry.correct(Some(&state(&entry, Some(charged), 0)), Some(&proof));
+        assert_eq!(matches!(correction, Correction::Disputed(_)), charged > 1_000, "{correction:?}");
+    }
+}
+
+/// A seller that lost its books may have a claim of before on its way.
+#[test]
+#[cfg(feature = "onchain")]
+fn what_a_seller_has_forgotten_may_still_be_claimed() {
+    use super::entry::Seen;
+    let mut entry = funded(10_000, 1_000);
+    let unanswered = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &unanswered, false);
+    assert_eq!(entry.correct(Some(&state(&entry, Some(0), 0)), None), Correction::Adopted);
+    assert_eq!((entry.charged, entry.highest), (Usdc::ZERO, usdc(1_000)));
+    let claimed = Seen { balance: usdc(10_000), claimed: usdc(2_000), pending_used: None, time: NOW };
+    entry.observe(&claimed);
+    assert_eq!((entry.charged, entry.dispute()), (usdc(2_000), None));
+}
+
+/// The rest of a voucher is charged from what is in the channel.
+#[test]
+fn what_was_refunded_pays_for_no_rest_of_a_voucher() {
+    let mut entry = funded(10_000, 1_000);
+    let first = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &first, false);
+    entry.charge(usdc(300), usdc(2_000));
+    entry.refund_reported(usdc(8_700), true);
+    let mut filled = entry.clone();
+    let theirs = state(&entry, Some(2_000), 1_300);
+    let proof = signed_by(&key(), &entry, 2_000);
+    assert!(matches!(entry.correct(Some(&theirs), Some(&proof)), Correction::Disputed(_)));
+    filled.add_deposit(deposit(10_000), NOW);
+    filled.deposit_arrived();
+    let rest = ChannelFinding::ChargedTheRest { charged: usdc(700) };
+    assert_eq!(filled.correct(Some(&theirs), Some(&proof)), Correction::Charged(rest));
 }
 
 /// What was charged is within the doubt of these books, and the voucher is of an earlier journal.

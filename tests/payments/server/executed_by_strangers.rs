@@ -466,10 +466,13 @@ async fn stranger_whose_contract_executes_permits_first_keeps_nobody_from_paying
         .during(under_work.on(evaluate("held")), async {
             for _ in 0..2 {
                 let permit = stage.permit("a").await;
+                let before = stage.shop.facilitator.stats().gas_used;
                 front_run(&stage, &permit);
                 let answer = send(&stage.app, permit.on(evaluate("a"))).await;
                 let said = (answer.status, answer.reason());
                 assert_eq!(said, (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending".to_owned()), "{answer:?}");
+                let used = stage.shop.facilitator.stats().gas_used - before;
+                assert!((21_000..=400_000).contains(&used), "a transaction that reverts used {used} gas");
             }
             stage.chain.devnet.faults().clear();
         })

@@ -234,10 +234,8 @@ impl Channels {
         deposit: &Deposit,
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
         let (config, voucher, deposit) = (*config, voucher.clone(), deposit.clone());
-        // All that the result depends on.
-        let payload =
-            ChannelPayload::Deposit { channel_config: config, voucher: voucher.clone(), deposit: deposit.clone() };
-        let input = serde_json::to_vec(&payload)
+        // All that the result depends on: the voucher was checked.
+        let input = serde_json::to_vec(&(config, &deposit))
             .map_err(|error| ChannelError::rejected(reason::DEPOSIT_PAYLOAD, error.to_string()))?;
         let filling = {
             let channels = self.clone();

@@ -63,6 +63,8 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Sin
         }
         let (sender, result) = watch::channel(None);
         runs.insert(key, result.clone());
+        // A runtime that shuts down drops the run at once, and with it its entry.
+        drop(runs);
         let (entry, run) = (Entry { all: self.clone(), key }, start());
         tokio::spawn(async move {
             let _entry = entry;

@@ -411,7 +411,7 @@ impl ChannelEntry {
         self.purchases.retain(|known| *known != key);
     }
 
-    fn doubts(&self) -> Doubt {
+    pub(super) fn doubts(&self) -> Doubt {
         let is_open = |pending: &PendingDeposit| pending.arrival != Arrival::Refused;
         Doubt { charge: self.doubt, deposit: self.pending.as_ref().is_some_and(is_open) }
     }
@@ -509,8 +509,7 @@ impl ChannelEntry {
         let Some(asserted) = theirs.and_then(|state| state.charged_cumulative_amount).or(claimed) else {
             return self.unproven();
         };
-        // What was refunded, or never arrived, pays for nothing.
-        let limit = self.limit().min(self.highest.max(plus(self.opening, self.deposits.sum())));
+        let limit = self.limit();
         let Ok(charged) = u64::try_from(asserted).map(Usdc::from_atomic) else {
             return self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit });
         };
@@ -528,6 +527,10 @@ impl ChannelEntry {
         match charged <= limit {
             _ if !is_proven => self.unproven(),
             false if self.is_known() => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
+            // What was refunded, or never arrived, pays for nothing. Or the channel holds more than these books know.
+            _ if self.is_known() && charged > self.highest.max(plus(self.opening, self.deposits.sum())) => {
+                self.unproven()
+            }
             _ if is_older => {
                 self.open_at(charged);
                 self.signed = voucher.copied();
@@ -535,12 +538,10 @@ impl ChannelEntry {
                 Correction::Adopted
             }
             _ => {
-                let before = self.charged;
                 let finding = self.raise(charged);
-                if charged > before
-                    && let Some(shown) = voucher.filter(|shown| self.has_signed(shown) && self.is_ours(shown))
-                {
-                    // A claim publishes its rest.
+                let is_first = !self.is_known();
+                if let Some(shown) = voucher.filter(|shown| is_first && self.has_signed(shown) && self.is_ours(shown)) {
+                    // It was charged, and a claim publishes its rest. Later ones may have been refused.
                     let ceiling = u64::try_from(shown.signed_max_claimable).map(Usdc::from_atomic);
                     self.accepted = self.accepted.max(ceiling.unwrap_or_default());
                 }

@@ -411,8 +411,10 @@ impl VoucherPayment {
                 if self.max > entry.escrow {
                     entry.deposit_arrived();
                 }
-                match amount {
-                    Usdc::ZERO => entry.charge_nothing(self.before),
+                match (amount, self.state) {
+                    (Usdc::ZERO, State::Signed) => entry.charge_nothing(self.before),
+                    // An earlier copy may still be on its way.
+                    (Usdc::ZERO, _) => entry.charge_nothing(entry.doubts()),
                     _ => entry.charge(amount, self.max),
                 }
                 self.accepted(if is_unused { Event::Unused } else { Event::Charged }, amount, transaction);
@@ -664,6 +666,8 @@ impl SchemePayment for VoucherPayment {
         if (charged, signed) != (lease.entry.charged, lease.entry.signed) {
             return false;
         }
+        // Others may have signed the same meanwhile.
+        self.before = lease.entry.doubts();
         self.hold = Hold::Held(Box::new(lease));
         // An earlier request may have had no attempt left for what it was about to try.
         self.tried = Tried::default();

@@ -461,6 +461,46 @@ fn refused_voucher_that_is_shown_allows_no_charge() {
     }
 }
 
+/// Books that were opened anew do not know what else is in the channel, from which the rest of an earlier voucher may be charged.
+#[test]
+#[cfg(feature = "onchain")]
+fn rest_of_a_voucher_of_an_earlier_journal_is_looked_up_on_the_chain() {
+    use super::entry::Seen;
+    let mut entry = entry();
+    entry.add_deposit(deposit(1_000), NOW);
+    let first = voucher(&entry, PRICE);
+    let before = entry.sign(usdc(PRICE), &first, true);
+    entry.refused(before);
+    let older = signed_by(&key(), &entry, 8_000);
+    assert_eq!(entry.correct(Some(&state(&entry, Some(5_000), 5_000)), Some(&older)), Correction::Adopted);
+    let second = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &second, true);
+    entry.deposit_arrived();
+    entry.charge(usdc(PRICE), usdc(6_000));
+    let theirs = state(&entry, Some(8_000), 5_000);
+    assert_eq!(entry.correct(Some(&theirs), Some(&older)), Correction::Unproven);
+    let seen = Seen { balance: usdc(11_000), claimed: usdc(5_000), pending_used: None, time: NOW + 300 };
+    assert_eq!(entry.observe(&seen), Correction::Adopted);
+    let correction = entry.correct(Some(&theirs), Some(&older));
+    assert!(matches!(correction, Correction::Adopted | Correction::Charged(_)), "{correction:?}");
+    assert_eq!((entry.charged, entry.dispute()), (usdc(8_000), None));
+}
+
+/// A refused voucher proves nothing, also beside a charge that a request without an answer explains.
+#[test]
+fn refused_voucher_that_is_shown_with_a_charge_allows_no_other() {
+    let mut entry = funded(10_000, 1_000);
+    let refused = voucher(&entry, 3_000);
+    let before = entry.sign(usdc(3_000), &refused, false);
+    entry.refused(before);
+    let unanswered = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &unanswered, false);
+    let shown = signed_by(&key(), &entry, 4_000);
+    assert_eq!(entry.correct(Some(&state(&entry, Some(2_000), 0)), Some(&shown)), Correction::Adopted);
+    let next = entry.correct(Some(&state(&entry, Some(4_000), 0)), Some(&shown));
+    assert!(matches!(next, Correction::Disputed(_)), "{next:?}");
+}
+
 /// A seller that lost its books may have a claim of before on its way.
 #[test]
 #[cfg(feature = "onchain")]
@@ -487,7 +527,7 @@ fn what_was_refunded_pays_for_no_rest_of_a_voucher() {
     let mut filled = entry.clone();
     let theirs = state(&entry, Some(2_000), 1_300);
     let proof = signed_by(&key(), &entry, 2_000);
-    assert!(matches!(entry.correct(Some(&theirs), Some(&proof)), Correction::Disputed(_)));
+    assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Unproven);
     filled.add_deposit(deposit(10_000), NOW);
     filled.deposit_arrived();
     let rest = ChannelFinding::ChargedTheRest { charged: usdc(700) };

@@ -42,8 +42,8 @@ use crate::{
     telemetry,
     usdc::{ParseUsdcError, Usdc},
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, ChannelPayload, Deposit, Escrow,
-        MAX_WITHDRAW_DELAY, MIN_WITHDRAW_DELAY, Voucher, reason,
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, Deposit, Escrow, MAX_WITHDRAW_DELAY,
+        MIN_WITHDRAW_DELAY, Voucher, reason,
     },
 };
 

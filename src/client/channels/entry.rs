@@ -65,6 +65,9 @@ pub struct ChannelEntry {
     pub missing: Usdc,
     /// The deposit that was signed and of which nobody has said that it arrived.
     pub pending: Option<PendingDeposit>,
+    /// The transaction of the last refund that the seller reported.
+    #[serde(default)]
+    last_refund: Option<B256>,
     /// The deposits that were signed.
     deposits: Deposits,
     /// How far the seller and these books agree.
@@ -249,6 +252,7 @@ impl ChannelEntry {
             escrow: Usdc::ZERO,
             missing: Usdc::ZERO,
             pending: None,
+            last_refund: None,
             deposits: Deposits::default(),
             trust: Trust::New,
             purchases: VecDeque::new(),
@@ -464,6 +468,13 @@ impl ChannelEntry {
     pub(super) fn escrow_is_missing(&mut self) {
         self.missing = plus(self.missing, self.available());
         self.escrow = self.escrow.min(self.charged);
+    }
+
+    /// Returns `true` if the seller reports this refund for the first time. Whoever asks for another one too soon may be told of the last.
+    pub(super) fn is_new_refund(&mut self, transaction: Option<B256>) -> bool {
+        let is_new = transaction.is_none() || transaction != self.last_refund;
+        self.last_refund = transaction.or(self.last_refund);
+        is_new
     }
 
     /// Records that the seller reports a refund. Only the chain can prove it, so it stays reserved unless `believed`.

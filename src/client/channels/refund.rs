@@ -146,7 +146,9 @@ impl SignedRefundRequest {
         if let Some((amount, transaction)) = refund {
             let asked = self.amount.unwrap_or(Usdc::MAX).min(entry.available());
             let amount = amount.unwrap_or(asked).min(asked);
-            entry.refund_reported(amount, self.wallet.budget.releases_failed());
+            if entry.is_new_refund(transaction) {
+                entry.refund_reported(amount, self.wallet.budget.releases_failed());
+            }
             (self.result.amount, self.result.transaction, self.result.reason) = (amount, transaction, None);
             return Ok(false);
         }

@@ -862,6 +862,27 @@ async fn refund_comes_back_and_the_seller_keeps_what_it_charged() {
     assert_eq!(channel(&payer).charged, usdc(2 * PRICE));
 }
 
+/// Whoever asks for another part within an hour is told of the last one.
+#[tokio::test]
+async fn refund_that_is_told_again_is_counted_once() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    let id = channel(&payer).id();
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let mut refund = payer.refund(id, Some(usdc(5_000))).await.unwrap().expect("something is left");
+        let request = Request::post("http://shop.example/evaluate").header(refund.header_name(), refund.header());
+        let answer = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert!(!refund.answered(answer.status(), answer.headers()).await.unwrap());
+        told.push(refund.conclude().await);
+        assert_eq!(channel(&payer).available(), usdc(4_000), "{told:?}");
+    }
+    assert_eq!(told[0].transaction, told[1].transaction);
+    assert_eq!(stage.on_chain(&channel(&payer)).await.0, 5_000);
+}
+
 #[tokio::test]
 async fn idle_channels_are_refunded_and_their_buyers_suspect_nobody() {
     const DAY: u64 = 86_400;

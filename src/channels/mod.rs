@@ -73,6 +73,9 @@ const REFUND_LEASE: u64 = 20;
 #[derive(Clone)]
 pub struct Channels(Arc<Inner>);
 
+/// A deposit that was made, and the channel with it.
+type Filled = Result<(Executed, ChannelRecord), ChannelError>;
+
 struct Inner {
     escrow: Escrow,
     facilitator: Arc<dyn ChannelFacilitator>,
@@ -84,7 +87,7 @@ struct Inner {
     policy: ClaimPolicy,
     clock: Arc<dyn Clock>,
     /// The deposits that are being made, by all that they depend on.
-    fillings: Arc<SingleFlight<B256, Result<(Executed, ChannelRecord), ChannelError>>>,
+    fillings: Arc<SingleFlight<B256, Filled>>,
     /// The channels that are claimed at once.
     at_risk: Arc<AtRisk>,
     readiness: ReadinessCache,
@@ -227,12 +230,7 @@ impl Channels {
 
     /// Executes a deposit, and notes what is in the channel then. A caller that goes away does not cancel it: a payer that waits for less long
     /// each time finds the deposit in the books when it comes back.
-    pub(crate) async fn fill(
-        &self,
-        config: &ChannelConfig,
-        voucher: &Voucher,
-        deposit: &Deposit,
-    ) -> Result<(Executed, ChannelRecord), ChannelError> {
+    pub(crate) async fn fill(&self, config: &ChannelConfig, voucher: &Voucher, deposit: &Deposit) -> Filled {
         let (config, voucher, deposit) = (*config, voucher.clone(), deposit.clone());
         // All that the result depends on: the voucher was checked.
         let input = serde_json::to_vec(&(config, &deposit))

@@ -766,6 +766,39 @@ mod tests {
         assert!(Journal::open(&path.0).unwrap().unresolved().contains(&newer));
     }
 
+    /// The file is as it was first written, over two lives of a process: its first line sums up what the first life paid. It is never written
+    /// again; a later format gets a file of its own.
+    #[test]
+    fn journal_as_first_written_is_read_with_every_open_payment() {
+        let path = TempPath::new("first");
+        std::fs::write(&path.0, include_str!("journal-0.1.0.jsonl")).unwrap();
+        let of_v1 = JournalEntry {
+            version: Version::V1,
+            status_url: Some("http://127.0.0.1/status/6".into()),
+            ..entry(6, 100_000)
+        };
+        let elsewhere = JournalEntry {
+            signed_at: 1_001,
+            url: "http://other.example/x".into(),
+            pay_to: Address::repeat_byte(9),
+            ..entry(8, 10_000_000)
+        };
+        let mut paid = PaidTotals::default();
+        [entry(1, 11), elsewhere].iter().for_each(|entry| paid.add(&entry.charge()));
+        // As it was written, and as it is compacted.
+        for _ in 0..2 {
+            let journal = Journal::open(&path.0).unwrap();
+            assert_eq!(journal.unresolved(), [entry(3, 100), entry(4, 1_000), entry(5, 10_000), of_v1.clone()]);
+            assert_eq!(journal.paid(), paid);
+        }
+        // A server called the smallest one failed. It is void a minute after it expired.
+        let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).release_failed().build();
+        for (now, reserved) in [(2_059, 111_100), (2_060, 111_000)] {
+            budget.release_expired(now);
+            assert_eq!(budget.reserved().atomic(), reserved);
+        }
+    }
+
     #[tokio::test]
     async fn payment_that_cannot_be_written_is_not_open_and_leaves_no_trace() {
         let path = TempPath::new("full");

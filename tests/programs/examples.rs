@@ -136,6 +136,23 @@ async fn help_names_every_flag() {
 }
 
 #[tokio::test]
+async fn learning_draws_a_picture_and_prints_the_same_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = async || {
+        let mut command = example("learning");
+        command.args(["--experiment", "M", "--seeds", "1", "--groups", "40", "--out"]).arg(directory.path());
+        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = run().await;
+    assert!(first.contains("| final quality |"), "{first}");
+    assert_eq!(run().await, first);
+    let picture = std::fs::read_to_string(directory.path().join("learning-M.svg")).unwrap();
+    assert!(picture.contains("<svg") && picture.contains("Final quality"), "{picture}");
+}
+
+#[tokio::test]
 async fn a_student_buys_on_the_evaluators_own_devnet() {
     let evaluator = Evaluator::start(&[], None).await;
     let student = PrivateKeySigner::random();

@@ -380,6 +380,8 @@ enum Line {
     Explored {
         paid: Usdc,
     },
+    /// When an evaluator was first seen, in logs of earlier versions. It counts no more.
+    Seen,
 }
 
 impl EvidenceLog {
@@ -526,6 +528,7 @@ impl Inner {
             Line::Explored { paid } => {
                 self.exploration_cost = self.exploration_cost.checked_add(paid).unwrap_or(Usdc::MAX);
             }
+            Line::Seen => {}
         }
     }
 
@@ -690,6 +693,38 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 100).unwrap();
         assert_eq!(all(&log), before);
         assert_eq!((before.len(), &before[0]), (9, &unpaid));
+    }
+
+    /// The lines are as they were first written, some with what counts no more: when an evaluator was first seen, and whether single verdicts
+    /// were right.
+    #[test]
+    fn log_as_first_written_is_opened() {
+        const LINES: &str = r#"{"event":"dropped","until":1}
+{"event":"seen","evaluator":"0x0202020202020202020202020202020202020202","at":2}
+{"event":"evidence","payment":{"payer":"0x0202020202020202020202020202020202020202","nonce":"0x0202020202020202020202020202020202020202020202020202020202020202"},"evaluator":"0x0202020202020202020202020202020202020202","skill":"prose","at":2,"paid":"1000","outcome":{"kind":"answered","score":0.9,"confidence":0.8,"right":true}}
+{"event":"examined","paid":"30"}
+"#;
+        let failures = [
+            ("garbage", CallOutcome::InvalidAnswer),
+            ("timeout", CallOutcome::Timeout),
+            ("priceLie", CallOutcome::PriceMismatch),
+            ("payeeLie", CallOutcome::PayeeMismatch),
+            ("tokenLie", CallOutcome::TokenMismatch),
+        ];
+        let line = |(kind, _): &(&str, CallOutcome)| {
+            let evaluator = "0x0303030303030303030303030303030303030303";
+            format!(
+                r#"{{"event":"evidence","evaluator":"{evaluator}","skill":"arithmetic","at":3,"paid":"1000","outcome":{{"kind":"{kind}"}}}}"#
+            )
+        };
+        let path = Path::new();
+        std::fs::write(path.file(), format!("{LINES}{}\n", failures.each_ref().map(line).join("\n"))).unwrap();
+        let log = EvidenceLog::open(path.file(), 100).unwrap();
+        let answered = Evidence { outcome: CallOutcome::answered(None), ..evidence(2, 2) };
+        let failed = failures.map(|(_, outcome)| Evidence { payment: None, outcome, ..evidence(3, 3) });
+        assert_eq!(all(&log), [vec![answered], failed.into()].concat());
+        assert_eq!(log.exploration_cost().atomic(), 30);
+        assert!(matches!(log.record(evidence(1, 1), 9), Err(EvidenceError::TooOld)));
     }
 
     #[test]

@@ -121,6 +121,15 @@ mod tests {
     }
 
     #[test]
+    fn tables_that_cannot_all_be_created_leave_the_file_empty() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        create_tables(&mut connection, (1, "CREATE TABLE notes (text TEXT); nonsense", "notes")).unwrap_err();
+        assert!(is_empty(&connection).unwrap());
+        let again = create_tables(&mut connection, (1, "CREATE TABLE notes (text TEXT)", "notes")).unwrap();
+        assert!(matches!(again, Tables::Ready), "{again:?}");
+    }
+
+    #[test]
     fn a_file_of_another_kind_is_left_alone() {
         for version in [0, VERSION] {
             let mut connection = Connection::open_in_memory().unwrap();

@@ -289,6 +289,19 @@ async fn silent_model_hits_the_time_limit() {
 }
 
 #[tokio::test]
+async fn pair_that_is_too_long_together_is_refused_without_asking() {
+    let (model, judge) = Model::serve([]).await;
+    let judge = judge.max_submission(200).build();
+    let (task, outputs) = (|| Task::new("haiku", "Write.").unwrap(), ["a", "b"].map(|output| output.repeat(120)));
+    judge.accepts(&Submission::group(task(), outputs.clone()).unwrap()).expect("they are shown one by one");
+    let [first, second] = outputs;
+    let pair = Submission::pair(task(), first, second).unwrap();
+    assert!(matches!(judge.accepts(&pair), Err(JudgeError::Rejected(_))));
+    assert!(matches!(judge.judge(&pair).await, Err(JudgeError::Rejected(_))));
+    assert!(model.asked().is_empty());
+}
+
+#[tokio::test]
 async fn invalid_endpoint_is_refused() {
     assert!(matches!(ChatClient::new("mailto:judge@example.org", "m"), Err(ChatError::Url)));
     let local = ChatClient::new("http://localhost", "m").unwrap();

@@ -1,7 +1,8 @@
 //! Panels that answer: verdicts, splitting, pairs, concurrency and cancellation.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
+use serde_json::Value;
 use tower_x402::Usdc;
 use x402_market::{MAX_OUTPUTS, StudentBuilder, StudentError, Submission};
 
@@ -31,6 +32,22 @@ async fn panel_judges_a_group_and_every_unit_is_reported() {
         assert_eq!((account.answered, account.paid.atomic()), (1, stage.income(booth).await));
         assert_eq!(account.paid.atomic(), 3 * PRICE);
     }
+}
+
+#[tokio::test]
+async fn evaluators_see_random_ids_in_place_of_the_tasks_own() {
+    let stage = Stage::set().await;
+    let end = Endpoint::default();
+    let booths = [stage.answering(&end, praise).await, stage.answering(&end, praise).await];
+    let student = stage.student(1_000 * PRICE, &[&booths[0], &booths[1]], |student| student.panel_size(2)).await;
+    for _ in 0..2 {
+        let feedback = student.evaluate(&single("a good one")).await.unwrap();
+        assert_eq!((&*feedback.task, feedback.outputs[0].members.len()), ("mine", 2));
+    }
+    let id = |body: &Value| body["task"]["id"].as_str().unwrap().to_owned();
+    let ids: BTreeSet<_> = end.seen.lock().unwrap().iter().map(id).collect();
+    assert_eq!(ids.len(), 4, "each evaluator sees another one of each submission: {ids:?}");
+    assert!(ids.iter().all(|id| id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit())), "{ids:?}");
 }
 
 #[tokio::test]

@@ -254,3 +254,114 @@ fn agreement(own: Counts, theirs: Counts) -> f32 {
 fn ln_beta(a: f64, b: f64) -> f64 {
     libm::lgamma(a) + libm::lgamma(b) - libm::lgamma(a + b)
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{SeedableRng, rngs::Xoshiro256PlusPlus};
+
+    use super::*;
+
+    fn skill() -> Skill {
+        Skill::new(0).unwrap()
+    }
+
+    fn address(number: usize) -> Address {
+        Address::left_padding_from(&number.to_be_bytes())
+    }
+
+    /// Forgets nothing.
+    fn plain() -> Beliefs {
+        Beliefs::new(ThompsonConfig { memory: 1e9, ..ThompsonConfig::default() })
+    }
+
+    fn near(a: f32, b: f32) {
+        assert!((a - b).abs() < 1e-3, "{a} is not {b}");
+    }
+
+    #[test]
+    fn draws_have_mean_and_variance_of_the_believed_distribution() {
+        let belief = Belief { own: [9.0, 2.0], with_reports: [2.0, 9.0], trust: 0.5 };
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        for (doubt, expected) in [(0.6, 7.0 / 11.0), (0.4, -7.0 / 11.0)] {
+            let draws: Vec<_> = (0..40_000).map(|_| f64::from(belief.draw(doubt, &mut rng))).collect();
+            let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+            let variance = draws.iter().map(|draw| (draw - mean).powi(2)).sum::<f64>() / draws.len() as f64;
+            // Of a beta distribution, twice as wide.
+            let exact = 4.0 * 9.0 * 2.0 / (11.0 * 11.0 * 12.0);
+            assert!((mean - expected).abs() < 0.005, "{mean} is not {expected}");
+            assert!((variance / exact - 1.0).abs() < 0.05, "{variance} is not {exact}");
+        }
+    }
+
+    #[test]
+    fn one_own_audit_outweighs_five_hundred_praises_of_ten_payers() {
+        let mut beliefs = plain();
+        (0..10).for_each(|payer| beliefs.learn_report(address(1), skill(), [500.0, 0.0], address(100 + payer)));
+        beliefs.learn(address(1), skill(), [0.0, 1.0]);
+        for payer in 0..10 {
+            assert!(beliefs.trust(address(100 + payer)) < 0.01, "{}", beliefs.trust(address(100 + payer)));
+        }
+    }
+
+    #[test]
+    fn strangers_replace_no_trusted_payer_and_no_report_on_an_audited_cell() {
+        let (known, reported, trusted) = (address(1), address(2), address(100));
+        let mut beliefs = plain();
+        beliefs.learn(known, skill(), [20.0, 0.0]);
+        beliefs.learn_report(known, skill(), [20.0, 0.0], trusted);
+        assert!(beliefs.trust(trusted) > 0.5);
+        // The trusted one has said least.
+        beliefs.learn_report(reported, skill(), [0.5, 0.0], trusted);
+        for stranger in 1..MAX_REPORTS {
+            beliefs.learn_report(reported, skill(), [1.0, 0.0], address(100 + stranger));
+        }
+        let payers = |beliefs: &Beliefs| {
+            let reports = &beliefs.cells[&(reported, skill())].reports;
+            reports.iter().map(|report| report.payer).collect::<Vec<_>>()
+        };
+        let speak = |beliefs: &mut Beliefs, first: usize| {
+            (first..first + 10).for_each(|payer| beliefs.learn_report(reported, skill(), [5.0, 0.0], address(payer)));
+        };
+        let before = payers(&beliefs);
+        assert_eq!(before.len(), MAX_REPORTS);
+        speak(&mut beliefs, 1_000);
+        let replaced = payers(&beliefs);
+        assert_eq!(replaced.len(), MAX_REPORTS);
+        assert!(replaced.contains(&trusted));
+        assert_eq!(replaced.iter().filter(|payer| !before.contains(payer)).count(), 10);
+
+        beliefs.learn(reported, skill(), [1.0, 0.0]);
+        speak(&mut beliefs, 2_000);
+        assert_eq!(payers(&beliefs), replaced);
+        assert_eq!(beliefs.payers.len(), MAX_REPORTS, "those whose reports are gone are forgotten");
+    }
+
+    #[test]
+    fn cells_are_bounded_and_audited_ones_go_last() {
+        const RIGHT: Counts = [1.0, 0.0];
+        let (mut beliefs, payer) = (plain(), address(1 << 20));
+        // Two audited cells with reports of one payer, which is trusted more for each.
+        let trust = [0, 1].map(|number| {
+            beliefs.learn(address(number), skill(), RIGHT);
+            beliefs.learn_report(address(number), skill(), RIGHT, payer);
+            beliefs.trust(payer)
+        });
+        // Of the others, each has a report of a payer of its own. Ten are too many.
+        let others = 2..MAX_CELLS + 10;
+        others.clone().for_each(|number| beliefs.learn_report(address(number), skill(), RIGHT, address(number)));
+        let knows = |beliefs: &Beliefs, number: usize| beliefs.knows(address(number), skill());
+        assert_eq!(beliefs.cells.len(), MAX_CELLS);
+        assert!(knows(&beliefs, 0) && knows(&beliefs, 1) && !knows(&beliefs, 11) && knows(&beliefs, 12));
+        assert_eq!(beliefs.payers.len(), MAX_CELLS - 2 + 1, "only payers with reports are kept");
+
+        // When all are audited, the one unused for the longest time goes, and with it what its report added to the trust in its payer.
+        others.skip(10).for_each(|number| beliefs.learn(address(number), skill(), RIGHT));
+        near(beliefs.trust(payer), trust[1]);
+        for (newcomer, expected) in [(0, trust[0]), (1, beliefs.config.initial_trust)] {
+            beliefs.learn(address(MAX_CELLS * 2 + newcomer), skill(), RIGHT);
+            assert!(!knows(&beliefs, newcomer));
+            near(beliefs.trust(payer), expected);
+        }
+        assert_eq!((beliefs.cells.len(), beliefs.payers.contains_key(&payer)), (MAX_CELLS, false));
+    }
+}

@@ -335,6 +335,15 @@ mod tests {
     }
 
     #[test]
+    fn student_without_money_hires_again_soon_after_it_has_some() {
+        let market = [candidate(1, 100)];
+        let mut selector = Thompson::seeded(1);
+        (0..3).for_each(|_| assert!(selector.select(&job(0, 10), &market).is_empty()));
+        assert!(selector.lambda.unwrap().is_finite());
+        assert!((0..300).any(|_| !selector.select(&job(1_000_000, 1_000), &market).is_empty()));
+    }
+
+    #[test]
     fn evaluator_that_always_says_the_same_is_worth_nothing() {
         let market = [candidate(1, 1_000)];
         let mut selector = plain();

@@ -53,8 +53,8 @@ pub struct ChannelEntry {
     /// The largest price of the requests since then that left this channel because the seller called it busy. The seller has their vouchers,
     /// and said that it does not work on them: a charge of one is a [finding](ChannelFinding::ChargedRefused).
     pub left: Usdc,
-    /// The highest ceiling of the vouchers by which the seller charged something, or may have. Above what was charged if one was charged in part: a claim
-    /// publishes it, and then a stranger can pay with the rest ([`ChargedTheRest`](ChannelFinding::ChargedTheRest)).
+    /// The highest ceiling of the vouchers by which the seller charged something, or may have. Above what was charged if one was charged in
+    /// part: a claim publishes it, and then a stranger can pay with the rest ([`ChargedTheRest`](ChannelFinding::ChargedTheRest)).
     #[serde(default)]
     pub accepted: Usdc,
     /// The highest voucher that was signed.
@@ -470,8 +470,8 @@ impl ChannelEntry {
         self.escrow = self.escrow.min(self.charged);
     }
 
-    /// Returns `true` if the seller reports this refund for the first time. Whoever asks for another one too soon may be told of the last.
-    pub(super) fn is_new_refund(&mut self, transaction: Option<B256>) -> bool {
+    /// Notes which refund the seller reports, and returns `true` if that is not the last one again, as whoever asks too soon may be told.
+    pub(super) fn note_refund(&mut self, transaction: Option<B256>) -> bool {
         let is_new = transaction.is_none() || transaction != self.last_refund;
         self.last_refund = transaction.or(self.last_refund);
         is_new

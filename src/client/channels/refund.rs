@@ -146,7 +146,7 @@ impl SignedRefundRequest {
         if let Some((amount, transaction)) = refund {
             let asked = self.amount.unwrap_or(Usdc::MAX).min(entry.available());
             let amount = amount.unwrap_or(asked).min(asked);
-            if entry.is_new_refund(transaction) {
+            if entry.note_refund(transaction) {
                 entry.refund_reported(amount, self.wallet.budget.releases_failed());
             }
             (self.result.amount, self.result.transaction, self.result.reason) = (amount, transaction, None);

@@ -79,6 +79,9 @@ enum Question {
     Reconcile {
         /// The payment: 0x(payer):0x(nonce)
         payment: PaymentSearch,
+        /// Print a JSON line instead
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         chain: ChainFlags,
     },
@@ -139,7 +142,7 @@ impl Command {
                 output::line(json!({ "payments": payments.assets, "channels": channels }));
                 Ok(())
             }
-            Question::Reconcile { payment, chain } => {
+            Question::Reconcile { payment, json, chain } => {
                 let PaymentSearch::Payment { payer, nonce } = payment else {
                     return Err(Error::setting(
                         "PAYMENT",
@@ -158,7 +161,7 @@ impl Command {
                     advice: "See x402 books find; if the node did not answer, try again.",
                 })?;
                 books.close().await;
-                print(&ExportEntry::of(&reconciled.0), false);
+                print(&ExportEntry::of(&reconciled.0), json);
                 Ok(())
             }
         }

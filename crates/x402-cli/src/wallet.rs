@@ -47,6 +47,9 @@ enum What {
     New {
         /// The file, which must not exist
         file: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Show address, balance, what was spent and what is open
     Show {
@@ -71,6 +74,9 @@ enum What {
     },
     /// Ask the chain (with --rpc-url) or the sellers what became of payments that are open
     Reconcile {
+        /// Print one JSON line
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         purse: Box<PurseFlags>,
     },
@@ -79,15 +85,15 @@ enum What {
 impl Command {
     pub(crate) async fn run(self) -> Result<(), Error> {
         match self.what {
-            What::New { file } => new(file),
+            What::New { file, json } => new(file, json),
             What::Show { json, purse } => show(&purse, json).await,
             What::Approve { amount, json, purse } => approve(&purse, amount, json).await,
-            What::Reconcile { purse } => look_back(&purse).await,
+            What::Reconcile { json, purse } => look_back(&purse, json).await,
         }
     }
 }
 
-fn new(path: PathBuf) -> Result<(), Error> {
+fn new(path: PathBuf, json: bool) -> Result<(), Error> {
     let key = PrivateKeySigner::random();
     let text = Zeroizing::new(hex::encode_prefixed(key.to_bytes()) + "\n");
     let mut options = OpenOptions::new();
@@ -97,7 +103,10 @@ fn new(path: PathBuf) -> Result<(), Error> {
     let written =
         options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
     written.map_err(|source| Error::Write { path: path.clone(), source })?;
-    output::line(key.address());
+    match json {
+        true => output::line(json!({ "address": key.address().to_string(), "file": path })),
+        false => output::line(key.address()),
+    }
     output::remark(format_args!(
         "The key is in {}. Whoever has it has the money: keep a copy where nobody else reads it.",
         path.display()
@@ -187,7 +196,7 @@ async fn approve(purse: &PurseFlags, amount: Usdc, json: bool) -> Result<(), Err
     Ok(())
 }
 
-async fn look_back(purse: &PurseFlags) -> Result<(), Error> {
+async fn look_back(purse: &PurseFlags, json: bool) -> Result<(), Error> {
     if purse.journal.is_none() {
         return Err(Error::setting("--journal", "give the journal that the payments were made with"));
     }
@@ -205,6 +214,9 @@ async fn look_back(purse: &PurseFlags) -> Result<(), Error> {
         }
         None => reconcile_with_servers(&budget, purse.http()).await.map_err(Error::Http)?,
     };
-    output::line(format_args!("{paid} were paid, {void} are void, {open} are still open"));
+    match json {
+        true => output::line(json!({ "paid": paid, "void": void, "open": open })),
+        false => output::line(format_args!("{paid} were paid, {void} are void, {open} are still open")),
+    }
     Ok(())
 }

@@ -192,7 +192,7 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags, json: bool) -> Result<(), 
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open_existing().await?;
     let channels = chain.channels_of_seller(key, &books).await?;
-    let claimed = channels.claim_all().await;
+    let claimed = output::progress("claiming", channels.claim_all()).await;
     books.close().await;
     let report = claimed.map_err(|error| Error::Failed {
         what: format!("nothing was claimed: {}", Sentence(&error)),
@@ -228,7 +228,7 @@ async fn give_back(
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open_existing().await?;
     let channels = chain.channels_of_seller(key, &books).await?;
-    let refunded = channels.refund_idle(idle, least).await;
+    let refunded = output::progress("refunding", channels.refund_idle(idle, least)).await;
     books.close().await;
     let report = refunded.map_err(|error| Error::Failed {
         what: format!("the channels were not all refunded: {}", Sentence(&error)),
@@ -262,7 +262,8 @@ async fn refund(idle: Duration, purse: &PurseFlags, json: bool) -> Result<(), Er
     let key = keys::require(Role::PAYER, &purse.key).await?;
     let budget = Budget::builder().journal(needed_journal(purse)?).build();
     let payer = purse.payer(Some(key), budget).await?;
-    let refunds = refund_channels(&payer, idle, purse.http()).await.map_err(Error::Http)?;
+    let refunding = refund_channels(&payer, idle, purse.http());
+    let refunds = output::progress("asking sellers for refunds", refunding).await.map_err(Error::Http)?;
     let mut failed = 0;
     for refund in &refunds {
         failed += usize::from(refund.reason.is_some());
@@ -312,7 +313,7 @@ async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags, json: bool) -
         });
     };
     let reverted = "The withdraw delay may not be over, or nothing was announced: run it without --finish first.";
-    let hash = send(&provider, transaction, reverted).await?;
+    let hash = output::progress("waiting for a block", send(&provider, transaction, reverted)).await?;
     let delay = entry.config.withdraw_delay;
     if finish {
         // What came back is reserved no longer.

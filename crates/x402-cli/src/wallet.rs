@@ -182,7 +182,8 @@ async fn approve(purse: &PurseFlags, amount: Usdc, json: bool) -> Result<(), Err
     let provider = ProviderBuilder::new().wallet(EthereumWallet::from(key)).connect_http(url.to_url("--rpc-url")?);
     let approval =
         TransactionRequest::default().with_to(asset.address).with_input(permit2::approval(U256::from(amount.atomic())));
-    let hash = send(&provider, approval, "Check --asset: the token may not have an approval.").await?;
+    let sending = send(&provider, approval, "Check --asset: the token may not have an approval.");
+    let hash = output::progress("waiting for a block", sending).await?;
     match json {
         true => output::line(json!({
             "approved": amount.to_string(), "payer": payer.to_string(), "spender": permit2::PERMIT2.to_string(),
@@ -202,18 +203,22 @@ async fn look_back(purse: &PurseFlags, json: bool) -> Result<(), Error> {
     }
     let budget = Budget::builder().journal(purse.open_journal()?).build();
     let unclear = |what: String| Error::Failed { what, advice: "What is open stays reserved: try again later." };
-    let Reconciliation { paid, void, open, .. } = match &purse.chain.rpc_url {
-        Some(url) => {
-            let provider = ProviderBuilder::new().connect_http(url.to_url("--rpc-url")?);
-            let channels =
-                reconcile_channels(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?;
-            for (channel, finding) in channels.findings {
-                output::warn(format_args!("{channel}: {finding}"));
+    let looking = async {
+        match &purse.chain.rpc_url {
+            Some(url) => {
+                let provider = ProviderBuilder::new().connect_http(url.to_url("--rpc-url")?);
+                let channels = reconcile_channels(&budget, &provider)
+                    .await
+                    .map_err(|error| unclear(Sentence(&error).to_string()))?;
+                for (channel, finding) in channels.findings {
+                    output::warn(format_args!("{channel}: {finding}"));
+                }
+                reconcile(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))
             }
-            reconcile(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?
+            None => reconcile_with_servers(&budget, purse.http()).await.map_err(Error::Http),
         }
-        None => reconcile_with_servers(&budget, purse.http()).await.map_err(Error::Http)?,
     };
+    let Reconciliation { paid, void, open, .. } = output::progress("asking what became of payments", looking).await?;
     match json {
         true => output::line(json!({ "paid": paid, "void": void, "open": open })),
         false => output::line(format_args!("{paid} were paid, {void} are void, {open} are still open")),

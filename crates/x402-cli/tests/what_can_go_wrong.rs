@@ -629,7 +629,7 @@ const KEYSTORE: &str = r#"{"version":3,"id":"3198bc9c-6672-5ab3-d995-4942343ae5b
 "kdfparams":{"c":1,"dklen":32,"prf":"hmac-sha256","salt":"ae3cd4e7013836a3df6bd7241b12db061dbe2c6785853cce422d148a624ce0bd"},
 "ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46",
 "mac":"517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2"}}"#;
-const NOBODY: &str = "http://127.0.0.1:9";
+pub(crate) const NOBODY: &str = "http://127.0.0.1:9";
 const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n[[route]]\npath = \"/odd\"\nfree = true\n";
 
 /// The same request, as a browser asks for a WebSocket.
@@ -719,7 +719,7 @@ fn with_argument(command: &Command, argument: &str, value: &str) -> Command {
     with_environment_of(command, other)
 }
 
-fn with_environment_of(command: &std::process::Command, mut other: Command) -> Command {
+pub(crate) fn with_environment_of(command: &std::process::Command, mut other: Command) -> Command {
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => other.env(name, value),

@@ -102,8 +102,12 @@ impl Stage {
 
     /// Checks that so many payments are in the books and on the chain, and nothing else, once nobody has the ledger open.
     async fn has_sold(&self, payments: u64) {
+        self.has_sold_by(&self.ledger(), payments).await;
+    }
+
+    async fn has_sold_by(&self, ledger: &str, payments: u64) {
         let mut books = x402();
-        let report = timeout(PATIENCE, books.args(["books", "--ledger", &self.ledger(), "report"]).output()).await;
+        let report = timeout(PATIENCE, books.args(["books", "--ledger", ledger, "report"]).output()).await;
         let report: Value = serde_json::from_slice(&report.unwrap().unwrap().stdout).unwrap();
         let units = payments * PRICE;
         let sold = &report["payments"][0];

@@ -329,4 +329,9 @@ async fn main() {
             println!("| {} | {its_micros:.0} | {more:.0} | {its_rate:.0} | {of:.2} × |", way.name);
         }
     }
+    println!();
+    for [_, nginx, charge] in &groups {
+        let of = median(&charge.rates) / median(&nginx.rates);
+        println!("{}: {of:.2} × what nginx in its place serves", charge.name);
+    }
 }

@@ -79,6 +79,9 @@ enum Question {
     Reconcile {
         /// The payment: 0x(payer):0x(nonce)
         payment: PaymentSearch,
+        /// Print a JSON line instead
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         chain: ChainFlags,
     },
@@ -134,12 +137,13 @@ impl Command {
                 Ok(())
             }
             Question::Report => {
-                let payments = operator.report().await.map_err(unreadable)?;
-                let channels = operator.channel_report().await.map_err(unreadable)?;
+                let reading =
+                    async { Ok::<_, LedgerError>((operator.report().await?, operator.channel_report().await?)) };
+                let (payments, channels) = output::progress("reading the ledger", reading).await.map_err(unreadable)?;
                 output::line(json!({ "payments": payments.assets, "channels": channels }));
                 Ok(())
             }
-            Question::Reconcile { payment, chain } => {
+            Question::Reconcile { payment, json, chain } => {
                 let PaymentSearch::Payment { payer, nonce } = payment else {
                     return Err(Error::setting(
                         "PAYMENT",
@@ -153,12 +157,13 @@ impl Command {
                 }
                 let settling = keys::require(Role::SETTLEMENT, &KeyFlags::default()).await?;
                 let facilitator = chain.settle(settling, &books).await?;
-                let reconciled = operator.reconcile(&facilitator, &key).await.map_err(|error| Error::Failed {
+                let reconciling = output::progress("asking the chain", operator.reconcile(&facilitator, &key));
+                let reconciled = reconciling.await.map_err(|error| Error::Failed {
                     what: Sentence(&error).to_string(),
                     advice: "See x402 books find; if the node did not answer, try again.",
                 })?;
                 books.close().await;
-                print(&ExportEntry::of(&reconciled.0), false);
+                print(&ExportEntry::of(&reconciled.0), json);
                 Ok(())
             }
         }

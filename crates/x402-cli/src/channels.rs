@@ -9,7 +9,9 @@ use alloy_provider::{ProviderBuilder, network::EthereumWallet};
 use serde_json::json;
 use tower_x402::{
     Usdc,
-    client::{Budget, ChannelEntry, finalize_withdrawal, initiate_withdrawal, reconcile_channels, refund_channels},
+    client::{
+        Budget, ChannelEntry, Refund, finalize_withdrawal, initiate_withdrawal, reconcile_channels, refund_channels,
+    },
     ops::{ChannelFilter, ChannelSummary, Operator},
     vouchers::ChannelId,
 };
@@ -29,6 +31,13 @@ use crate::{
 /// A seller's channels are in its --ledger, a payer's in its --journal.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+WITH --json
+  claim     {\"claimed\", \"settled\", \"refused\", \"transactions\"}; refused is the number of channels that were not claimed
+  refund    of a seller: {\"refunded\", \"failed\", \"transactions\"}; of a payer, for each channel: {\"channel\", \"amount\", \"transaction\",
+            \"reason\"}
+  withdraw  {\"channel\", \"transaction\", \"finished\", \"withdraw_delay\"}, the delay in seconds
+  Amounts are in atomic units (millionths of a USDC).
+
 EXAMPLES
   For a seller, with CHANNELS_PRIVATE_KEY:
   x402 channels list --ledger sqlite:payments.sqlite at-risk
@@ -65,6 +74,9 @@ enum What {
         /// The seller's ledger
         #[arg(long, env = "X402_LEDGER", hide_env_values = true)]
         ledger: LedgerAt,
+        /// Print one JSON line
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         chain: ChainFlags,
     },
@@ -79,6 +91,9 @@ enum What {
         /// Of a seller: only channels with at least this much left
         #[arg(long, value_name = "AMOUNT", default_value = "$0.05", value_parser = some_amount)]
         least: Usdc,
+        /// Print JSON: a line for each channel of a payer, or one of a seller
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         purse: Box<PurseFlags>,
     },
@@ -89,6 +104,9 @@ enum What {
         /// The second step: withdraw what was announced by the first
         #[arg(long)]
         finish: bool,
+        /// Print one JSON line
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         purse: Box<PurseFlags>,
     },
@@ -100,15 +118,15 @@ impl Command {
             What::List { journal: Some(journal), json, .. } => list_bought(&journal, json),
             What::List { which, ledger: Some(ledger), json, .. } => list_sold(&ledger, which, json).await,
             What::List { .. } => Err(Error::setting("--ledger", "give a seller's ledger, or a payer's --journal")),
-            What::Claim { ledger, chain } => claim(&ledger, &chain).await,
-            What::Refund { idle, ledger, least, purse } => {
+            What::Claim { ledger, json, chain } => claim(&ledger, &chain, json).await,
+            What::Refund { idle, ledger, least, json, purse } => {
                 let idle = Duration::from_secs(idle.unwrap_or_default());
                 match ledger {
-                    Some(ledger) => give_back(&ledger, &purse.chain, idle, least).await,
-                    None => refund(idle, &purse).await,
+                    Some(ledger) => give_back(&ledger, &purse.chain, (idle, least), json).await,
+                    None => refund(idle, &purse, json).await,
                 }
             }
-            What::Withdraw { channel, finish, purse } => withdraw(&channel, finish, &purse).await,
+            What::Withdraw { channel, finish, json, purse } => withdraw(&channel, finish, &purse, json).await,
         }
     }
 }
@@ -170,21 +188,27 @@ fn list_bought(journal: &Path, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
+async fn claim(ledger: &LedgerAt, chain: &ChainFlags, json: bool) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open_existing().await?;
     let channels = chain.channels_of_seller(key, &books).await?;
-    let claimed = channels.claim_all().await;
+    let claimed = output::progress("claiming", channels.claim_all()).await;
     books.close().await;
     let report = claimed.map_err(|error| Error::Failed {
         what: format!("nothing was claimed: {}", Sentence(&error)),
         advice: "What was charged stays in the ledger. x402 doctor says what is wrong with the node and the key.",
     })?;
-    let (claimed, settled) = (dollars(report.claimed), dollars(report.settled));
-    for transaction in &report.transactions {
-        output::line(transaction);
+    match json {
+        true => output::line(json!({
+            "claimed": report.claimed.to_string(), "settled": report.settled.to_string(), "refused": report.refused.len(),
+            "transactions": report.transactions,
+        })),
+        false => {
+            report.transactions.iter().for_each(output::line);
+            let (claimed, settled) = (dollars(report.claimed), dollars(report.settled));
+            output::line(format_args!("Claimed {claimed}, and transferred {settled}"));
+        }
     }
-    output::line(format_args!("Claimed {claimed}, and transferred {settled}"));
     match &report.refused[..] {
         [] => Ok(()),
         [first, ..] => Err(Error::Failed {
@@ -195,20 +219,31 @@ async fn claim(ledger: &LedgerAt, chain: &ChainFlags) -> Result<(), Error> {
 }
 
 /// Refunds a seller's channels that nobody uses.
-async fn give_back(ledger: &LedgerAt, chain: &ChainFlags, idle: Duration, least: Usdc) -> Result<(), Error> {
+async fn give_back(
+    ledger: &LedgerAt,
+    chain: &ChainFlags,
+    (idle, least): (Duration, Usdc),
+    json: bool,
+) -> Result<(), Error> {
     let key = keys::require(Role::CHANNELS, &KeyFlags::default()).await?;
     let books = ledger.open_existing().await?;
     let channels = chain.channels_of_seller(key, &books).await?;
-    let refunded = channels.refund_idle(idle, least).await;
+    let refunded = output::progress("refunding", channels.refund_idle(idle, least)).await;
     books.close().await;
     let report = refunded.map_err(|error| Error::Failed {
         what: format!("the channels were not all refunded: {}", Sentence(&error)),
         advice: "Run it again for the rest. x402 doctor says what is wrong with the node and the key.",
     })?;
-    for transaction in &report.transactions {
-        output::line(transaction);
+    match json {
+        true => output::line(json!({
+            "refunded": report.refunded.to_string(), "failed": report.failed.len(), "transactions": report.transactions,
+        })),
+        false => {
+            report.transactions.iter().for_each(output::line);
+            let channels = report.transactions.len();
+            output::line(format_args!("Refunded {} from {channels} channels", dollars(report.refunded)));
+        }
     }
-    output::line(format_args!("Refunded {} from {} channels", dollars(report.refunded), report.transactions.len()));
     match report.failed.len() {
         0 => Ok(()),
         failed => Err(Error::Failed {
@@ -223,14 +258,22 @@ fn dollars(units: u128) -> String {
     u64::try_from(units).map_or_else(|_| format!("{units} units"), |units| Usdc::from_atomic(units).to_string())
 }
 
-async fn refund(idle: Duration, purse: &PurseFlags) -> Result<(), Error> {
+async fn refund(idle: Duration, purse: &PurseFlags, json: bool) -> Result<(), Error> {
     let key = keys::require(Role::PAYER, &purse.key).await?;
     let budget = Budget::builder().journal(needed_journal(purse)?).build();
     let payer = purse.payer(Some(key), budget).await?;
-    let refunds = refund_channels(&payer, idle, purse.http()).await.map_err(Error::Http)?;
+    let refunding = refund_channels(&payer, idle, purse.http());
+    let refunds = output::progress("asking sellers for refunds", refunding).await.map_err(Error::Http)?;
     let mut failed = 0;
     for refund in &refunds {
         failed += usize::from(refund.reason.is_some());
+        if json {
+            let Refund { channel, amount, transaction, reason, .. } = refund;
+            output::line(json!({
+                "channel": channel, "amount": amount, "transaction": transaction, "reason": reason,
+            }));
+            continue;
+        }
         let end = refund.reason.as_ref().map_or_else(
             || format!("in {}", crate::devnet::or_none(refund.transaction)),
             |reason| format!("({})", reason.escape_debug()),
@@ -246,7 +289,7 @@ async fn refund(idle: Duration, purse: &PurseFlags) -> Result<(), Error> {
     }
 }
 
-async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags) -> Result<(), Error> {
+async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags, json: bool) -> Result<(), Error> {
     let key = keys::require(Role::PAYER, &purse.key).await?;
     let budget = Budget::builder().journal(needed_journal(purse)?).build();
     let channels = budget.journal().channels();
@@ -270,21 +313,22 @@ async fn withdraw(channel: &str, finish: bool, purse: &PurseFlags) -> Result<(),
         });
     };
     let reverted = "The withdraw delay may not be over, or nothing was announced: run it without --finish first.";
-    let hash = send(&provider, transaction, reverted).await?;
-    match finish {
-        true => {
-            // What came back is reserved no longer.
-            if let Err(error) = reconcile_channels(&budget, &provider).await {
-                output::remark(format_args!("x402: the journal is not up to date: {}", Sentence(&error)));
-            }
-            output::line(format_args!("Withdrawn in {hash}"));
+    let hash = output::progress("waiting for a block", send(&provider, transaction, reverted)).await?;
+    let delay = entry.config.withdraw_delay;
+    if finish {
+        // What came back is reserved no longer.
+        if let Err(error) = reconcile_channels(&budget, &provider).await {
+            output::remark(format_args!("x402: the journal is not up to date: {}", Sentence(&error)));
         }
-        false => {
-            let delay = entry.config.withdraw_delay;
-            output::line(format_args!(
-                "Announced in {hash}. In {delay} seconds: x402 channels withdraw {channel} --finish"
-            ));
-        }
+    }
+    match (json, finish) {
+        (true, _) => output::line(json!({
+            "channel": entry.id(), "transaction": hash, "finished": finish, "withdraw_delay": delay,
+        })),
+        (false, true) => output::line(format_args!("Withdrawn in {hash}")),
+        (false, false) => output::line(format_args!(
+            "Announced in {hash}. In {delay} seconds: x402 channels withdraw {channel} --finish"
+        )),
     }
     Ok(())
 }

@@ -184,7 +184,7 @@ impl Command {
         if let Some(name) = &self.purchase {
             asked = asked.with_extension(Purchase::named(name));
         }
-        match asked.send().await {
+        match output::progress("waiting for the answer", asked.send()).await {
             Ok(response) => self.show(response, sink).await,
             Err(error) => Err(self.failed(error)),
         }

@@ -47,6 +47,9 @@ enum What {
     New {
         /// The file, which must not exist
         file: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Show address, balance, what was spent and what is open
     Show {
@@ -71,6 +74,9 @@ enum What {
     },
     /// Ask the chain (with --rpc-url) or the sellers what became of payments that are open
     Reconcile {
+        /// Print one JSON line
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         purse: Box<PurseFlags>,
     },
@@ -79,15 +85,15 @@ enum What {
 impl Command {
     pub(crate) async fn run(self) -> Result<(), Error> {
         match self.what {
-            What::New { file } => new(file),
+            What::New { file, json } => new(file, json),
             What::Show { json, purse } => show(&purse, json).await,
             What::Approve { amount, json, purse } => approve(&purse, amount, json).await,
-            What::Reconcile { purse } => look_back(&purse).await,
+            What::Reconcile { json, purse } => look_back(&purse, json).await,
         }
     }
 }
 
-fn new(path: PathBuf) -> Result<(), Error> {
+fn new(path: PathBuf, json: bool) -> Result<(), Error> {
     let key = PrivateKeySigner::random();
     let text = Zeroizing::new(hex::encode_prefixed(key.to_bytes()) + "\n");
     let mut options = OpenOptions::new();
@@ -97,7 +103,10 @@ fn new(path: PathBuf) -> Result<(), Error> {
     let written =
         options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
     written.map_err(|source| Error::Write { path: path.clone(), source })?;
-    output::line(key.address());
+    match json {
+        true => output::line(json!({ "address": key.address().to_string(), "file": path })),
+        false => output::line(key.address()),
+    }
     output::remark(format_args!(
         "The key is in {}. Whoever has it has the money: keep a copy where nobody else reads it.",
         path.display()
@@ -173,7 +182,8 @@ async fn approve(purse: &PurseFlags, amount: Usdc, json: bool) -> Result<(), Err
     let provider = ProviderBuilder::new().wallet(EthereumWallet::from(key)).connect_http(url.to_url("--rpc-url")?);
     let approval =
         TransactionRequest::default().with_to(asset.address).with_input(permit2::approval(U256::from(amount.atomic())));
-    let hash = send(&provider, approval, "Check --asset: the token may not have an approval.").await?;
+    let sending = send(&provider, approval, "Check --asset: the token may not have an approval.");
+    let hash = output::progress("waiting for a block", sending).await?;
     match json {
         true => output::line(json!({
             "approved": amount.to_string(), "payer": payer.to_string(), "spender": permit2::PERMIT2.to_string(),
@@ -187,24 +197,31 @@ async fn approve(purse: &PurseFlags, amount: Usdc, json: bool) -> Result<(), Err
     Ok(())
 }
 
-async fn look_back(purse: &PurseFlags) -> Result<(), Error> {
+async fn look_back(purse: &PurseFlags, json: bool) -> Result<(), Error> {
     if purse.journal.is_none() {
         return Err(Error::setting("--journal", "give the journal that the payments were made with"));
     }
     let budget = Budget::builder().journal(purse.open_journal()?).build();
     let unclear = |what: String| Error::Failed { what, advice: "What is open stays reserved: try again later." };
-    let Reconciliation { paid, void, open, .. } = match &purse.chain.rpc_url {
-        Some(url) => {
-            let provider = ProviderBuilder::new().connect_http(url.to_url("--rpc-url")?);
-            let channels =
-                reconcile_channels(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?;
-            for (channel, finding) in channels.findings {
-                output::warn(format_args!("{channel}: {finding}"));
+    let looking = async {
+        match &purse.chain.rpc_url {
+            Some(url) => {
+                let provider = ProviderBuilder::new().connect_http(url.to_url("--rpc-url")?);
+                let channels = reconcile_channels(&budget, &provider)
+                    .await
+                    .map_err(|error| unclear(Sentence(&error).to_string()))?;
+                for (channel, finding) in channels.findings {
+                    output::warn(format_args!("{channel}: {finding}"));
+                }
+                reconcile(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))
             }
-            reconcile(&budget, &provider).await.map_err(|error| unclear(Sentence(&error).to_string()))?
+            None => reconcile_with_servers(&budget, purse.http()).await.map_err(Error::Http),
         }
-        None => reconcile_with_servers(&budget, purse.http()).await.map_err(Error::Http)?,
     };
-    output::line(format_args!("{paid} were paid, {void} are void, {open} are still open"));
+    let Reconciliation { paid, void, open, .. } = output::progress("asking what became of payments", looking).await?;
+    match json {
+        true => output::line(json!({ "paid": paid, "void": void, "open": open })),
+        false => output::line(format_args!("{paid} were paid, {void} are void, {open} are still open")),
+    }
     Ok(())
 }

@@ -238,6 +238,30 @@ async fn a_proxy_is_no_open_proxy() {
 }
 
 #[tokio::test]
+async fn a_proxy_pays_each_service_no_more_than_its_bound_and_calls_no_other() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let port = charge.text("listening").rsplit(':').next().unwrap();
+    let more = ["--to", &format!("http://localhost:{port}"), "--budget", "$1"];
+    let proxy = proxying(&stage, &format!("http://127.0.0.1:{port}=$0.0015"), &more).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for (host, status, error) in [
+        (format!("127.0.0.1:{port}"), 200, ""),
+        (format!("127.0.0.1:{port}"), 402, "not_paid"),
+        (format!("localhost:{port}"), 200, ""),
+        ("evil.example".to_owned(), 404, "no_such_service"),
+    ] {
+        let answer = client.get(format!("{}{host}/echo", proxy.text("url"))).send().await.unwrap();
+        let found = answer.status().as_u16();
+        let said: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        assert_eq!((found, said["error"].as_str().unwrap_or_default()), (status, error), "{host}: {said}");
+    }
+    proxy.stop().await;
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/echo"), stage.income().await), (2, 2 * PRICE));
+}
+
+#[tokio::test]
 async fn a_seller_that_asks_again_and_again_gets_no_more_than_the_budget() {
     let stage = Stage::new().await;
     let signatures = Arc::<Mutex<Vec<String>>>::default();

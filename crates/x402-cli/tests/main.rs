@@ -13,5 +13,6 @@ mod removed;
 mod restart;
 mod rules;
 mod stage;
+mod terminal;
 mod upto;
 mod what_can_go_wrong;

@@ -43,10 +43,16 @@ async fn what_was_charged_by_voucher_is_claimed_after_a_crash_and_the_rest_refun
     assert_eq!(lines(&run(&mut sold("all")).await).len(), 1);
     let mut claim = x402();
     claim
-        .args(["channels", "claim", "--ledger", &stage.ledger(), "--rpc-url", stage.devnet.text("rpc_url")])
+        .args(["channels", "claim", "--json", "--ledger", &stage.ledger(), "--rpc-url", stage.devnet.text("rpc_url")])
         .env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
     let claimed = run(&mut claim).await;
     assert!(claimed.status.success(), "{}", String::from_utf8_lossy(&claimed.stderr));
+    // The refund has claimed it, and left the transfer.
+    let claimed = facts(&claimed);
+    assert_eq!(
+        (&claimed["claimed"], &claimed["settled"], &claimed["refused"]),
+        (&json!("0"), &json!("400"), &json!(0))
+    );
     assert_eq!(stage.income().await, 400);
     assert!(lines(&run(&mut sold("unclaimed")).await).is_empty());
     let output = run(x402().args(["channels", "list", "all", "--ledger", &stage.ledger()])).await;
@@ -81,9 +87,10 @@ async fn a_payer_withdraws_without_the_seller_in_two_steps() {
     assert!(String::from_utf8_lossy(&without_gas.stderr).contains("has ETH for gas"));
     stage.ask("devnet_fund", json!([stage.devnet.text("payer"), "0xde0b6b3a7640000"])).await;
 
-    let announced = run(&mut withdraw(&[])).await;
-    let said = String::from_utf8_lossy(&announced.stdout).into_owned();
-    assert!(announced.status.success() && said.contains("In 900 seconds"), "{said}");
+    let announced = run(&mut withdraw(&["--json"])).await;
+    assert!(announced.status.success(), "{}", String::from_utf8_lossy(&announced.stderr));
+    let announced = facts(&announced);
+    assert_eq!((&announced["withdraw_delay"], &announced["finished"]), (&json!(900), &json!(false)), "{announced}");
     let early = run(&mut withdraw(&["--finish"])).await;
     assert_eq!(early.status.code(), Some(1), "the delay is not over");
 }
@@ -107,13 +114,9 @@ async fn the_books_list_find_export_and_reconcile() {
     let exported = String::from_utf8(run(&mut books(&["export"])).await.stdout).unwrap();
     assert!(exported.starts_with("time,network,asset,payer") && exported.lines().count() == 2, "{exported}");
     let key = format!("{}:{nonce}", stage.devnet.text("payer"));
-    let mut reconcile = books(&["reconcile", &key, "--rpc-url", stage.devnet.text("rpc_url")]);
+    let mut reconcile = books(&["reconcile", &key, "--json", "--rpc-url", stage.devnet.text("rpc_url")]);
     let reconciled = run(reconcile.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"))).await;
-    assert!(
-        String::from_utf8_lossy(&reconciled.stdout).contains(&nonce),
-        "{}",
-        String::from_utf8_lossy(&reconciled.stderr)
-    );
+    assert_eq!(lines(&reconciled)[0]["nonce"], nonce.as_str(), "{}", String::from_utf8_lossy(&reconciled.stderr));
     assert_eq!(run(&mut books(&["find", "0xffffffffffff"])).await.status.code(), Some(1));
 }
 

@@ -221,6 +221,11 @@ async fn a_seller_gives_back_what_nobody_uses() {
     };
     assert_eq!(run(&mut seller(&["refund"])).await.status.code(), Some(2), "it must say which are idle");
     assert!(said(&["refund", "--idle", "86400"]).await.contains("Refunded $0.00 from 0 channels"));
+    let none = said(&["refund", "--idle", "86400", "--json"]).await;
+    assert_eq!(
+        serde_json::from_str::<Value>(&none).unwrap(),
+        json!({ "refunded": "0", "failed": 0, "transactions": [] })
+    );
     let refunded = said(&["refund", "--idle", "0", "--least", "$0.001"]).await;
     assert!(refunded.contains("Refunded $0.0096 from 1 channels"), "{refunded}");
     said(&["claim"]).await;

@@ -51,17 +51,20 @@ async fn a_purchase_with_a_name_is_paid_for_once() {
     wallet.args(["wallet", "show", "--json", "--rpc-url", stage.devnet.text("rpc_url"), "--journal"]).arg(&journal);
     let shown = facts(&run(wallet.env("PAYER_PRIVATE_KEY", stage.devnet.text("payer_private_key"))).await);
     assert_eq!((&shown["spent"], &shown["usdc"], &shown["open"]), (&json!("$0.001"), &json!("$999.999"), &json!([])));
+    let mut look = x402();
+    look.args(["wallet", "reconcile", "--json", "--rpc-url", stage.devnet.text("rpc_url"), "--journal"]).arg(&journal);
+    let found = facts(&run(&mut look).await);
+    assert_eq!(found, json!({ "paid": 0, "void": 0, "open": 0 }));
 }
 
 #[tokio::test]
 async fn a_new_key_is_in_a_file_that_others_cannot_read() {
     let stage = Stage::new().await;
     let file = stage.path("payer.key");
-    let made = run(x402().args(["wallet", "new"]).arg(&file)).await;
-    let address = String::from_utf8(made.stdout).unwrap();
+    let made = facts(&run(x402().args(["wallet", "new", "--json"]).arg(&file)).await);
     let mut show = x402();
     let shown = run(show.args(["wallet", "show", "--json", "--key-file"]).arg(&file)).await;
-    assert_eq!(facts(&shown)["address"], address.trim());
+    assert_eq!(facts(&shown)["address"], made["address"], "{made}");
     assert_eq!(run(x402().args(["wallet", "new"]).arg(&file)).await.status.code(), Some(2), "it is not overwritten");
 
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();

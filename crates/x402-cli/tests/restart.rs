@@ -1,10 +1,37 @@
-//! `x402 charge` is killed while somebody pays.
+//! `x402 charge` is stopped or killed while somebody pays.
 
-use std::net::TcpListener;
+use std::{net::TcpListener, time::Duration};
 
-use tokio::time::timeout;
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 
 use crate::stage::{PATIENCE, PRICE, Running, Stage, facts, run};
+
+#[tokio::test]
+async fn a_seller_that_is_stopped_answers_the_requests_in_progress_and_takes_no_more() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let address = charge.text("listening").to_owned();
+    let mut pay = stage.pay(&format!("http://{address}/gated"));
+    pay.args(["--attempts", "1"]).stderr(std::process::Stdio::piped());
+    let paying = tokio::spawn(async move { timeout(PATIENCE, pay.output()).await.unwrap().unwrap() });
+    timeout(PATIENCE, stage.upstream.state.arrived.acquire()).await.unwrap().unwrap().forget();
+    let stopping = tokio::spawn(charge.stop());
+    timeout(PATIENCE, async {
+        while TcpStream::connect(&address).await.is_ok() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap();
+    stage.upstream.state.gate.add_permits(1);
+    let paid = facts(&paying.await.unwrap());
+    assert_eq!((&paid["outcome"], &paid["body"]), (&"settled".into(), &"done".into()), "{paid}");
+    stopping.await.unwrap();
+    assert_eq!(stage.income().await, PRICE);
+}
 
 #[tokio::test]
 async fn a_killed_seller_answers_after_its_restart_and_charges_once() {

@@ -13,7 +13,13 @@ use std::{
     time::Duration,
 };
 
-use axum::{Json, Router, body::Bytes, routing::post};
+use axum::{
+    Json, Router,
+    body::Bytes,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse as _, Redirect},
+    routing::{get, post},
+};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
 use tower_x402::permit2;
@@ -205,13 +211,25 @@ async fn each_finding_of_the_doctor_is_said_as_documented() {
         "the node does not answer",
         "the node is of another chain",
         "the node gives no receipts",
+        "the node gives no logs",
+        "the node has no history",
+        "a token that is none",
+        "a token of another name",
+        "a key that has delegated its account",
         "permits where nobody settles them",
         "the clock is off by an hour",
+        "a payee of devnets",
+        "the facilitator does not answer",
+        "the facilitator wants a token",
+        "the service does not run",
         "no permission for the ledger",
         "no room for the ledger",
         "the ledger is in use",
         "the database does not answer",
         "the seller does not run",
+        "a proxy that refuses long answers",
+        "a proxy that refuses long requests",
+        "a proxy that redirects",
     ];
     is_true("What the doctor finds", 1, &faults, async |stage, wrong, asked| said_at_once(stage, wrong, asked).await)
         .await;
@@ -368,7 +386,7 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command.env_remove("X402_RPC_URL");
         }
         "no ETH to approve with" => {
-            command.env("X402_RPC_URL", faulty_node(stage, of_no_devnet).await);
+            command.env("X402_RPC_URL", node_without(stage, "devnet_fund").await);
         }
         "a key for channels, and no node" => {
             // It settles through a facilitator that answers.
@@ -392,7 +410,37 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command.args(["--network", "base"]);
         }
         "the node gives no receipts" => {
-            command.env("X402_RPC_URL", faulty_node(stage, without_receipts).await);
+            command.env("X402_RPC_URL", node_without(stage, "eth_getTransactionReceipt").await);
+        }
+        "the node gives no logs" => {
+            command.env("X402_RPC_URL", node_without(stage, "eth_getLogs").await);
+        }
+        "the node has no history" => {
+            command.env("X402_RPC_URL", node_without(stage, "eth_getBalance").await);
+        }
+        "a token that is none" => {
+            let nothing = "0x000000000000000000000000000000000000dEaD";
+            command.args(["--asset", nothing, "--asset-name", "USDC", "--asset-version", "2"]);
+        }
+        "a token of another name" => {
+            command.args(["--asset", stage.devnet.text("asset"), "--asset-name", "Dollars", "--asset-version", "2"]);
+        }
+        "a key that has delegated its account" => {
+            let code = format!("0xef0100{}", stage.devnet.text("asset").trim_start_matches("0x"));
+            stage.ask("anvil_setCode", json!([stage.devnet.text("settlement_address"), code])).await;
+        }
+        "a payee of devnets" => {
+            command.env("X402_RPC_URL", node_without(stage, "devnet_fund").await);
+            command.args(["--pay-to", stage.devnet.text("payee")]);
+        }
+        "the facilitator wants a token" => {
+            let facilitator = facilitator_at(stage, "127.0.0.1:0", "a-key-of-the-seller").await;
+            let said = Said::by(&run(command.args(["--facilitator-url", &facilitator.url()])).await);
+            facilitator.stop().await;
+            return said;
+        }
+        "the service does not run" => {
+            command.args(["--upstream", NOBODY]);
         }
         "the clock is off by an hour" => an_hour_ahead(stage, &mut command),
         "the facilitator does not answer" => {
@@ -448,10 +496,18 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command.env("SETTLEMENT_PRIVATE_KEY", EMPTY);
         }
         "a key of devnets" => {
-            command.env("X402_RPC_URL", faulty_node(stage, of_no_devnet).await);
+            command.env("X402_RPC_URL", node_without(stage, "devnet_fund").await);
         }
         "the seller does not run" => {
             command.args(["--public-url", "http://127.0.0.1:9/evaluate"]);
+        }
+        "a proxy that refuses long answers" | "a proxy that refuses long requests" | "a proxy that redirects" => {
+            let mut seller = with_argument(&stage.charge("127.0.0.1:0"), &stage.ledger(), "memory");
+            let seller = Running::start(seller.args(["--price", "$0.001"])).await;
+            command.args(["--public-url", &proxied(&seller, wrong).await]);
+            let said = Said::by(&run(&mut command).await);
+            seller.stop().await;
+            return said;
         }
         _ => panic!("nobody knows how to make true: {wrong}"),
     }
@@ -512,6 +568,12 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
     let payer = stage.devnet.text("payer_private_key");
     let said = match asked {
         "/readyz" => loop {
+            if wrong == "the disk is full" {
+                // Nobody notices before something is to be written.
+                let mut pay = x402();
+                pay.args(["pay", &format!("{url}/echo"), "--attempts", "1"]);
+                run(pay.env("PAYER_PRIVATE_KEY", payer)).await;
+            }
             // It looks once in a while.
             let said = Said::answer(client.get(format!("http://{admin}/readyz"))).await;
             if !said.sentences.is_empty() {
@@ -629,7 +691,7 @@ const KEYSTORE: &str = r#"{"version":3,"id":"3198bc9c-6672-5ab3-d995-4942343ae5b
 "kdfparams":{"c":1,"dklen":32,"prf":"hmac-sha256","salt":"ae3cd4e7013836a3df6bd7241b12db061dbe2c6785853cce422d148a624ce0bd"},
 "ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46",
 "mac":"517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2"}}"#;
-const NOBODY: &str = "http://127.0.0.1:9";
+pub(crate) const NOBODY: &str = "http://127.0.0.1:9";
 const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n[[route]]\npath = \"/odd\"\nfree = true\n";
 
 /// The same request, as a browser asks for a WebSocket.
@@ -656,40 +718,49 @@ fn key_file(command: &mut Command, stage: &Stage, mode: u32) {
     command.env_remove("SETTLEMENT_PRIVATE_KEY").env("SETTLEMENT_PRIVATE_KEY_FILE", path);
 }
 
-fn without_receipts(method: &str, answer: &mut Value) {
-    if method == "eth_getTransactionReceipt" {
-        let error = json!({ "code": -32601, "message": "not in your plan" });
-        *answer = json!({ "jsonrpc": "2.0", "id": answer["id"], "error": error });
-    }
-}
-
-fn of_no_devnet(method: &str, answer: &mut Value) {
-    if method == "devnet_fund" {
-        let error = json!({ "code": -32601, "message": "there is no such method" });
-        *answer = json!({ "jsonrpc": "2.0", "id": answer["id"], "error": error });
-    }
-}
-
-/// Answers as the devnet does, but for a fault.
-async fn faulty_node(stage: &Stage, fault: fn(&str, &mut Value)) -> String {
+/// Answers as the devnet does, and refuses one method.
+async fn node_without(stage: &Stage, refused: &'static str) -> String {
     let (node, client) =
         (stage.devnet.text("rpc_url").to_owned(), reqwest::Client::builder().no_proxy().build().unwrap());
     let answer = async move |body: Bytes| {
         let asked: Value = serde_json::from_slice(&body).unwrap();
         let sent = client.post(&node).header("content-type", "application/json").body(body).send().await.unwrap();
         let mut answer: Value = serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap();
-        match (asked.as_array(), answer.as_array_mut()) {
-            (Some(asked), Some(answers)) => {
-                let pairs = asked.iter().zip(answers);
-                pairs.for_each(|(asked, answer)| fault(asked["method"].as_str().unwrap(), answer));
+        let refuse = |asked: &Value, answer: &mut Value| {
+            if asked["method"] == refused {
+                let error = json!({ "code": -32601, "message": "not in your plan" });
+                *answer = json!({ "jsonrpc": "2.0", "id": answer["id"], "error": error });
             }
-            _ => fault(asked["method"].as_str().unwrap(), &mut answer),
+        };
+        match (asked.as_array(), answer.as_array_mut()) {
+            (Some(asked), Some(answers)) => asked.iter().zip(answers).for_each(|(asked, answer)| refuse(asked, answer)),
+            _ => refuse(&asked, &mut answer),
         }
         Json(answer)
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, Router::new().route("/", post(answer))).await });
+    url
+}
+
+/// Passes requests on to a seller, but for what the fault refuses. Returns the address of a paid route there.
+async fn proxied(seller: &Running, fault: &str) -> String {
+    let (to, client, fault) = (format!("{}/echo", seller.url()), client(), fault.to_owned());
+    let answer = async move |headers: HeaderMap| {
+        let is_long = headers.values().any(|value| value.len() > 4096);
+        match fault.as_str() {
+            "a proxy that refuses long answers" => return StatusCode::BAD_GATEWAY.into_response(),
+            "a proxy that refuses long requests" if is_long => return StatusCode::BAD_REQUEST.into_response(),
+            "a proxy that redirects" => return Redirect::permanent("https://api.example/").into_response(),
+            _ => {}
+        }
+        let answer = client.get(&to).send().await.unwrap();
+        (answer.status(), [("payment-required", answer.headers()["payment-required"].clone())]).into_response()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/echo", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().route("/echo", get(answer))).await });
     url
 }
 
@@ -719,7 +790,7 @@ fn with_argument(command: &Command, argument: &str, value: &str) -> Command {
     with_environment_of(command, other)
 }
 
-fn with_environment_of(command: &std::process::Command, mut other: Command) -> Command {
+pub(crate) fn with_environment_of(command: &std::process::Command, mut other: Command) -> Command {
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => other.env(name, value),

@@ -18,7 +18,7 @@ use http::{
     request::Parts,
 };
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::Full;
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
@@ -32,7 +32,7 @@ use super::{
 };
 use x402_market::{
     CardFetcher,
-    shared::{Refusal, document, json_response},
+    shared::{Refusal, document, json_response, receive},
 };
 
 /// The largest request body, in bytes.
@@ -59,7 +59,7 @@ const CACHED: &str = "public, max-age=60";
 ///
 /// | status | errors |
 /// |---|---|
-/// | 400 | `bad_request`, `bad_query` |
+/// | 400 | `bad_request`, `bad_query`, `body_broken` |
 /// | 408, 413 | `body_too_slow`, `body_too_large` (more than 16 KiB) |
 /// | 409 | `payee_changed`; `already_reported`: the payment, or a part of it, has another report; `not_yet`: the payment is not on the chain, not claimed or not deep enough, try again |
 /// | 410 | `too_old`: reports about payments of that time were deleted, of all payers or of this one |
@@ -115,7 +115,6 @@ tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.settin
 impl<B> Service<Request<B>> for DirectoryService
 where
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
@@ -136,11 +135,7 @@ where
 }
 
 impl Shared {
-    async fn answer<B>(&self, request: Request<B>) -> Result<Answer, Refusal>
-    where
-        B: Body<Data = Bytes> + Send,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    async fn answer<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Result<Answer, Refusal> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         if path.ends_with("/healthz") {
@@ -158,12 +153,12 @@ impl Shared {
                 }
             }
             ("cards", &Method::POST) => {
-                let body = read(body).await?;
+                let body = receive(body, MAX_BODY, BODY_DEADLINE).await?;
                 let _permit = permit(&self.settings.permits.cards)?;
                 self.list(&body).await
             }
             ("evidence", &Method::POST) => {
-                let body = read(body).await?;
+                let body = receive(body, MAX_BODY, BODY_DEADLINE).await?;
                 let _permit = permit(&self.settings.permits.reports)?;
                 self.accept_report(&body).await
             }
@@ -216,21 +211,6 @@ impl Shared {
 
 fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Refusal> {
     permits.try_acquire().map_err(|_| unavailable("too many requests are being served"))
-}
-
-async fn read<B>(body: B) -> Result<Bytes, Refusal>
-where
-    B: Body<Data = Bytes> + Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "a body may have 16 KiB"))
-        }
-        Ok(Err(_)) => Err(Refusal::new(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
-        Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
-    }
 }
 
 /// Reads which cards are wanted: 20 on a page by default, and 100 at most. Unknown parameters are ignored.

@@ -1,7 +1,6 @@
 //! The HTTP service of a directory.
 
 use std::{
-    borrow::Cow,
     convert::Infallible,
     future::Future,
     pin::Pin,
@@ -28,7 +27,7 @@ use super::{
     page::{self, Pages, Shown},
     payment_check::PaymentChecker,
     report::{CardsBody, ReportsBody},
-    store::{CardFilter, DirectoryStore, Limits, ReportFilter, StoreError},
+    store::{DirectoryStore, Filter, Limits, StoreError},
 };
 use x402_market::{
     CardFetcher,
@@ -39,6 +38,9 @@ use x402_market::{
 const MAX_BODY: usize = 16 * 1024;
 /// How long a request body may take to arrive. Until then it holds no permit, only its caller's allowance.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// How many cards and reports are on a page: by default, and at most.
+const CARDS: [u64; 2] = [20, 100];
+const REPORTS: [u64; 2] = [100, 1_000];
 /// How many bytes of cards are on a page, after the first card.
 const PAGE_BYTES: usize = 1 << 20;
 /// How long clients may keep cards and pages.
@@ -169,7 +171,7 @@ impl Shared {
     }
 
     async fn list_cards(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
-        let filter = card_filter(query)?;
+        let filter = filter(query, CARDS)?;
         let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
         let page = serde_json::to_vec(&CardsBody { cards, after, more }).unwrap_or_default();
@@ -178,12 +180,12 @@ impl Shared {
 
     /// Answers a person.
     async fn show(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
-        let CardFilter { skill, after, .. } = card_filter(query)?;
+        let Filter { skill, after, .. } = filter(query, CARDS)?;
         let (skill, now) = (skill.as_deref(), self.settings.clock.now());
         if let Some(page) = self.pages.get(skill, after, now) {
             return Ok(page_for(request, page));
         }
-        let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS };
+        let filter = Filter { skill: skill.map(str::to_owned), after, limit: page::CARDS, ..Filter::default() };
         let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let next = cards.last().map(|card| card.id).filter(|_| more);
         let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();
@@ -202,7 +204,7 @@ impl Shared {
     }
 
     async fn list_reports(&self, query: &str) -> Result<Answer, Refusal> {
-        let filter = report_filter(query)?;
+        let filter = filter(query, REPORTS)?;
         let (reports, more) = self.settings.store.reports(&filter).await?;
         let after = reports.last().map_or(filter.after, |report| report.id);
         Ok(json_response(StatusCode::OK, &ReportsBody { reports, after, more }))
@@ -213,38 +215,20 @@ fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Refusal> {
     permits.try_acquire().map_err(|_| unavailable("too many requests are being served"))
 }
 
-/// Reads which cards are wanted: 20 on a page by default, and 100 at most. Unknown parameters are ignored.
-fn card_filter(query: &str) -> Result<CardFilter, Refusal> {
-    let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
-    for (name, value) in parameters(query) {
-        match &*name {
-            "skill" => filter.skill = Some(value.into_owned()),
-            "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 100),
-            _ => {}
-        }
-    }
-    Ok(filter)
-}
-
-/// Reads which reports are wanted: 100 on a page by default, and 1,000 at most.
-fn report_filter(query: &str) -> Result<ReportFilter, Refusal> {
-    let mut filter = ReportFilter { limit: 100, ..ReportFilter::default() };
-    for (name, value) in parameters(query) {
+/// Reads what is wanted. Unknown and empty parameters are ignored.
+fn filter(query: &str, [default, most]: [u64; 2]) -> Result<Filter, Refusal> {
+    let mut filter = Filter { limit: default, ..Filter::default() };
+    for (name, value) in form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty()) {
         match &*name {
             "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
             "skill" => filter.skill = Some(value.into_owned()),
             "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
             "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 1_000),
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, most),
             _ => {}
         }
     }
     Ok(filter)
-}
-
-fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
-    form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty())
 }
 
 fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, Refusal> {
@@ -284,7 +268,7 @@ mod tests {
 
     #[test]
     fn page_size_has_a_limit() {
-        let asked = |query| (card_filter(query).unwrap().limit, report_filter(query).unwrap().limit);
+        let asked = |query| (filter(query, CARDS).unwrap().limit, filter(query, REPORTS).unwrap().limit);
         assert_eq!(asked("limit=100000000"), (100, 1_000));
         assert_eq!(asked("limit=0"), (1, 1));
         assert_eq!(asked(""), (20, 100));

@@ -7,7 +7,7 @@ use x402_market::selection::ThompsonConfig;
 
 use super::{
     course::{self, Arm},
-    experiments::{Cell, harsh, learner, majority, shift},
+    experiments::{Cell, harsh, learner, majority, niches, shift},
     market::{
         run::{self, Mechanism, Policy},
         world::World,
@@ -19,7 +19,7 @@ use super::{
 const WORLDS: [&str; 5] = ["reference", "drift", "collusion", "infiltration", "reentry"];
 
 /// The courses.
-const COURSES: [&str; 4] = ["M ¾ alone", "M ¾ shared", "H shared", "S learning"];
+const COURSES: [&str; 5] = ["M ¾ alone", "M ¾ shared", "H shared", "S niche", "S learning"];
 
 /// Returns a table: percent of the oracle, or final quality in percent. `only`: the columns whose names begin so.
 pub(crate) fn ablation(
@@ -56,6 +56,7 @@ pub(crate) fn ablation(
                     "M ¾ alone" => (majority(6, Vec::new()), 1),
                     "M ¾ shared" => (majority(6, Vec::new()), 20),
                     "H shared" => (harsh(), 20),
+                    "S niche" => (shift(niches()), 5),
                     _ => (shift(vec![learner()]), 5),
                 };
                 let arm = Arm { config: config.clone(), has_anchors, ..Arm::market("market", students) };

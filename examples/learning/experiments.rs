@@ -212,7 +212,8 @@ pub(crate) fn learner() -> Seller {
     Seller { price: 600, claims: vec![0], method: Method::Learns, renames_every: None }
 }
 
-fn niches() -> Vec<Seller> {
+/// Returns sellers that each know one of the later levels.
+pub(crate) fn niches() -> Vec<Seller> {
     let niche = |level: usize| {
         Seller::new(1_000, [0], move |task, action, _| match task.context == level {
             true => (of_three(action, KNOWS), 0.1),

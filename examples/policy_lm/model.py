@@ -103,7 +103,7 @@ def supervised(state, tokens):
     return adam(state, gradient, 2e-3), value
 
 
-def first_stage(seed, steps=250, fits=0.6):
+def first_stage(seed, steps, fits=0.6):
     """Learns the grammar, and a little of what the words mean, from a corpus of which most programs are wrong."""
     state, rng = new_state(seed), random.Random(seed)
     for _ in range(steps):
@@ -156,10 +156,10 @@ def save(state, path):
     os.replace(f"{path}.new", path)
 
 
-def restore(path, seed):
-    """The state in the file, or one after the first stage if there is no file."""
+def restore(path, seed, steps=250):
+    """The state in the file, or one after so many steps of the first stage if there is no file."""
     if not os.path.exists(path):
-        state = first_stage(seed)
+        state = first_stage(seed, steps)
         save(state, path)
         return state
     with np.load(path) as file:

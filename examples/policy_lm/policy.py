@@ -146,9 +146,10 @@ def main():
     parser.add_argument("--batch-size", type=int, default=32, help="sequences in a batch; a multiple of the environment's --group-size")
     parser.add_argument("--steps", type=int, default=1_000_000, help="how many batches to train on, over all runs")
     parser.add_argument("--checkpoint", default="policy.npz", help="the file of the weights; without it the first stage runs")
+    parser.add_argument("--first-stage", type=int, default=250, metavar="STEPS", help="the length of the first stage")
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
-    state = restore(flags.checkpoint, flags.seed)
+    state = restore(flags.checkpoint, flags.seed, flags.first_stage)
     # After a kill, other random numbers than before it.
     policy = Endpoint.policy = Policy(state, flags.seed * 1_000_003 + int(state["step"]))
     server = ThreadingHTTPServer(("127.0.0.1", flags.listen), Endpoint)

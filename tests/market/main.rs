@@ -2,6 +2,7 @@
 
 mod atropos_client;
 mod directory;
+mod learning;
 mod market;
 mod selection;
 mod student;

@@ -1,7 +1,6 @@
 //! The HTTP service of a directory.
 
 use std::{
-    borrow::Cow,
     convert::Infallible,
     future::Future,
     pin::Pin,
@@ -18,7 +17,7 @@ use http::{
     request::Parts,
 };
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::Full;
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
@@ -28,17 +27,20 @@ use super::{
     page::{self, Pages, Shown},
     payment_check::PaymentChecker,
     report::{CardsBody, ReportsBody},
-    store::{CardFilter, DirectoryStore, Limits, ReportFilter, StoreError},
+    store::{DirectoryStore, Filter, Limits, StoreError},
 };
 use x402_market::{
     CardFetcher,
-    shared::{Refusal, document, json_response},
+    shared::{Refusal, document, json_response, receive},
 };
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 * 1024;
 /// How long a request body may take to arrive. Until then it holds no permit, only its caller's allowance.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// How many cards and reports are on a page: by default, and at most.
+const CARDS: [u64; 2] = [20, 100];
+const REPORTS: [u64; 2] = [100, 1_000];
 /// How many bytes of cards are on a page, after the first card.
 const PAGE_BYTES: usize = 1 << 20;
 /// How long clients may keep cards and pages.
@@ -59,7 +61,7 @@ const CACHED: &str = "public, max-age=60";
 ///
 /// | status | errors |
 /// |---|---|
-/// | 400 | `bad_request`, `bad_query` |
+/// | 400 | `bad_request`, `bad_query`, `body_broken` |
 /// | 408, 413 | `body_too_slow`, `body_too_large` (more than 16 KiB) |
 /// | 409 | `payee_changed`; `already_reported`: the payment, or a part of it, has another report; `not_yet`: the payment is not on the chain, not claimed or not deep enough, try again |
 /// | 410 | `too_old`: reports about payments of that time were deleted, of all payers or of this one |
@@ -115,7 +117,6 @@ tower_x402::debug_fields!(DirectoryService |this| { checkers: this.shared.settin
 impl<B> Service<Request<B>> for DirectoryService
 where
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
@@ -136,11 +137,7 @@ where
 }
 
 impl Shared {
-    async fn answer<B>(&self, request: Request<B>) -> Result<Answer, Refusal>
-    where
-        B: Body<Data = Bytes> + Send,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    async fn answer<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Result<Answer, Refusal> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         if path.ends_with("/healthz") {
@@ -158,12 +155,12 @@ impl Shared {
                 }
             }
             ("cards", &Method::POST) => {
-                let body = read(body).await?;
+                let body = receive(body, MAX_BODY, BODY_DEADLINE).await?;
                 let _permit = permit(&self.settings.permits.cards)?;
                 self.list(&body).await
             }
             ("evidence", &Method::POST) => {
-                let body = read(body).await?;
+                let body = receive(body, MAX_BODY, BODY_DEADLINE).await?;
                 let _permit = permit(&self.settings.permits.reports)?;
                 self.accept_report(&body).await
             }
@@ -174,7 +171,7 @@ impl Shared {
     }
 
     async fn list_cards(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
-        let filter = card_filter(query)?;
+        let filter = filter(query, CARDS)?;
         let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
         let page = serde_json::to_vec(&CardsBody { cards, after, more }).unwrap_or_default();
@@ -183,12 +180,12 @@ impl Shared {
 
     /// Answers a person.
     async fn show(&self, query: &str, request: &Parts) -> Result<Answer, Refusal> {
-        let CardFilter { skill, after, .. } = card_filter(query)?;
+        let Filter { skill, after, .. } = filter(query, CARDS)?;
         let (skill, now) = (skill.as_deref(), self.settings.clock.now());
         if let Some(page) = self.pages.get(skill, after, now) {
             return Ok(page_for(request, page));
         }
-        let filter = CardFilter { skill: skill.map(str::to_owned), after, limit: page::CARDS };
+        let filter = Filter { skill: skill.map(str::to_owned), after, limit: page::CARDS, ..Filter::default() };
         let (cards, more) = self.settings.store.cards(&filter, PAGE_BYTES).await?;
         let next = cards.last().map(|card| card.id).filter(|_| more);
         let shown: Vec<Shown> = cards.into_iter().filter_map(|card| Shown::of(card, skill)).collect();
@@ -207,7 +204,7 @@ impl Shared {
     }
 
     async fn list_reports(&self, query: &str) -> Result<Answer, Refusal> {
-        let filter = report_filter(query)?;
+        let filter = filter(query, REPORTS)?;
         let (reports, more) = self.settings.store.reports(&filter).await?;
         let after = reports.last().map_or(filter.after, |report| report.id);
         Ok(json_response(StatusCode::OK, &ReportsBody { reports, after, more }))
@@ -218,53 +215,20 @@ fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Refusal> {
     permits.try_acquire().map_err(|_| unavailable("too many requests are being served"))
 }
 
-async fn read<B>(body: B) -> Result<Bytes, Refusal>
-where
-    B: Body<Data = Bytes> + Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "a body may have 16 KiB"))
-        }
-        Ok(Err(_)) => Err(Refusal::new(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
-        Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
-    }
-}
-
-/// Reads which cards are wanted: 20 on a page by default, and 100 at most. Unknown parameters are ignored.
-fn card_filter(query: &str) -> Result<CardFilter, Refusal> {
-    let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
-    for (name, value) in parameters(query) {
-        match &*name {
-            "skill" => filter.skill = Some(value.into_owned()),
-            "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 100),
-            _ => {}
-        }
-    }
-    Ok(filter)
-}
-
-/// Reads which reports are wanted: 100 on a page by default, and 1,000 at most.
-fn report_filter(query: &str) -> Result<ReportFilter, Refusal> {
-    let mut filter = ReportFilter { limit: 100, ..ReportFilter::default() };
-    for (name, value) in parameters(query) {
+/// Reads what is wanted. Unknown and empty parameters are ignored.
+fn filter(query: &str, [default, most]: [u64; 2]) -> Result<Filter, Refusal> {
+    let mut filter = Filter { limit: default, ..Filter::default() };
+    for (name, value) in form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty()) {
         match &*name {
             "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
             "skill" => filter.skill = Some(value.into_owned()),
             "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
             "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 1_000),
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, most),
             _ => {}
         }
     }
     Ok(filter)
-}
-
-fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
-    form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty())
 }
 
 fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, Refusal> {
@@ -304,7 +268,7 @@ mod tests {
 
     #[test]
     fn page_size_has_a_limit() {
-        let asked = |query| (card_filter(query).unwrap().limit, report_filter(query).unwrap().limit);
+        let asked = |query| (filter(query, CARDS).unwrap().limit, filter(query, REPORTS).unwrap().limit);
         assert_eq!(asked("limit=100000000"), (100, 1_000));
         assert_eq!(asked("limit=0"), (1, 1));
         assert_eq!(asked(""), (20, 100));

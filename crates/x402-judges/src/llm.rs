@@ -220,7 +220,7 @@ fn prompt(specialty: &str, task: &Task, outputs: &[LongText], mark: &str) -> Vec
     match &task.input {
         Input::Prompt(prompt) => material.push_str(&around("TASK", prompt)),
         Input::Messages(messages) => {
-            for message in messages {
+            for message in messages.iter() {
                 let said = format!("({})\n{}", message.role, message.content);
                 material.push_str(&around("MESSAGE", &said));
             }

@@ -9,8 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 /// ```
 /// use x402_market::Text;
 ///
-/// let skill: Text<1, 8> = "prose".try_into()?;
-/// assert_eq!(&*skill, "prose");
+/// assert_eq!(&*Text::<1, 8>::new("prose")?, "prose");
 /// assert!(Text::<1, 8>::new("").is_err());
 /// assert_eq!(&*Text::<0, 8>::cut("much too long"), "much to…");
 /// # Ok::<(), x402_market::LengthError>(())
@@ -88,14 +87,6 @@ impl<const MIN: usize, const MAX: usize> From<Text<MIN, MAX>> for String {
     }
 }
 
-impl<const MIN: usize, const MAX: usize> TryFrom<&str> for Text<MIN, MAX> {
-    type Error = LengthError;
-
-    fn try_from(text: &str) -> Result<Self, LengthError> {
-        Self::new(text)
-    }
-}
-
 impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Text<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::new(String::deserialize(deserializer)?).map_err(D::Error::custom)
@@ -113,11 +104,9 @@ impl<T, const MIN: usize, const MAX: usize> List<T, MIN, MAX> {
         if length < MIN || length > MAX { Err(LengthError { length, least: MIN, most: MAX }) } else { Ok(Self(items)) }
     }
 
-    /// Adds an item. Returns `false`, and drops the item, if the list is full.
-    pub fn push(&mut self, item: T) -> bool {
-        let has_room = self.0.len() < MAX;
-        self.0.extend(has_room.then_some(item));
-        has_room
+    /// Adds an item, or drops it if the list is full.
+    pub fn push(&mut self, item: T) {
+        self.0.extend((self.0.len() < MAX).then_some(item));
     }
 }
 
@@ -138,15 +127,6 @@ impl<T, const MIN: usize, const MAX: usize> Deref for List<T, MIN, MAX> {
 impl<T, const MIN: usize, const MAX: usize> From<List<T, MIN, MAX>> for Vec<T> {
     fn from(list: List<T, MIN, MAX>) -> Self {
         list.0
-    }
-}
-
-impl<'a, T, const MIN: usize, const MAX: usize> IntoIterator for &'a List<T, MIN, MAX> {
-    type Item = &'a T;
-    type IntoIter = std::slice::Iter<'a, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
     }
 }
 

@@ -318,6 +318,7 @@ impl Observation {
 #[derive(Clone)]
 pub struct EvidenceLog(Arc<Mutex<Inner>>);
 
+#[derive(Default)]
 struct Inner {
     capacity: usize,
     records: VecDeque<Evidence>,
@@ -387,19 +388,7 @@ enum Line {
 impl EvidenceLog {
     /// Creates a log in memory that keeps the last `capacity` records, at least 1.
     pub fn in_memory(capacity: usize) -> Self {
-        let inner = Inner {
-            capacity: capacity.max(1),
-            records: VecDeque::new(),
-            payments: HashSet::new(),
-            charges: Charges::default(),
-            exploration_cost: Usdc::ZERO,
-            dropped_until: None,
-            file: None,
-            lines: 0,
-            #[cfg(test)]
-            is_full: false,
-        };
-        Self(Arc::new(Mutex::new(inner)))
+        Self(Arc::new(Mutex::new(Inner { capacity: capacity.max(1), ..Inner::default() })))
     }
 
     /// Opens or creates the log at `path`, which keeps the last `capacity` records, at least 1.

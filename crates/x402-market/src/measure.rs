@@ -69,12 +69,6 @@ macro_rules! measure {
             }
         }
 
-        impl From<$name> for f64 {
-            fn from(value: $name) -> Self {
-                value.0
-            }
-        }
-
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.fmt(f)

@@ -1,17 +1,20 @@
-//! HTTP answers that the services here share: JSON, refusals, and documents that clients may keep.
+//! What the HTTP services here share: bodies within a limit, JSON, refusals, and documents that clients may keep.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, RETRY_AFTER},
     request::Parts,
 };
-use http_body_util::Full;
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde::Serialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
+use tokio::time::timeout;
+use tower::BoxError;
 
 /// The reason why a request is not served. In JSON it is `{"error", "detail"}`.
 #[derive(Debug)]
@@ -51,6 +54,28 @@ impl Refusal {
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
         }
         response
+    }
+}
+
+/// Reads the body of a request: at most `limit` bytes, within this time.
+pub async fn receive(body: impl Body<Data = Bytes>, limit: usize, time: Duration) -> Result<Bytes, Refusal> {
+    let mut limited = pin!(Limited::new(body.map_err(|_| "the body broke off"), limit));
+    // Copied together: kept as it comes, a byte takes as much memory as a frame.
+    let mut whole = BytesMut::new();
+    let reading = async {
+        while let Some(frame) = limited.frame().await {
+            whole.extend_from_slice(&frame?.into_data().unwrap_or_default());
+        }
+        Ok::<_, BoxError>(())
+    };
+    match timeout(time, reading).await {
+        Ok(Ok(())) => Ok(whole.freeze()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let detail = format!("a body may have {limit} bytes");
+            Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail))
+        }
+        Ok(Err(_)) => Err(Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off")),
+        Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
     }
 }
 

@@ -5,5 +5,5 @@ pub use crate::{
     lock::lock,
     message::json_line,
     net::{BodyError, below, read_body},
-    respond::{Refusal, document, json_response},
+    respond::{Refusal, document, json_response, receive},
 };

@@ -8,6 +8,7 @@ mod guide;
 mod interrupted;
 mod model;
 mod open;
+mod policy;
 mod program;
 mod proxy;
 mod server;

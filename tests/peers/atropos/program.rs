@@ -104,19 +104,18 @@ impl Running {
         assert!(Command::new("kill").args(["-s", name, &id]).status().await.unwrap().success());
     }
 
-    /// Waits until it says this.
-    pub async fn says(&mut self, text: &str) {
+    /// Waits until it says this. Returns the line.
+    pub async fn says(&mut self, text: &str) -> String {
         let heard = async {
             while let Some(line) = self.said.next_line().await.unwrap() {
-                let found = line.contains(text);
-                self.log.push(line);
-                if found {
-                    return;
+                self.log.push(line.clone());
+                if line.contains(text) {
+                    return line;
                 }
             }
             panic!("it ended: {}", self.log.join("\n"));
         };
-        timeout(PATIENCE, heard).await.expect("it says so");
+        timeout(PATIENCE, heard).await.expect("it says so")
     }
 
     /// Kills it with SIGKILL.

@@ -6,17 +6,9 @@ use alloy_primitives::Address;
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
 use url::Url;
 
-use super::{Conditions, DirectoryStore, Json, Limits, StoreError, address, ask, number, signed};
+use super::{Conditions, DirectoryStore, Filter, Json, Limits, StoreError, address, ask, number, signed};
 use crate::report::CardEntry;
 use x402_market::{CARD_PATH, shared::below};
-
-/// Which cards to list.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CardFilter {
-    pub(crate) skill: Option<String>,
-    pub(crate) after: u64,
-    pub(crate) limit: u64,
-}
 
 /// What an evaluator has offered, on any of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +31,7 @@ impl DirectoryStore {
     }
 
     /// Returns a page of listed cards by number, and whether there are more. After the first card, a page holds at most `bytes` bytes.
-    pub(crate) async fn cards(&self, filter: &CardFilter, bytes: usize) -> Result<(Vec<CardEntry>, bool), StoreError> {
+    pub(crate) async fn cards(&self, filter: &Filter, bytes: usize) -> Result<(Vec<CardEntry>, bool), StoreError> {
         let (query, limit) = (page(filter), filter.limit);
         self.run(move |connection| {
             let mut select = connection.prepare_cached(&query.sql)?;
@@ -116,7 +108,7 @@ impl DirectoryStore {
 }
 
 /// Returns the query for a page and one card more.
-fn page(filter: &CardFilter) -> Conditions {
+fn page(filter: &Filter) -> Conditions {
     let mut query = Conditions::new("SELECT id, url, pay_to, first_seen, last_seen, card FROM cards WHERE listed = 1");
     query.push(" AND id > ?", signed(filter.after));
     if let Some(skill) = &filter.skill {

@@ -6,8 +6,8 @@ mod reports;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
-pub(super) use cards::{Card, CardFilter, Listed, Offered};
-pub(super) use reports::{ReportFilter, Seen, Stored};
+pub(super) use cards::{Card, Listed, Offered};
+pub(super) use reports::{Seen, Stored};
 use rusqlite::{
     Connection, Params, Row,
     types::{FromSql, FromSqlError, FromSqlResult, Value, ValueRef},
@@ -31,6 +31,16 @@ pub(super) struct Limits {
     pub(super) reports_per_payer: u64,
     /// How long a report is stored after its payment.
     pub(super) report_retention: Duration,
+}
+
+/// Which cards or reports to list. Cards are chosen by skill only.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Filter {
+    pub(super) evaluator: Option<Address>,
+    pub(super) skill: Option<String>,
+    pub(super) payer: Option<Address>,
+    pub(super) after: u64,
+    pub(super) limit: u64,
 }
 
 /// The storage of a directory: its cards and reports.

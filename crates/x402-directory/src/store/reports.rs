@@ -4,20 +4,10 @@ use alloy_primitives::{Address, B256};
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
 use tower_x402::payment::PaymentKey;
 
-use super::{Conditions, DirectoryStore, Json, Limits, StoreError, address, ask, number, signed};
+use super::{Conditions, DirectoryStore, Filter, Json, Limits, StoreError, address, ask, number, signed};
 use x402_market::evidence::{CallOutcome, Pairs};
 
 use crate::{AcceptedReport, ReportedPayment, SignedEvidence};
-
-/// Which reports to list.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ReportFilter {
-    pub(crate) evaluator: Option<Address>,
-    pub(crate) skill: Option<String>,
-    pub(crate) payer: Option<Address>,
-    pub(crate) after: u64,
-    pub(crate) limit: u64,
-}
 
 /// What became of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +52,7 @@ impl DirectoryStore {
     }
 
     /// Returns a page of reports by number, and whether there are more.
-    pub(crate) async fn reports(&self, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), StoreError> {
+    pub(crate) async fn reports(&self, filter: &Filter) -> Result<(Vec<AcceptedReport>, bool), StoreError> {
         let (query, limit) = (page(filter), filter.limit);
         self.run(move |connection| {
             let mut select = connection.prepare_cached(&query.sql)?;
@@ -278,7 +268,7 @@ fn forget_payers(work: &Connection, limit: i64) -> Result<(), rusqlite::Error> {
 }
 
 /// Returns the query for a page and one report more.
-fn page(filter: &ReportFilter) -> Conditions {
+fn page(filter: &Filter) -> Conditions {
     // An evaluator can have very many reports; a payer's number is limited.
     let index = if filter.payer.is_some() { " INDEXED BY reports_by_payer" } else { "" };
     let mut query = Conditions::new(format!("SELECT id, report, block, block_time FROM reports{index}"));
@@ -329,7 +319,7 @@ mod tests {
             (None, skill, None, "reports_by_skill"),
             (None, None, None, "PRIMARY KEY"),
         ] {
-            let query = page(&ReportFilter { evaluator, skill, payer, after: 5, limit: 10 });
+            let query = page(&Filter { evaluator, skill, payer, after: 5, limit: 10 });
             let explain = store.run(move |connection| {
                 let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {}", query.sql))?;
                 let steps = explain.query_map(params_from_iter(query.values), |row| row.get::<_, String>("detail"))?;

@@ -9,6 +9,7 @@ use http_body_util::{BodyExt as _, Full};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout};
 use tower_x402::{
+    Usdc,
     protocol::header_name,
     server::{AdmissionQueue, PriceError, Quote, VerifiedPayment},
 };
@@ -52,12 +53,9 @@ impl Work {
         if request.method != Method::POST {
             return Err(PriceError::new(StatusCode::METHOD_NOT_ALLOWED, "POST a submission".to_owned()));
         }
-        let refused = |refusal: Refusal| PriceError::new(refusal.status, refusal.detail);
-        let submission = self.read(body).map_err(refused)?;
-        let price = self.pricing.price_of(submission.outputs().len());
-        let too_much =
-            || Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "too_much", "the price of so many outputs is too high");
-        price.map(Quote::Amount).ok_or_else(|| refused(too_much()))
+        let submission = self.read(body).map_err(|refusal| PriceError::new(refusal.status, refusal.detail))?;
+        // The builder has checked that the price of as many outputs as there can be is an amount.
+        Ok(Quote::Amount(self.pricing.price_of(submission.outputs().len()).unwrap_or(Usdc::MAX)))
     }
 
     /// Judges a submission that is paid for.

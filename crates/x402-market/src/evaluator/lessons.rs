@@ -2,22 +2,18 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256, keccak256};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::Full;
 use serde_json::json;
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::timeout,
-};
-use tower::BoxError;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_x402::server::drain;
 
 use super::refusal::refusal;
@@ -26,7 +22,7 @@ use crate::{
     judge::Judge,
     lesson::{self, Lesson},
     lock::lock,
-    respond::{Refusal, json_response},
+    respond::{Refusal, json_response, receive},
 };
 
 /// How many judged submissions are remembered. Lessons about older ones are refused.
@@ -104,27 +100,9 @@ impl Lessons {
         if *method != Method::POST {
             return Err(Refusal::wrong_method("POST"));
         }
-        let refused = |status, code, detail: &str| Err(Refusal::new(status, code, detail));
         let busy = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many lessons are being taken");
         let permit = self.permits.try_acquire().map_err(|full| busy(full).later(Duration::from_secs(2)))?;
-        let mut limited = pin!(Limited::new(body.map_err(|_| "the body broke off"), self.max_length));
-        // Copied together: kept as it comes, a byte takes as much memory as a frame.
-        let mut json = BytesMut::new();
-        let reading = async {
-            while let Some(frame) = limited.frame().await {
-                json.extend_from_slice(&frame?.into_data().unwrap_or_default());
-            }
-            Ok::<_, BoxError>(())
-        };
-        match timeout(BODY_DEADLINE, reading).await {
-            Ok(Ok(())) => Ok((permit, json.freeze())),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => {
-                let detail = format!("a lesson may have {} bytes", self.max_length);
-                refused(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &detail)
-            }
-            Ok(Err(_)) => refused(StatusCode::BAD_REQUEST, "body_broken", "the body broke off"),
-            Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the lesson took too long"),
-        }
+        Ok((permit, receive(body, self.max_length, BODY_DEADLINE).await?))
     }
 
     async fn learn(&self, json: &[u8]) -> Result<(), Refusal> {

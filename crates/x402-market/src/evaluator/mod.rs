@@ -187,7 +187,7 @@ impl EvaluatorBuilder {
         if listed && work.pricing.endpoint.parse::<Url>().is_ok() {
             paywall = paywall.extension(discovery(work.skills.first().map_or("", String::as_str)).extension()?);
         }
-        for token in &work.pricing.accepts {
+        for token in work.pricing.accepts.iter() {
             paywall = paywall.pay_to_in(Asset::from(token), work.pricing.pay_to);
         }
         let priced = work.clone();

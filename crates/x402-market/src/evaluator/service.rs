@@ -61,6 +61,8 @@ pub struct EvaluatorService {
     facilitator: Arc<dyn Facilitator>,
 }
 
+/// A document that does not change while the process runs: its path, its bytes, its media type and how long it may be kept.
+type Page = (&'static str, Bytes, [&'static str; 2]);
 type Answer = Response<ResponseBody<Full<Bytes>>>;
 type AnswerFuture = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
 
@@ -72,17 +74,11 @@ impl EvaluatorService {
         facilitator: Arc<dyn Facilitator>,
     ) -> Result<Self, CardError> {
         let card = serde_json::to_vec(card).map_err(|error| CardError::invalid(".", &error))?;
-        let schema = |path, text: &'static str| Page {
-            path,
-            body: text.into(),
-            media_type: "application/schema+json",
-            cache_control: "public, max-age=86400",
-        };
-        let (media_type, cache_control) = ("application/json", "public, max-age=300");
+        let schema = ["application/schema+json", "public, max-age=86400"];
         let pages = [
-            Page { path: CARD_PATH, body: card.into(), media_type, cache_control },
-            schema(SUBMISSION_SCHEMA_PATH, SUBMISSION_SCHEMA),
-            schema(EVALUATION_SCHEMA_PATH, EVALUATION_SCHEMA),
+            (CARD_PATH, card.into(), ["application/json", "public, max-age=300"]),
+            (SUBMISSION_SCHEMA_PATH, SUBMISSION_SCHEMA.into(), schema),
+            (EVALUATION_SCHEMA_PATH, EVALUATION_SCHEMA.into(), schema),
         ];
         let paid = paywall.layer(Judging(work.clone()));
         Ok(Self { pages: Arc::new(pages), paid, work, facilitator })
@@ -114,14 +110,14 @@ impl EvaluatorService {
             let status = PaymentStatus::new(self.facilitator.ledger().clone()).oneshot(Request::from_parts(parts, ()));
             return Box::pin(async { Ok(status.await?.map(ResponseBody::from)) });
         }
-        let page = self.pages.iter().find(|page| path.ends_with(page.path));
+        let page = self.pages.iter().find(|(at, ..)| path.ends_with(at));
         let response = if page.is_none() && !path.ends_with(STATS_PATH) {
             let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
             Refusal::new(StatusCode::NOT_FOUND, "not_found", detail).into_response()
         } else if !matches!(parts.method, Method::GET | Method::HEAD) {
             Refusal::wrong_method("GET, HEAD").into_response()
-        } else if let Some(page) = page {
-            let mut response = document(&parts, page.body.clone(), page.media_type, page.cache_control);
+        } else if let Some((_, body, [media_type, cache_control])) = page {
+            let mut response = document(&parts, body.clone(), media_type, cache_control);
             response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
             response
         } else {
@@ -172,12 +168,4 @@ where
         let work = self.0.clone();
         Box::pin(async move { Ok(work.serve(request).await.unwrap_or_else(Refusal::into_response)) })
     }
-}
-
-/// A document that does not change while the process runs.
-struct Page {
-    path: &'static str,
-    body: Bytes,
-    media_type: &'static str,
-    cache_control: &'static str,
 }

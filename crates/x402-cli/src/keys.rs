@@ -90,17 +90,7 @@ fn from_file(role: Role, path: &PathBuf) -> Result<PrivateKeySigner, Error> {
 }
 
 async fn from_keystore(role: Role, path: PathBuf) -> Result<PrivateKeySigner, Error> {
-    let (variable, file) = (role.variable("KEYSTORE_PASSWORD"), role.variable("KEYSTORE_PASSWORD_FILE"));
-    let password = match (env::var(&variable), env::var_os(&file)) {
-        (Ok(password), _) => Zeroizing::new(password),
-        (Err(_), Some(path)) => {
-            let text = Zeroizing::new(read_secret(&path.into())?);
-            Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned())
-        }
-        (Err(_), None) => {
-            return Err(Error::setting(variable, format!("set it, or {file}, to the keystore's password")));
-        }
-    };
+    let password = keystore_password(role)?;
     let read = tokio::task::spawn_blocking(move || key::from_keystore(path, password.as_bytes())).await;
     let source = match read {
         Ok(Ok(key)) => return Ok(key),
@@ -109,6 +99,19 @@ async fn from_keystore(role: Role, path: PathBuf) -> Result<PrivateKeySigner, Er
         Err(_) => return Err(Error::setting(role.variable("KEYSTORE"), "is not a keystore file of version 3")),
     };
     Err(Error::Key { role: role.name, source })
+}
+
+/// Reads the password of a role's keystore from its variable, or from the file that is named there.
+pub(crate) fn keystore_password(role: Role) -> Result<Zeroizing<String>, Error> {
+    let (variable, file) = (role.variable("KEYSTORE_PASSWORD"), role.variable("KEYSTORE_PASSWORD_FILE"));
+    match (env::var(&variable), env::var_os(&file)) {
+        (Ok(password), _) => Ok(Zeroizing::new(password)),
+        (Err(_), Some(path)) => {
+            let text = Zeroizing::new(read_secret(&path.into())?);
+            Ok(Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned()))
+        }
+        (Err(_), None) => Err(Error::setting(variable, format!("set it, or {file}, to the keystore's password"))),
+    }
 }
 
 /// Reads a file that not everybody may read. A group may: so do systemd and Kubernetes hand out secrets.

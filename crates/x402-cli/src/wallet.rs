@@ -1,12 +1,18 @@
 //! `x402 wallet`: a payer's key, balance, approval for Permit2, open payments and channels.
 
-use std::{fs::OpenOptions, io::Write as _, path::PathBuf};
+use std::{
+    ffi::OsStr,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
 
 use alloy_primitives::{U256, hex, utils::format_ether};
 use alloy_provider::{
     ProviderBuilder,
     network::{EthereumWallet, TransactionBuilder as _},
 };
+use rand::rngs::OsRng;
 use serde_json::{Value, json};
 use tower_x402::{
     Usdc,
@@ -33,6 +39,7 @@ const GAS_OF_A_DEVNET: &str = "0xde0b6b3a7640000";
 #[command(after_help = "\
 EXAMPLES
   x402 wallet new payer.key
+  PAYER_KEYSTORE_PASSWORD_FILE=password x402 wallet new --encrypted payer.json
   PAYER_PRIVATE_KEY_FILE=payer.key x402 wallet show --network base --rpc-url https://mainnet.base.org --journal ~/.x402.jsonl
   x402 wallet approve '$5' --network base --rpc-url https://mainnet.base.org     before offers of at most a price (upto) are paid
   x402 wallet reconcile --journal ~/.x402.jsonl --rpc-url https://…     finds out what became of payments without an answer")]
@@ -47,6 +54,9 @@ enum What {
     New {
         /// The file, which must not exist
         file: PathBuf,
+        /// Write a keystore file (version 3), encrypted with the password in PAYER_KEYSTORE_PASSWORD or PAYER_KEYSTORE_PASSWORD_FILE
+        #[arg(long)]
+        encrypted: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -85,7 +95,7 @@ enum What {
 impl Command {
     pub(crate) async fn run(self) -> Result<(), Error> {
         match self.what {
-            What::New { file, json } => new(file, json),
+            What::New { file, encrypted, json } => new(file, encrypted, json),
             What::Show { json, purse } => show(&purse, json).await,
             What::Approve { amount, json, purse } => approve(&purse, amount, json).await,
             What::Reconcile { json, purse } => look_back(&purse, json).await,
@@ -93,25 +103,53 @@ impl Command {
     }
 }
 
-fn new(path: PathBuf, json: bool) -> Result<(), Error> {
+fn new(path: PathBuf, is_encrypted: bool, json: bool) -> Result<(), Error> {
+    let password = if is_encrypted { Some(keys::keystore_password(Role::PAYER)?) } else { None };
+    if password.as_ref().is_some_and(|password| password.is_empty()) {
+        return Err(Error::setting("PAYER_KEYSTORE_PASSWORD", "is empty, and would protect nothing"));
+    }
     let key = PrivateKeySigner::random();
-    let text = Zeroizing::new(hex::encode_prefixed(key.to_bytes()) + "\n");
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let written =
-        options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
-    written.map_err(|source| Error::Write { path: path.clone(), source })?;
+    let refused = |source| Error::Write { path: path.clone(), source };
+    let file = options.open(&path).map_err(refused)?;
+    let written = match &password {
+        Some(password) => write_keystore(&path, &key, password),
+        None => write_key(&file, &key),
+    };
+    if let Err(source) = written.and_then(|()| file.sync_all()) {
+        // It is ours, and has no key in it.
+        let _ = fs::remove_file(&path);
+        return Err(refused(source));
+    }
     match json {
         true => output::line(json!({ "address": key.address().to_string(), "file": path })),
         false => output::line(key.address()),
     }
-    output::remark(format_args!(
-        "The key is in {}. Whoever has it has the money: keep a copy where nobody else reads it.",
-        path.display()
-    ));
+    let path = path.display();
+    match password {
+        Some(_) => output::remark(format_args!("The key is in {path}. It is of no use without the password: keep both.")),
+        None => output::remark(format_args!(
+            "The key is in {path}. Whoever has it has the money: keep a copy where nobody else reads it."
+        )),
+    }
     Ok(())
+}
+
+fn write_key(mut file: &File, key: &PrivateKeySigner) -> io::Result<()> {
+    let text = Zeroizing::new(hex::encode_prefixed(key.to_bytes()) + "\n");
+    file.write_all(text.as_bytes())
+}
+
+/// Writes a keystore over a file, whose permissions stay.
+fn write_keystore(path: &Path, key: &PrivateKeySigner, password: &str) -> io::Result<()> {
+    let name = path.file_name().and_then(OsStr::to_str).ok_or(io::ErrorKind::InvalidFilename)?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    PrivateKeySigner::encrypt_keystore(directory, &mut OsRng, key.to_bytes(), password, Some(name))
+        .map(drop)
+        .map_err(io::Error::other)
 }
 
 async fn show(purse: &PurseFlags, json: bool) -> Result<(), Error> {

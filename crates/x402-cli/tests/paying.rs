@@ -73,3 +73,28 @@ async fn a_new_key_is_in_a_file_that_others_cannot_read() {
     assert_eq!(shown.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&shown.stderr).contains("chmod 600"));
 }
+
+#[tokio::test]
+async fn a_new_key_is_encrypted_if_asked_for() {
+    let stage = Stage::new().await;
+    let file = stage.path("payer.json");
+    let with = |password: &str, arguments: &[&str]| {
+        let mut command = x402();
+        command.env("PAYER_KEYSTORE_PASSWORD", password).args(["wallet"]).args(arguments).arg(&file);
+        command
+    };
+    let unprotected = run(&mut with("", &["new", "--encrypted"])).await;
+    assert!(String::from_utf8_lossy(&unprotected.stderr).contains("would protect nothing"));
+    assert!(!file.exists());
+
+    let made = facts(&run(&mut with("a long word", &["new", "--encrypted", "--json"])).await);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let shown = facts(&run(&mut with("a long word", &["show", "--json", "--keystore"])).await);
+    assert_eq!(shown["address"], made["address"], "{made}");
+    assert_eq!(run(&mut with("another word", &["show", "--keystore"])).await.status.code(), Some(2));
+    let again = run(&mut with("a long word", &["new", "--encrypted"])).await;
+    assert_eq!(again.status.code(), Some(2), "it is not overwritten");
+    let shown = facts(&run(&mut with("a long word", &["show", "--json", "--keystore"])).await);
+    assert_eq!(shown["address"], made["address"], "{made}");
+}

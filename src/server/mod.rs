@@ -42,8 +42,10 @@
 //! A response that says its length, up to the ledger's [`response_limit`](crate::ledger::ResponseLedger::response_limit), is read
 //! whole within the handler's deadline and kept before the payment is settled: a crash at any moment loses neither money nor
 //! response. If its body breaks off, the attempt has failed. Other responses stream once their first piece is there
-//! and the payment is settled, and are copied as they do; a stream that fails before is a failed attempt, too. A streamed response can be lost, in a crash or while its settlement is unknown; the payment is then answered 409 with the
-//! transaction. Set `Content-Length` on what must not be lost, or raise the limit.
+//! and the payment is settled, and are copied as they do; a stream that fails before is a failed attempt, too. One that breaks off
+//! later stays charged, since its payer may have nearly all of it. A streamed response can be lost so, in a crash, or while its settlement is
+//! unknown; the payment is then answered 409 with the transaction, and what settled is listed as owed. Set `Content-Length` on what must not be
+//! lost, or raise the limit.
 //!
 //! # Versions of the protocol
 //!

@@ -314,8 +314,10 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
             }
             Poll::Ready(None) => self.complete(),
             Poll::Ready(Some(Err(_))) => {
-                // A response that broke off is not one to replay.
-                recording.copy = None;
+                // A response that broke off is not one to replay, and was not delivered: its client was here to read the rest. It stays
+                // charged, since what has left may be nearly all, and clients can bring an end about. What settled is listed as owed.
+                tracing::warn!("a paid response broke off, and its payer got a part of it");
+                (recording.copy, recording.is_released) = (None, false);
                 self.complete();
             }
             Poll::Pending => {}

@@ -31,6 +31,7 @@ use tower_x402::{
         Fulfilment, FulfilmentStep, Ledger, LedgerError, MemoryLedger, ResponseLimits, SettlementStep, Settling,
         conformance::take_over,
     },
+    ops::Operator,
     protocol::{PaymentFlow, Reason},
     server::DeferredPolicy,
 };
@@ -460,6 +461,28 @@ async fn broken_stream_of_a_client_that_went_away_is_not_kept() {
     let fulfilment = async || record(&facilitator, &purchase).await.unwrap().fulfilment;
     eventually("it is over", async || fulfilment().await == Fulfilment::Delivered).await;
     assert!(facilitator.ledger.response(&key(&purchase)).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn response_that_breaks_off_is_charged_and_owed() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, runs) = serve(layer(&facilitator), |_, _| async {
+        let pieces = [Ok(Bytes::from_static(b"half of it")), Err(std::io::Error::other("broken"))];
+        Response::new(Body::from_stream(stream::iter(pieces)))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let mut body = try_send(&app, purchase.on(evaluate("x"))).await.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "half of it");
+    assert!(body.frame().await.unwrap().is_err());
+    let operator = Operator::new(facilitator.ledger.clone());
+    eventually("it is owed", async || {
+        let record = record(&facilitator, &purchase).await.unwrap();
+        operator.is_owed(&record).await.unwrap()
+    })
+    .await;
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"), "{again:?}");
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

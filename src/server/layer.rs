@@ -224,7 +224,7 @@ async fn read_to_price<B: Content>(config: &Config, mut body: Upload<B>) -> Resu
     let permit = config.unpriced.acquire(1, permits_for(limits.request_body as u64));
     let arrived = body.arrived();
     let read = permit.unless_evicted(Some(arrived), read_whole(body, limits.request_body, limits.body_deadline)).await;
-    Ok(LazyBody::Whole(read.ok_or(Why::Busy)??))
+    Ok(LazyBody::whole(read.ok_or(Why::Busy)??))
 }
 
 /// Returns `true` if the request asks for a refund, which has no price.

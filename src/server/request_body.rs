@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -96,17 +96,23 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
 /// The body of a request as far as it had to be read to know its price, or what its payment is for.
 pub(super) enum LazyBody<B> {
     Untouched(Upload<B>),
-    Whole(Bytes),
+    /// With its digest, once somebody asked for it: a long body is hashed once.
+    Whole(Bytes, OnceLock<BodyDigest>),
     /// More than is kept.
     Long(Box<LongBody<B>>),
 }
 
 impl<B: Body<Data = Bytes>> LazyBody<B> {
+    /// A body that was read whole.
+    pub(super) const fn whole(bytes: Bytes) -> Self {
+        Self::Whole(bytes, OnceLock::new())
+    }
+
     /// Returns what was read; empty if nothing was yet.
     pub(super) fn bytes(&self) -> &Bytes {
         static NOTHING: Bytes = Bytes::new();
         match self {
-            Self::Whole(bytes) => bytes,
+            Self::Whole(bytes, _) => bytes,
             Self::Untouched(_) | Self::Long(_) => &NOTHING,
         }
     }
@@ -114,7 +120,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     /// Returns the digest of a body that was read whole.
     pub(super) fn digest(&self) -> Option<BodyDigest> {
         match self {
-            Self::Whole(bytes) => Some(digest_of(bytes)),
+            Self::Whole(bytes, digest) => Some(*digest.get_or_init(|| digest_of(bytes))),
             Self::Untouched(_) | Self::Long(_) => None,
         }
     }
@@ -124,7 +130,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
         match self {
             Self::Untouched(body) => body.arrived(),
             Self::Long(long) => long.body.arrived(),
-            Self::Whole(_) => Arrived::default(),
+            Self::Whole(..) => Arrived::default(),
         }
     }
 
@@ -132,7 +138,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     pub(super) fn is_arriving(&self) -> bool {
         match self {
             Self::Untouched(body) => !body.is_end_stream(),
-            Self::Whole(_) => false,
+            Self::Whole(..) => false,
             Self::Long(_) => true,
         }
     }
@@ -143,7 +149,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
             Self::Untouched(mut body) if body.size_hint().lower() <= limits.request_body as u64 => {
                 let read = read_up_to(Pin::new(&mut body), limits.request_body, limits.body_deadline).await;
                 match read? {
-                    (all, true) => Self::Whole(all),
+                    (all, true) => Self::whole(all),
                     (ahead, false) => Self::Long(Box::new(LongBody::new(body, ahead))),
                 }
             }
@@ -156,14 +162,14 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     pub(super) async fn read_whole(&mut self, limits: &Limits) -> Result<(), Unread> {
         self.read(limits).await?;
         match self {
-            Self::Whole(_) => Ok(()),
+            Self::Whole(..) => Ok(()),
             Self::Untouched(_) | Self::Long(_) => Err(Unread::TooLarge),
         }
     }
 
     /// Returns `true` if a handler can have it: not if it was read in part and was too much to be kept.
     pub(super) const fn is_workable(&self) -> bool {
-        matches!(self, Self::Whole(_) | Self::Untouched(_))
+        matches!(self, Self::Whole(..) | Self::Untouched(_))
     }
 
     /// Returns `true` if this is the body of which so much was read when it was first presented.
@@ -189,7 +195,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
                 };
                 tokio::time::timeout(within, long.is_as(read)).await.unwrap_or(Err(Unread::TooSlow))
             }
-            Self::Whole(whole) => Ok(read.matches(whole)),
+            Self::Whole(whole, _) => Ok(read.matches(whole)),
             Self::Untouched(_) => Ok(false),
         }
     }
@@ -198,7 +204,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     pub(super) fn into_unhashed(self) -> RequestBody<B> {
         match self {
             Self::Untouched(body) => RequestBody::untouched(body),
-            Self::Whole(bytes) => RequestBody::whole(bytes),
+            Self::Whole(bytes, _) => RequestBody::whole(bytes),
             Self::Long(long) => RequestBody::whole(long.ahead),
         }
     }
@@ -213,8 +219,8 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
                 }
                 (RequestBody { kind: Kind::Hashed { body, read: read.clone() } }, SoFarRead::Streaming(read))
             }
-            Self::Whole(bytes) => {
-                let digest = digest_of(&bytes);
+            Self::Whole(bytes, digest) => {
+                let digest = digest.into_inner().unwrap_or_else(|| digest_of(&bytes));
                 (RequestBody::whole(bytes), SoFarRead::Whole(digest))
             }
             // Never given to a handler: it is not workable.
@@ -223,7 +229,7 @@ impl<B: Body<Data = Bytes>> LazyBody<B> {
     }
 
     fn take(&mut self) -> Self {
-        std::mem::replace(self, Self::Whole(Bytes::new()))
+        std::mem::replace(self, Self::whole(Bytes::new()))
     }
 }
 

@@ -63,6 +63,11 @@ impl TransferMethod {
         }
     }
 
+    /// Returns `true` if it can be settled before the work. What is charged of a maximum is known after that only.
+    pub(crate) const fn may_settle_upfront(self) -> bool {
+        !matches!(self, Self::Maximum { .. })
+    }
+
     /// Returns the fields of a permit for this token, if it moves tokens by one.
     pub const fn permit(self, token: Address) -> Option<Permit> {
         match self {
@@ -254,11 +259,10 @@ impl ExactOffer {
             None if method != TransferMethod::Authorization => Ok(String::new()),
             _ => Err(OfferError::MissingDomain),
         };
-        let is_maximum = matches!(method, TransferMethod::Maximum { .. });
         let flow = match offer.extra.get("paymentFlow") {
             None => PaymentFlow::Authorization,
             Some(Value::String(flow)) if flow == "authorization" => PaymentFlow::Authorization,
-            Some(Value::String(flow)) if flow == "upfront" && !is_maximum => PaymentFlow::Upfront,
+            Some(Value::String(flow)) if flow == "upfront" && method.may_settle_upfront() => PaymentFlow::Upfront,
             Some(other) => return Err(OfferError::Flow(other.to_string())),
         };
         Ok(Self {

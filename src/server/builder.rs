@@ -174,9 +174,7 @@ impl RequirePaymentLayerBuilder {
             for (asset, pay_to) in &self.payees {
                 let asset = asset.clone().map_err(BuildError::NoUsdc)?;
                 let (facilitator, method) = settler_of(&self.facilitators, *kind, asset.network)?;
-                // What is charged of a maximum is known after the work.
-                let flows =
-                    if method == TransferMethod::Permit { flows.as_slice() } else { &[PaymentFlow::Authorization] };
+                let flows = if method.may_settle_upfront() { flows.as_slice() } else { &[PaymentFlow::Authorization] };
                 for flow in flows {
                     let (asset, flow) = (asset.clone(), *flow);
                     options.push(PaymentOption { asset, pay_to: *pay_to, flow, method, facilitator });

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Evaluators are hired by the code that real students run (`x402_market::selection`), and the judge that learns is the one of
-//! `x402_judges`. There is no HTTP, and money is only counted. Prints tables in Markdown, and draws pictures of M, S and P in `--out`. The
-//! same arguments give the same result.
+//! `x402_judges`. There is no HTTP, and money is only counted. Prints tables in Markdown, and draws pictures of M, S, P and L in `--out`.
+//! The same arguments give the same result.
 //!
 //! ```text
 //! experiments.rs  the worlds, the arms, and what would refute a claim
@@ -17,6 +17,7 @@
 //! own.rs          a reward model of the student's own
 //! market.rs      the simulation of docs/market.md
 //! pressure.rs     sellers: income, entry, exit, investment
+//! judge.rs        a judge that learns beside a static one
 //! ablation.rs     the selection without one of its parts
 //! report.rs       means, intervals, tables; plot.rs draws
 //! ```
@@ -30,6 +31,7 @@ mod baselines;
 mod canvas;
 mod course;
 mod experiments;
+mod judge;
 mod market;
 mod own;
 mod plot;
@@ -103,6 +105,8 @@ enum Experiment {
     D,
     /// Sellers that deceive
     X,
+    /// A judge that learns
+    L,
     /// The selection without one of its parts
     Ablation,
 }
@@ -129,6 +133,12 @@ fn main() -> anyhow::Result<()> {
         Experiment::D => (experiments::d(), |_| Vec::new()),
         Experiment::P => {
             let (tables, claims) = pressure::pressure(seeds, groups, flags.out.as_deref())?;
+            println!("{tables}\n{}", report::show(&claims));
+            return Ok(());
+        }
+        Experiment::L => {
+            let seeds = flags.first_seed..flags.first_seed + flags.seeds;
+            let (tables, claims) = judge::judges(seeds, groups, flags.out.as_deref())?;
             println!("{tables}\n{}", report::show(&claims));
             return Ok(());
         }

@@ -6,9 +6,9 @@ use super::rng::Rng;
 
 /// How many words an output has, and how many different ones there are of each sort.
 const WORDS: usize = 12;
-const COMMON: usize = 200;
-const LOOKS: usize = 16;
-const OF_CLASS: usize = 16;
+pub(crate) const COMMON: usize = 200;
+pub(crate) const LOOKS: usize = 16;
+pub(crate) const OF_CLASS: usize = 16;
 /// The share of an output's words that are of its class.
 const CLASS_SHARE: f64 = 0.15;
 

@@ -16,7 +16,7 @@ async fn prints(experiment: &str, tables: &[(&str, &[&str])]) {
         assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), *rows, "{text}");
         assert!(table.iter().flatten().all(|cell| !cell.contains("NaN")), "{text}");
     }
-    if let "M" | "S" | "P" = experiment {
+    if let "M" | "S" | "P" | "L" = experiment {
         let picture = std::fs::read_to_string(out.path().join(format!("learning-{experiment}.svg"))).unwrap();
         assert!(picture.contains("<svg"));
     }
@@ -105,6 +105,15 @@ async fn experiment_on_exploits_prints_every_arm() {
 async fn experiment_on_diversity_prints_every_arm() {
     let arms = ["truth", "self-judge", "one judge", "shared", "shared, three criteria"];
     prints("D", &[("| final quality | three right ways |", &arms)]).await;
+}
+
+#[tokio::test]
+async fn experiment_on_a_judge_that_learns_prints_every_judge_and_both_prices() {
+    let arms = ["without lessons", "taught", "a fifth of lessons false", "a fifth false from the shift on"];
+    let judges: Vec<&str> = ["static"].into_iter().chain(arms).collect();
+    let incomes = ["equal price", "twice the price"].map(|price| arms.map(|arm| format!("{price}, {arm}"))).concat();
+    let incomes: Vec<&str> = incomes.iter().map(String::as_str).collect();
+    prints("L", &[("| judge |", &judges), ("| income", &incomes)]).await;
 }
 
 #[tokio::test]

@@ -136,13 +136,7 @@ fn judge(task: &Task, output: &str) -> Verdict {
         strengths.insert(0, "the final answer is right".to_owned());
     }
 
-    let steps = if right + wrong > 0 {
-        f64::from(right) / f64::from(right + wrong)
-    } else if result.right {
-        1.0
-    } else {
-        0.0
-    };
+    let steps = if right + wrong > 0 { f64::from(right) / f64::from(right + wrong) } else { result.right.into() };
     let score = RESULT_WEIGHT.mul_add(result.credit, (1.0 - RESULT_WEIGHT) * steps);
     let mut summary = match (result.found, result.right, wrong) {
         (false, ..) => format!("There is no final answer; it should be {expected}."),

@@ -15,7 +15,7 @@ use url::{Host, Url};
 
 use super::{
     AcceptedReport, SignedEvidence,
-    payment_check::{PaymentCheckError, PaymentChecker},
+    payment_check::PaymentCheckError,
     report::ListRequest,
     service::{Answer, DirectoryService, Settings, Shared, too_many, unavailable},
     store::{Card, Listed, Offered, StoreError, Stored},
@@ -92,37 +92,32 @@ impl Shared {
 
     /// Checks again the payments that were not final. A report whose payment was reorged is deleted once all nodes agree on it.
     async fn recheck_payments(&self) -> Result<(), StoreError> {
-        for checker in &self.settings.checkers {
-            if let Some(finalized) = checker.finalized().await {
-                self.recheck_payments_with(checker, finalized).await?;
+        'checkers: for checker in &self.settings.checkers {
+            let Some(finalized) = checker.finalized().await else { continue };
+            let mut after = 0;
+            loop {
+                let pending = self.settings.store.pending(after, REPORTS_PER_QUERY).await?;
+                let Some(last) = pending.last() else { break };
+                after = last.id;
+                for AcceptedReport { id, block, report, .. } in pending {
+                    if block > finalized || !checker.serves(report.network, report.asset) {
+                        continue;
+                    }
+                    match checker.exists_finally(&report, block).await {
+                        Ok(Some(exists)) => {
+                            if !exists {
+                                tracing::warn!(id, "a payment was reorged; its report is deleted");
+                            }
+                            self.settings.store.finish_report(id, exists).await?;
+                        }
+                        Ok(None) | Err(PaymentCheckError::Report(_)) => {}
+                        // The node is unavailable, so asking it for the other payments would fail, too.
+                        Err(_) => continue 'checkers,
+                    }
+                }
             }
         }
         Ok(())
-    }
-
-    async fn recheck_payments_with(&self, checker: &PaymentChecker, finalized: u64) -> Result<(), StoreError> {
-        let mut after = 0;
-        loop {
-            let pending = self.settings.store.pending(after, REPORTS_PER_QUERY).await?;
-            let Some(last) = pending.last() else { return Ok(()) };
-            after = last.id;
-            for AcceptedReport { id, block, report, .. } in pending {
-                if block > finalized || !checker.serves(report.network, report.asset) {
-                    continue;
-                }
-                match checker.exists_finally(&report, block).await {
-                    Ok(Some(exists)) => {
-                        if !exists {
-                            tracing::warn!(id, "a payment was reorged; its report is deleted");
-                        }
-                        self.settings.store.finish_report(id, exists).await?;
-                    }
-                    Ok(None) | Err(PaymentCheckError::Report(_)) => {}
-                    // The node is unavailable, so asking it for the other payments would fail, too.
-                    Err(_) => return Ok(()),
-                }
-            }
-        }
     }
 }
 

@@ -59,9 +59,8 @@ impl DirectoryBuilder {
     ///
     /// Allow it for trials, or if everybody who can list a card can reach those hosts anyway. Otherwise anybody can make the directory
     /// send requests into its own network.
-    pub fn private_hosts(mut self, allowed: bool) -> Self {
-        self.private_hosts = allowed;
-        self
+    pub fn private_hosts(self, allowed: bool) -> Self {
+        Self { private_hosts: allowed, ..self }
     }
 
     /// Sets the clock. Default: the machine's.
@@ -149,7 +148,7 @@ impl DirectoryBuilder {
     /// [`CardError::Unreachable`] if the HTTP client cannot be created.
     pub fn build(self) -> Result<DirectoryService, CardError> {
         let fetcher = CardFetcher::new()?;
-        let fetcher = if self.private_hosts { fetcher } else { fetcher.public_only()? };
+        let fetcher = if self.private_hosts { fetcher } else { fetcher.public_only() };
         let shared = Shared { settings: self.settings, fetcher, pages: Pages::default() };
         Ok(DirectoryService { shared: Arc::new(shared) })
     }

@@ -212,9 +212,8 @@ impl DirectoryClient {
 
     /// Sets how long an answer may take. Default: 10 s. To list and to accept, the directory asks other servers first.
     #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Asks the directory to list the evaluator at `url`: its base URL, or that of its card (`….json`).
@@ -435,27 +434,23 @@ impl CardQuery {
 
 impl ReportQuery {
     /// Selects reports about the evaluator that is paid at this address.
-    pub fn evaluator(mut self, evaluator: Address) -> Self {
-        self.evaluator = Some(evaluator);
-        self
+    pub fn evaluator(self, evaluator: Address) -> Self {
+        Self { evaluator: Some(evaluator), ..self }
     }
 
     /// Selects reports about this skill.
-    pub fn skill(mut self, skill: impl Into<String>) -> Self {
-        self.skill = Some(skill.into());
-        self
+    pub fn skill(self, skill: impl Into<String>) -> Self {
+        Self { skill: Some(skill.into()), ..self }
     }
 
     /// Selects reports that this payer signed.
-    pub fn payer(mut self, payer: Address) -> Self {
-        self.payer = Some(payer);
-        self
+    pub fn payer(self, payer: Address) -> Self {
+        Self { payer: Some(payer), ..self }
     }
 
     /// Selects reports with larger numbers than this one, to continue after a page: see [`ReportPage::after`]. Default: 0.
-    pub fn after(mut self, number: u64) -> Self {
-        self.after = number;
-        self
+    pub fn after(self, number: u64) -> Self {
+        Self { after: number, ..self }
     }
 
     fn matches(&self, accepted: &AcceptedReport) -> bool {

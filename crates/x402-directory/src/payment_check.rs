@@ -159,22 +159,19 @@ impl PaymentChecker {
     }
 
     /// Sets how many blocks must be on top of a payment's block. Default: 12. Base replaces blocks rarely, and only the newest.
-    pub fn depth(mut self, blocks: u64) -> Self {
-        self.depth = blocks;
-        self
+    pub fn depth(self, blocks: u64) -> Self {
+        Self { depth: blocks, ..self }
     }
 
     /// Sets how long a check may take in all. Default: 10 s.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Sets how many checks may run at once. Default: 16. Further ones wait two seconds, then fail with
     /// [`PaymentCheckError::Unavailable`].
-    pub fn max_concurrent(mut self, checks: usize) -> Self {
-        self.permits = Semaphore::new(checks.min(Semaphore::MAX_PERMITS));
-        self
+    pub fn max_concurrent(self, checks: usize) -> Self {
+        Self { permits: Semaphore::new(checks.min(Semaphore::MAX_PERMITS)), ..self }
     }
 
     /// Returns `true` if payments with this token on this chain are checked.

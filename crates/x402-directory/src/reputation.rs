@@ -126,9 +126,8 @@ impl Reputation {
     }
 
     /// Sets the clock. Default: the machine's.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
     }
 
     /// Checks payments itself, with this checker, instead of trusting the directory. Call it once for each network. Reports about payments

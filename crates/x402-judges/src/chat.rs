@@ -103,10 +103,11 @@ struct ChatRequest<'a> {
 }
 
 /// A request that failed.
-struct Failed {
-    what: String,
-    /// `Some` if a retry may help, with the pause that the endpoint names.
-    retry: Option<Option<Duration>>,
+enum Failed {
+    /// A retry would not help.
+    Finally(String),
+    /// A retry may help. With the pause that the endpoint names.
+    Temporarily(String, Option<Duration>),
 }
 
 impl ChatClient {
@@ -158,19 +159,19 @@ impl ChatClient {
     pub async fn ask(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
         let mut pause = FIRST_PAUSE;
         for attempt in 0.. {
-            let failed = match self.once(messages).await {
+            let (failed, named) = match self.once(messages).await {
                 Ok(answer) => return Ok(answer),
-                Err(failed) => failed,
+                Err(Failed::Finally(failed)) => return Err(ChatError::Failed(failed)),
+                Err(Failed::Temporarily(failed, named)) => (failed, named),
             };
-            let Some(named) = failed.retry else { return Err(ChatError::Failed(failed.what)) };
             let wait = named.unwrap_or(pause);
             if attempt >= self.retries || wait > LONGEST_PAUSE {
                 return Err(match named {
                     Some(retry_after) => ChatError::Busy { retry_after },
-                    None => ChatError::Failed(failed.what),
+                    None => ChatError::Failed(failed),
                 });
             }
-            tracing::debug!(failed = failed.what, ?wait, "the request to the model is retried");
+            tracing::debug!(failed, ?wait, "the request to the model is retried");
             tokio::time::sleep(wait).await;
             pause *= 2;
         }
@@ -180,40 +181,30 @@ impl ChatClient {
     async fn once(&self, messages: &[ChatMessage]) -> Result<String, Failed> {
         let response_format = self.json_mode.then(|| json!({ "type": "json_object" }));
         let request = ChatRequest { model: &self.model, messages, temperature: self.temperature, response_format };
-        let body = serde_json::to_vec(&request).map_err(|error| Failed::finally(error.to_string()))?;
+        let body = serde_json::to_vec(&request).map_err(|error| Failed::Finally(error.to_string()))?;
         let mut post = self.http.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
         if let Some(authorization) = &self.authorization {
             post = post.header(AUTHORIZATION, authorization.clone());
         }
-        let response = post.send().await.map_err(|error| Failed::temporarily(error.without_url().to_string(), None))?;
+        let response = post.send().await.map_err(|error| Failed::Temporarily(error.without_url().to_string(), None))?;
         let status = response.status();
         if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
-            return Err(Failed::temporarily(format!("the model's endpoint answered {status}"), retry_after(&response)));
+            return Err(Failed::Temporarily(format!("the model's endpoint answered {status}"), retry_after(&response)));
         }
         if !status.is_success() {
-            return Err(Failed::finally(format!("the model's endpoint answered {status}")));
+            return Err(Failed::Finally(format!("the model's endpoint answered {status}")));
         }
         let json = read_body(response, MAX_ANSWER).await.map_err(|error| match error {
-            BodyError::Broken(error) => Failed::temporarily(error.to_string(), None),
+            BodyError::Broken(error) => Failed::Temporarily(error.to_string(), None),
             BodyError::TooLarge => {
-                Failed::finally(format!("the model's endpoint answered more than {MAX_ANSWER} bytes"))
+                Failed::Finally(format!("the model's endpoint answered more than {MAX_ANSWER} bytes"))
             }
         })?;
         let answer: Value = serde_json::from_slice(&json)
-            .map_err(|error| Failed::finally(format!("the model's endpoint is not OpenAI-compatible: {error}")))?;
+            .map_err(|error| Failed::Finally(format!("the model's endpoint is not OpenAI-compatible: {error}")))?;
         let content = answer.pointer("/choices/0/message/content").and_then(Value::as_str);
         let missing = "the model gave no answer, or its endpoint is not OpenAI-compatible";
-        content.map(str::to_owned).ok_or_else(|| Failed::finally(missing.to_owned()))
-    }
-}
-
-impl Failed {
-    const fn finally(what: String) -> Self {
-        Self { what, retry: None }
-    }
-
-    const fn temporarily(what: String, retry_after: Option<Duration>) -> Self {
-        Self { what, retry: Some(retry_after) }
+        content.map(str::to_owned).ok_or_else(|| Failed::Finally(missing.to_owned()))
     }
 }
 

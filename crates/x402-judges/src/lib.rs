@@ -29,6 +29,12 @@ pub use code::{CodeJudge, CodeWorkers};
 pub use learning::{LearningJudge, LearningJudgeBuilder, LearningStats};
 pub use llm::{LlmJudge, LlmJudgeBuilder};
 pub use looks::LooksJudge;
+use x402_market::Verdict;
+
+/// Returns a neutral verdict.
+fn undecided(reason: &str) -> Verdict {
+    Verdict::new(0.5, 0.1, format!("Not judged: {reason}. Score and reward are neutral."))
+}
 
 /// Returns `true` if a word, in whatever case, is one of a text of words.
 fn is_listed(word: &str, words: &str) -> bool {

@@ -1,6 +1,6 @@
 //! A judge that asks a language model.
 
-use std::{slice, sync::Arc, time::Duration};
+use std::{borrow::Cow, slice, sync::Arc, time::Duration};
 
 use alloy_primitives::hex;
 use async_trait::async_trait;
@@ -11,8 +11,8 @@ use tower_x402::{Nonces, OsNonces};
 
 use super::chat::{ChatClient, ChatError, ChatMessage};
 use x402_market::{
-    Confidence, Critique, Input, Issue, List, LongText, MAX_OUTPUTS, Outputs, Place, Score, Severity, Submission, Task,
-    Verdict,
+    Confidence, Critique, Input, Issue, List, LongText, MAX_OUTPUTS, Message, Outputs, Place, Score, Severity,
+    Submission, Task, Verdict,
     judge::{Judge, JudgeError},
 };
 
@@ -115,7 +115,7 @@ impl From<ChatError> for JudgeError {
 #[async_trait]
 impl Judge for LlmJudge {
     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
-        let task = length(&submission.task);
+        let task: usize = parts(&submission.task).iter().map(|(_, text)| text.len()).sum();
         let longest = submission.outputs().iter().map(|output| output.len());
         let is_pair = matches!(submission.outputs, Outputs::Pair(_));
         let outputs = if is_pair { longest.sum() } else { longest.max().unwrap_or(0) };
@@ -216,35 +216,24 @@ fn prompt(specialty: &str, task: &Task, outputs: &[LongText], mark: &str) -> Vec
          about, if there are any.\n\
          Answer with one JSON object of this form and nothing else:\n{FORM}"
     );
-    let mut material = String::new();
-    match &task.input {
-        Input::Prompt(prompt) => material.push_str(&around("TASK", prompt)),
-        Input::Messages(messages) => {
-            for message in messages.iter() {
-                let said = format!("({})\n{}", message.role, message.content);
-                material.push_str(&around("MESSAGE", &said));
-            }
-        }
-    }
-    for (name, text) in [("CONTEXT", &task.context), ("RUBRIC", &task.rubric), ("REFERENCE", &task.reference)] {
-        if let Some(text) = text {
-            material.push_str(&around(name, text));
-        }
-    }
+    let mut material: String = parts(task).iter().map(|(name, text)| around(name, text)).collect();
     for (number, output) in outputs.iter().enumerate() {
         material.push_str(&around(&format!("CANDIDATE {}", number + 1), output));
     }
     vec![ChatMessage::system(system), ChatMessage::user(material)]
 }
 
-/// Returns the length of everything that a task says, in bytes.
-fn length(task: &Task) -> usize {
-    let asked = match &task.input {
-        Input::Prompt(prompt) => prompt.len(),
-        Input::Messages(messages) => messages.iter().map(|message| message.role.len() + message.content.len()).sum(),
+/// Returns the texts of a task, each with its name.
+fn parts(task: &Task) -> Vec<(&'static str, Cow<'_, str>)> {
+    let said = |message: &Message| ("MESSAGE", format!("({})\n{}", message.role, message.content).into());
+    let mut parts: Vec<(_, Cow<'_, str>)> = match &task.input {
+        Input::Prompt(prompt) => vec![("TASK", Cow::Borrowed(prompt))],
+        Input::Messages(messages) => messages.iter().map(said).collect(),
     };
-    let besides = [&task.context, &task.rubric, &task.reference];
-    asked + besides.into_iter().flatten().map(|text| text.len()).sum::<usize>()
+    for (name, text) in [("CONTEXT", &task.context), ("RUBRIC", &task.rubric), ("REFERENCE", &task.reference)] {
+        parts.extend(text.as_deref().map(|text| (name, text.into())));
+    }
+    parts
 }
 
 #[derive(Deserialize)]
@@ -305,10 +294,7 @@ impl Found {
         let quote = self.quote.filter(|quote| !quote.trim().is_empty());
         let issue =
             Issue::new(self.severity, self.description).at(quote.and_then(|quote| Place::quoting(output, &quote)));
-        match self.suggestion.filter(|suggestion| !suggestion.is_empty()) {
-            Some(suggestion) => issue.suggest(suggestion),
-            None => issue,
-        }
+        self.suggestion.into_iter().filter(|suggestion| !suggestion.is_empty()).fold(issue, Issue::suggest)
     }
 }
 

@@ -201,15 +201,13 @@ impl EvaluationClient {
 
     /// Sets how long an evaluator may take to demand its payment. Default: 30 seconds. Once it is paid,
     /// [`RetryPolicy::attempt_timeout`](tower_x402::client::RetryPolicy::attempt_timeout) applies.
-    pub fn ask_timeout(mut self, timeout: Duration) -> Self {
-        self.ask_timeout = timeout;
-        self
+    pub fn ask_timeout(self, timeout: Duration) -> Self {
+        Self { ask_timeout: timeout, ..self }
     }
 
     /// Sets how long the body of an answer may take to arrive. Default: 60 seconds.
-    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
-        self.answer_timeout = timeout;
-        self
+    pub fn answer_timeout(self, timeout: Duration) -> Self {
+        Self { answer_timeout: timeout, ..self }
     }
 
     /// Tells an evaluator the truth about a submission that it judged. This costs nothing; a demand for a payment is not met.
@@ -225,15 +223,10 @@ impl EvaluationClient {
         let request =
             self.unpaid.post(url).header(CONTENT_TYPE, "application/json").timeout(self.ask_timeout).body(body);
         let response = request.send().await.map_err(|error| send_error(error.into()))?;
-        if response.status() == StatusCode::OK {
-            return Ok(());
+        match response.status() {
+            StatusCode::OK => Ok(()),
+            status => Err(answered(status, &read_body(response, MAX_EVALUATION).await.unwrap_or_default(), None)),
         }
-        let (status, detail) = (response.status().as_u16(), read_body(response, MAX_EVALUATION).await);
-        Err(EvaluateError::Answered {
-            status,
-            detail: detail.map_or_else(|_| String::new(), |json| detail_of(&json)),
-            receipt: None,
-        })
     }
 
     /// Has a submission evaluated by the evaluator of this card.
@@ -296,17 +289,10 @@ impl EvaluationClient {
         };
         let signed = || receipt.clone().map(Box::new);
         if status != StatusCode::OK {
-            return Err(EvaluateError::Answered {
-                status: status.as_u16(),
-                detail: detail_of(&json),
-                receipt: signed(),
-            });
+            return Err(answered(status, &json, signed()));
         }
-        let evaluation = Evaluation::from_json(&json).and_then(|evaluation| {
-            evaluation.check(submission)?;
-            Ok(evaluation)
-        });
-        match evaluation {
+        let evaluation = Evaluation::from_json(&json);
+        match evaluation.and_then(|evaluation| evaluation.check(submission).map(|()| evaluation)) {
             Ok(evaluation) => Ok(PaidEvaluation { evaluation, receipt }),
             Err(problem) => Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() }),
         }
@@ -349,14 +335,15 @@ fn send_error(error: reqwest_middleware::Error) -> EvaluateError {
 }
 
 /// Returns the explanation in the body of an error.
-fn detail_of(json: &[u8]) -> String {
+fn answered(status: StatusCode, json: &[u8], receipt: Option<Box<Receipt>>) -> EvaluateError {
     #[derive(Deserialize)]
     struct Problem {
         error: Option<String>,
         detail: Option<String>,
     }
     let problem = serde_json::from_slice(json).ok().and_then(|Problem { error, detail }| detail.or(error));
-    problem.unwrap_or_else(|| String::from_utf8_lossy(json).into_owned()).chars().take(500).collect()
+    let detail = problem.unwrap_or_else(|| String::from_utf8_lossy(json).into_owned()).chars().take(500).collect();
+    EvaluateError::Answered { status: status.as_u16(), detail, receipt }
 }
 
 /// What a 402 may demand by the card.

@@ -134,12 +134,6 @@ impl Verdict {
         let score = score.into();
         Self { score, reward: score.into(), confidence: confidence.into(), critique: critique.into(), rest: Unknown {} }
     }
-
-    /// Sets a reward on another scale.
-    #[must_use]
-    pub fn with_reward(self, reward: impl Into<Reward>) -> Self {
-        Self { reward: reward.into(), ..self }
-    }
 }
 
 /// The reasons for a verdict. Texts that are too long are cut and surplus items are left out, so creating one cannot fail.
@@ -153,6 +147,7 @@ impl Verdict {
 /// assert_eq!(critique.issues.len(), 1);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[must_use]
 pub struct Critique {
     /// The verdict in one or two sentences.
     pub summary: Text<0, 4_096>,
@@ -168,6 +163,7 @@ pub struct Critique {
 
 /// An issue of an output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[must_use]
 pub struct Issue {
     /// The severity.
     pub severity: Severity,
@@ -222,14 +218,12 @@ impl Critique {
     }
 
     /// Adds a strength.
-    #[must_use]
     pub fn strength(mut self, strength: impl Into<String>) -> Self {
         self.strengths.push(Text::cut(strength));
         self
     }
 
     /// Adds an issue.
-    #[must_use]
     pub fn issue(mut self, issue: Issue) -> Self {
         self.issues.push(issue);
         self
@@ -249,13 +243,11 @@ impl Issue {
     }
 
     /// Sets the place, if it is known.
-    #[must_use]
     pub fn at(self, place: impl Into<Option<Place>>) -> Self {
         Self { place: place.into(), ..self }
     }
 
     /// Sets the suggestion.
-    #[must_use]
     pub fn suggest(self, suggestion: impl Into<String>) -> Self {
         Self { suggestion: Some(Text::cut(suggestion)), ..self }
     }

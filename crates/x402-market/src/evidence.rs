@@ -399,17 +399,13 @@ impl EvidenceLog {
         let path = path.as_ref();
         let (file, text) =
             JournalFile::open(path).map_err(|source| EvidenceError::Open { path: path.into(), source })?;
-        let log = Self::in_memory(capacity);
-        {
-            let mut inner = lock(&log.0);
-            for (index, line) in text.lines().enumerate() {
-                let line = serde_json::from_str(line);
-                inner.apply(line.map_err(|_| EvidenceError::Line { path: path.into(), line: index + 1 })?);
-            }
-            inner.lines = text.lines().count();
-            inner.file = Some(file);
+        let mut inner = Inner { capacity: capacity.max(1), lines: text.lines().count(), ..Inner::default() };
+        for (index, line) in text.lines().enumerate() {
+            let line = serde_json::from_str(line);
+            inner.apply(line.map_err(|_| EvidenceError::Line { path: path.into(), line: index + 1 })?);
         }
-        Ok(log)
+        inner.file = Some(file);
+        Ok(Self(Arc::new(Mutex::new(inner))))
     }
 
     /// Adds a record. `now` is in seconds since the Unix epoch.

@@ -65,8 +65,9 @@ fn verdict() -> impl Strategy<Value = Verdict> {
         issues.into_iter().fold(critique, Critique::issue)
     });
     (0.0..=1.0, 0.0..=1.0, -1e6..=1e6, critique).prop_map(|(score, confidence, reward, critique)| {
-        Verdict::new(Score::new(score).unwrap(), Confidence::new(confidence).unwrap(), critique)
-            .with_reward(Reward::new(reward).unwrap())
+        let mut verdict = Verdict::new(Score::new(score).unwrap(), Confidence::new(confidence).unwrap(), critique);
+        verdict.reward = Reward::new(reward).unwrap();
+        verdict
     })
 }
 

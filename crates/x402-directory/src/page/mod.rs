@@ -12,7 +12,7 @@ use base64_simd::STANDARD;
 use bytes::Bytes;
 use http::HeaderValue;
 use sha2::{Digest as _, Sha256};
-use x402_market::{AgentCard, Pricing, shared::lock};
+use x402_market::{AgentCard, Pricing, Text, shared::lock};
 
 use crate::{interval::ninety_percent, report::CardEntry, store::Seen};
 
@@ -139,8 +139,8 @@ fn article(number: usize, shown: &Shown, reports: &[Vec<Seen>]) -> String {
          <thead><tr><th scope=\"col\">Skill</th><th scope=\"col\">It claims</th><th scope=\"col\">Worth by audits</th>\
          <th scope=\"col\">Reports</th><th scope=\"col\">Over time</th></tr></thead>\n\
          <tbody>\n{rows}</tbody>\n</table>\n</div>\n{more}</article>\n",
-        escape(&cut(&card.name, 100)),
-        escape(&cut(&card.description, 300)),
+        escape(&Text::<0, 100>::cut(&*card.name)),
+        escape(&Text::<0, 300>::cut(&*card.description)),
         pricing.price_per_output(),
         entry.pay_to,
         date(entry.first_seen),
@@ -228,14 +228,6 @@ fn course(reports: &[Seen]) -> String {
 fn date(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "an unknown day".to_owned(), |time| time.strftime("%-d %b %Y").to_string())
-}
-
-fn cut(text: &str, characters: usize) -> String {
-    let mut cut: String = text.chars().take(characters).collect();
-    if cut.len() < text.len() {
-        cut.push('…');
-    }
-    cut
 }
 
 /// Returns text as text, in an element or in a quoted attribute.

@@ -104,7 +104,8 @@ impl DirectoryStore {
         let limit = signed(limits.reports);
         self.run(move |connection| {
             let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            delete_until(&work, signed(until))?;
+            work.prepare_cached("DELETE FROM reports WHERE block_time <= ?")?.execute([signed(until)])?;
+            forget_until(&work, signed(until))?;
             forget_payers(&work, limit)?;
             work.commit()
         })
@@ -243,11 +244,6 @@ fn seen(row: &Row<'_>) -> Result<Seen, rusqlite::Error> {
         _ => None,
     };
     Ok(Seen { payer: address(row, "payer")?, at: number(row, "block_time")?, pairs, has_failed: row.get("failed")? })
-}
-
-fn delete_until(work: &Connection, until: i64) -> Result<(), rusqlite::Error> {
-    work.prepare_cached("DELETE FROM reports WHERE block_time <= ?")?.execute([until])?;
-    forget_until(work, until)
 }
 
 /// Accepts no more reports about payments up to this time, so that payers need not be remembered for them.

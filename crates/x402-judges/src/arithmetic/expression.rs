@@ -43,33 +43,21 @@ pub(super) fn evaluate(tokens: &[Spanned]) -> Result<Quantity, Fault> {
 
 /// Reads the unit that consists of all `tokens`, such as `km/h`.
 pub(super) fn unit(tokens: &[Spanned]) -> Option<Unit> {
-    let mut tokens = tokens.iter().map(|spanned| &spanned.token).peekable();
-    let mut product: Option<Unit> = None;
-    loop {
-        let over = match (product, tokens.next()) {
-            (Some(_), Some(Token::Over)) => true,
-            (Some(_), Some(Token::Times)) => false,
-            (None, Some(Token::Unit(unit) | Token::Currency(unit))) => {
-                product = Some(powered(*unit, &mut tokens)?);
-                continue;
-            }
-            (product, None) => return product,
-            _ => return None,
-        };
-        let Some(Token::Unit(unit)) = tokens.next() else { return None };
-        let next = powered(*unit, &mut tokens)?;
-        product = if over { product?.per(next) } else { product?.times(next) };
+    let mut parser = Parser { tokens, at: 0, depth: 0 };
+    let first = match parser.currency() {
+        Some(unit) => parser.exponent(unit),
+        None => parser.unit_power(),
+    };
+    let mut product = first.ok()?;
+    while parser.at < tokens.len() {
+        let over = parser.take(&Token::Over);
+        if !over && !parser.take(&Token::Times) {
+            return None;
+        }
+        let next = parser.unit_power().ok()?;
+        product = if over { product.per(next)? } else { product.times(next)? };
     }
-}
-
-fn powered<'a>(unit: Unit, tokens: &mut std::iter::Peekable<impl Iterator<Item = &'a Token>>) -> Option<Unit> {
-    if tokens.next_if(|token| matches!(token, Token::Power)).is_none() {
-        return Some(unit);
-    }
-    match tokens.next() {
-        Some(Token::Number(exponent, _)) => unit.power(exponent.as_integer()?),
-        _ => None,
-    }
+    Some(product)
 }
 
 struct Parser<'a> {
@@ -150,11 +138,8 @@ impl Parser<'_> {
 
     /// Reads a quantity with an exponent. The exponent belongs to the unit if there is one.
     fn power(&mut self) -> Result<Quantity, Fault> {
-        if let Some(Token::Currency(unit)) = self.peek() {
-            let unit = *unit;
-            self.at += 1;
-            let amount = self.number()?;
-            return multiply(amount, unit);
+        if let Some(unit) = self.currency() {
+            return multiply(self.number()?, unit);
         }
         let base = match self.peek() {
             Some(Token::Open) => self.bracket()?,
@@ -166,16 +151,11 @@ impl Parser<'_> {
             _ => self.number()?,
         };
         let raised = self.exponent(base)?;
-        match self.peek() {
-            Some(Token::Unit(_)) => multiply(raised, self.unit_power()?),
-            // "8 €"
-            Some(Token::Currency(unit)) => {
-                let unit = *unit;
-                self.at += 1;
-                multiply(raised, unit)
-            }
-            _ => Ok(raised),
+        // "8 €"
+        if let Some(unit) = self.currency() {
+            return multiply(raised, unit);
         }
+        if matches!(self.peek(), Some(Token::Unit(_))) { multiply(raised, self.unit_power()?) } else { Ok(raised) }
     }
 
     /// Returns `true` if a fraction of a unit begins here: `2/3 h` is two thirds of an hour, `2 / 3 h` is two by three hours.
@@ -210,10 +190,15 @@ impl Parser<'_> {
     }
 
     fn unit_power(&mut self) -> Result<Quantity, Fault> {
-        let Some(Token::Unit(unit)) = self.peek() else { return Err(Fault::Syntax) };
-        let unit = *unit;
+        let Some(&Token::Unit(unit)) = self.peek() else { return Err(Fault::Syntax) };
         self.at += 1;
         self.exponent(unit)
+    }
+
+    fn currency(&mut self) -> Option<Unit> {
+        let Some(&Token::Currency(unit)) = self.peek() else { return None };
+        self.at += 1;
+        Some(unit)
     }
 
     fn exponent(&mut self, base: Quantity) -> Result<Quantity, Fault> {

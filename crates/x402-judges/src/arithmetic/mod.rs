@@ -20,6 +20,7 @@ use self::{
     statements::Verdict as Checked,
     units::{Dimension, Quantity, Unit},
 };
+use crate::undecided;
 use x402_market::{
     Confidence, Critique, Issue, Place, Score, Severity, Submission, Task, Verdict,
     judge::{Judge, JudgeError},
@@ -135,13 +136,7 @@ fn judge(task: &Task, output: &str) -> Verdict {
         strengths.insert(0, "the final answer is right".to_owned());
     }
 
-    let steps = if right + wrong > 0 {
-        f64::from(right) / f64::from(right + wrong)
-    } else if result.right {
-        1.0
-    } else {
-        0.0
-    };
+    let steps = if right + wrong > 0 { f64::from(right) / f64::from(right + wrong) } else { result.right.into() };
     let score = RESULT_WEIGHT.mul_add(result.credit, (1.0 - RESULT_WEIGHT) * steps);
     let mut summary = match (result.found, result.right, wrong) {
         (false, ..) => format!("There is no final answer; it should be {expected}."),
@@ -161,12 +156,6 @@ fn judge(task: &Task, output: &str) -> Verdict {
     let skipped = issues.len().saturating_sub(MAX_REMARKS);
     let critique = issues.into_iter().skip(skipped).fold(critique, Critique::issue);
     Verdict::new(Score::clamped(score), Confidence::clamped(confidence), critique)
-}
-
-/// Returns a neutral verdict.
-fn undecided(reason: &str) -> Verdict {
-    let summary = format!("Not judged: {reason}. Score and reward are neutral.");
-    Verdict::new(Score::clamped(0.5), Confidence::clamped(0.1), summary)
 }
 
 fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {

@@ -95,10 +95,8 @@ impl Number {
     pub(super) fn rounds_to(self, shown: Self, places: u32) -> bool {
         let close = || {
             let difference = self.checked_sub(shown)?;
-            let double = Self::fraction(difference.numerator.checked_abs()?, difference.denominator)?
-                .checked_mul(Self::integer(2))?;
-            let unit = Self::fraction(1, 10_i128.checked_pow(places)?)?;
-            Some(double.checked_sub(unit)?.numerator <= 0)
+            let double = difference.numerator.checked_abs()?.checked_mul(2)?;
+            Some(double.checked_mul(10_i128.checked_pow(places)?)? <= difference.denominator)
         };
         close() == Some(true)
     }

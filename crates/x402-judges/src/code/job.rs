@@ -9,8 +9,8 @@ pub(super) const ARGUMENT: &str = "x402-code-worker";
 pub(super) const READY: u8 = b'>';
 /// The exit status of a worker that could not read its request.
 pub(super) const NO_REQUEST: i32 = 2;
-/// The longest request, and the longest report, in bytes.
-pub(super) const MAX_MESSAGE: usize = 4 << 20;
+/// The longest report, in bytes. Its examples fit into a request, beside a program.
+pub(super) const MAX_REPORT: usize = 3 << 20;
 
 /// A program, and what is asked about it.
 #[derive(Serialize, Deserialize)]

@@ -10,10 +10,11 @@ mod safety;
 mod worker;
 mod workers;
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use alloy_primitives::keccak256;
 use async_trait::async_trait;
+use tokio::time::Instant;
 use x402_market::{
     Critique, Issue, Place, Severity, Submission, Verdict,
     judge::{Judge, JudgeError},
@@ -21,6 +22,7 @@ use x402_market::{
 
 use self::job::{Cost, Example, Fault, Job, Report, Request};
 pub use self::workers::CodeWorkers;
+use crate::undecided;
 
 /// The longest program, in bytes.
 const MAX_PROGRAM: usize = 32 * 1024;
@@ -30,8 +32,13 @@ const TESTED: Range<usize> = 0..24;
 const MEASURED: [usize; 3] = [200, 400, 800];
 /// How many examples of a prompt are run at most.
 const MAX_EXAMPLES: usize = 20;
-/// How many issues are reported at most.
+/// How many issues of an output, and of all outputs together, are reported at most. An evaluation with the longest of all is below
+/// [`MAX_EVALUATION`](x402_market::MAX_EVALUATION), or a program could make its verdict one that is not sold.
 const MAX_ISSUES: usize = 12;
+const MAX_ISSUES_TOGETHER: usize = 80;
+/// How long the programs of a submission may run together, by the clock on the wall. Outputs after that are not judged. With the wait for
+/// a worker and the last program it is less than the 55 s that judging may take: a submission that is late is not paid for.
+const MAX_RUN: Duration = Duration::from_secs(30);
 
 /// A judge of programs in [Starlark](https://starlark-lang.org), a small Python without files, network, `while` and recursion.
 #[doc = include_str!("judges.md")]
@@ -48,6 +55,9 @@ enum Kind {
     Safety,
     Example,
 }
+
+/// What each output is asked, and what the reference program costs.
+type Asked = (Job, Vec<Cost>);
 
 impl CodeJudge {
     /// Creates a judge that runs hidden tests, and names an input for which the output is wrong.
@@ -80,8 +90,7 @@ impl CodeJudge {
         Self { workers, kind: Kind::Example }
     }
 
-    /// Returns what each output is asked, and what the reference program costs.
-    async fn prepare(&self, submission: &Submission) -> Result<(Job, Vec<Cost>), JudgeError> {
+    async fn prepare(&self, submission: &Submission) -> Result<Asked, JudgeError> {
         let (secret, sizes) = match &self.kind {
             Kind::Safety => return Ok((Job::Lint, Vec::new())),
             Kind::Example => return Ok((Job::Check(examples(submission.task.question())), Vec::new())),
@@ -102,15 +111,16 @@ impl CodeJudge {
 
     async fn ask_reference(&self, submission: &Submission, job: Job) -> Result<Report, JudgeError> {
         let rejected = |what: &str| JudgeError::Rejected(format!("task.reference: {what}"));
-        let program = submission.task.reference.as_deref().ok_or_else(|| rejected("send a program with `inputs`"))?;
-        let report = self.workers.run(&Request { program: program.to_owned(), job }).await?.map_err(rejected)?;
+        let program = submission.task.reference.as_deref().unwrap_or_default().to_owned();
+        let report = self.workers.run(&Request { program, job }).await?.map_err(rejected)?;
         match report.faults.first() {
             Some(fault) => Err(rejected(&fault.what)),
             None => Ok(report),
         }
     }
 
-    async fn judge_output(&self, output: &str, job: &Job, reference: &[Cost]) -> Result<Verdict, JudgeError> {
+    async fn judge_output(&self, output: &str, asked: &Asked, max_issues: usize) -> Result<Verdict, JudgeError> {
+        let (job, reference) = asked;
         let code = code(output);
         let report = if code.len() > MAX_PROGRAM {
             Err("it is longer than 32 KiB")
@@ -122,9 +132,7 @@ impl CodeJudge {
             Report { faults: vec![fault], ..Report::default() }
         });
         let (score, confidence, summary) = match (&self.kind, job) {
-            (_, Job::Check(examples)) if examples.is_empty() => {
-                (0.5, 0.1, "Not judged: the prompt has no example.".into())
-            }
+            (_, Job::Check(examples)) if examples.is_empty() => return Ok(undecided("the prompt has no example")),
             _ if !is_done => (0.0, 0.95, "It does not run.".into()),
             (kind, Job::Check(examples)) => {
                 let (failed, all) = (faults.len(), examples.len());
@@ -148,7 +156,7 @@ impl CodeJudge {
             }
         };
         faults.sort_by_key(|fault| std::cmp::Reverse(fault.severity));
-        let issues = faults.into_iter().take(MAX_ISSUES).map(|fault| {
+        let issues = faults.into_iter().take(max_issues).map(|fault| {
             let line = fault.line.and_then(|line| line_of(output, code.clone(), line));
             Issue::new(fault.severity, fault.what).at(line.and_then(|line| Place::of(output, line)))
         });
@@ -159,25 +167,37 @@ impl CodeJudge {
 #[async_trait]
 impl Judge for CodeJudge {
     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
-        let needs_reference = matches!(self.kind, Kind::Tests(_) | Kind::Growth(_));
-        match &submission.task.reference {
-            None if needs_reference => {
-                Err(JudgeError::Rejected("task.reference: send a program with `inputs`".to_owned()))
+        let reference = submission.task.reference.as_deref().unwrap_or_default();
+        let problem = match self.kind {
+            _ if reference.len() > MAX_PROGRAM => "task.reference is longer than 32 KiB",
+            Kind::Tests(_) | Kind::Growth(_) if !reference.contains("inputs") => {
+                "task.reference: send a program with `inputs`"
             }
-            Some(reference) if reference.len() > MAX_PROGRAM => {
-                Err(JudgeError::Rejected("task.reference is longer than 32 KiB".to_owned()))
-            }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        Err(JudgeError::Rejected(problem.to_owned()))
     }
 
     /// The outputs are judged one after the other.
+    ///
+    /// Once a program was run there is a verdict, whatever the program is: what is rejected is not paid for.
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         self.accepts(submission)?;
-        let (job, reference) = self.prepare(submission).await?;
-        let mut verdicts = Vec::with_capacity(submission.outputs().len());
-        for output in submission.outputs() {
-            verdicts.push(self.judge_output(output, &job, &reference).await?);
+        let _permit = self.workers.permit().await?;
+        let began = Instant::now();
+        let prepared = match self.prepare(submission).await {
+            Err(JudgeError::Rejected(problem)) => Err(problem),
+            prepared => Ok(prepared?),
+        };
+        let outputs = submission.outputs();
+        let max_issues = (MAX_ISSUES_TOGETHER / outputs.len()).min(MAX_ISSUES);
+        let mut verdicts = Vec::with_capacity(outputs.len());
+        for output in outputs {
+            verdicts.push(match &prepared {
+                Err(problem) => undecided(problem),
+                Ok(_) if began.elapsed() > MAX_RUN => undecided("the programs before it took half a minute"),
+                Ok(asked) => self.judge_output(output, asked, max_issues).await?,
+            });
         }
         Ok(verdicts)
     }

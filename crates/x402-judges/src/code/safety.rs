@@ -8,7 +8,7 @@ use starlark::{
     environment::Globals,
     syntax::{
         AstModule,
-        ast::{ArgumentP, AssignOp, AssignTargetP, AstExpr, AstLiteral, AstStmt, BinOp, ExprP, StmtP},
+        ast::{ArgumentP, AssignOp, AssignTargetP, AstAssignTarget, AstExpr, AstLiteral, AstStmt, BinOp, ExprP, StmtP},
     },
 };
 use starlark_syntax::{lexer::TokenInt, syntax::uniplate::Visit};
@@ -73,14 +73,10 @@ impl<'a> Review<'a> {
                 self.secrets = parameters.map(|name| &*name.ident).filter(|name| is_secret(name)).collect();
                 (self.derived, self.sequences) = (self.secrets.clone(), HashSet::new());
             }
-            StmtP::For(turns) if self.uses(&turns.over) => turns.var.visit_lvalue(|name| {
-                self.derived.insert(&name.ident);
-            }),
+            StmtP::For(turns) if self.uses(&turns.over) => self.derive(&turns.var),
             StmtP::Assign(assign) => {
                 if self.uses(&assign.rhs) {
-                    assign.lhs.visit_lvalue(|name| {
-                        self.derived.insert(&name.ident);
-                    });
+                    self.derive(&assign.lhs);
                 }
                 if let AssignTargetP::Identifier(name) = &assign.lhs.node {
                     if let ExprP::Literal(AstLiteral::String(_)) | ExprP::List(_) | ExprP::ListComprehension(..) =
@@ -102,11 +98,8 @@ impl<'a> Review<'a> {
                     self.grows(statement.span, &name.ident);
                 }
             }
-            StmtP::If(condition, body) if in_loop && self.uses(condition) && ends_early(body) => {
-                self.leaks(condition.span)
-            }
-            StmtP::IfElse(condition, bodies)
-                if in_loop && self.uses(condition) && (ends_early(&bodies.0) || ends_early(&bodies.1)) =>
+            StmtP::If(condition, _) | StmtP::IfElse(condition, _)
+                if in_loop && self.uses(condition) && ends_early(statement) =>
             {
                 self.leaks(condition.span);
             }
@@ -183,6 +176,10 @@ impl<'a> Review<'a> {
             }
             _ => false,
         }
+    }
+
+    fn derive(&mut self, target: &'a AstAssignTarget) {
+        target.visit_lvalue(|name| drop(self.derived.insert(&name.ident)));
     }
 
     fn grows(&mut self, span: Span, name: &str) {

@@ -21,10 +21,12 @@ use starlark::{
 use x402_market::Severity;
 
 use super::{
-    job::{Cost, Example, Fault, Job, MAX_MESSAGE, NO_REQUEST, READY, Report, Request},
+    job::{Cost, Example, Fault, Job, NO_REQUEST, READY, Report, Request},
     safety,
 };
 
+/// The longest request, in bytes.
+const MAX_REQUEST: usize = 4 << 20;
 /// The processor time of a worker, in seconds. A text in `workers.rs` says it, too.
 const CPU_SECONDS: u64 = 4;
 
@@ -51,7 +53,7 @@ pub(super) fn work() -> i32 {
         stdout.write_all(&[READY])?;
         stdout.flush()?;
         let mut request = Vec::new();
-        io::stdin().take(MAX_MESSAGE as u64).read_to_end(&mut request)?;
+        io::stdin().take(MAX_REQUEST as u64).read_to_end(&mut request)?;
         Ok(serde_json::from_slice(&request)?)
     };
     let Ok(request) = request() else { return NO_REQUEST };

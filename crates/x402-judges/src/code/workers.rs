@@ -11,13 +11,15 @@ use std::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     process::Command,
-    sync::Semaphore,
+    sync::{Semaphore, SemaphorePermit},
     time::timeout,
 };
 use x402_market::judge::JudgeError;
 
-use super::job::{ARGUMENT, MAX_MESSAGE, NO_REQUEST, READY, Report, Request};
+use super::job::{ARGUMENT, MAX_REPORT, NO_REQUEST, READY, Report, Request};
 
+/// How long a submission waits for a worker.
+const MAX_WAIT: Duration = Duration::from_secs(15);
 /// How long a worker may take, by the clock on the wall. A program cannot wait for anything, so one that is late without having used its
 /// processor time shows that the machine is overloaded.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -74,11 +76,15 @@ impl CodeWorkers {
         &self.0.program
     }
 
-    /// Runs a program in a process of its own.
+    /// Waits for the permit to run the programs of a submission, one after the other.
+    pub(super) async fn permit(&self) -> Result<SemaphorePermit<'_>, JudgeError> {
+        let busy = |_| JudgeError::Busy { retry_after: MAX_WAIT };
+        timeout(MAX_WAIT, self.0.free.acquire()).await.map_err(busy)?.map_err(JudgeError::failed)
+    }
+
+    /// Runs a program in a process of its own. The caller has a [permit](Self::permit).
     pub(super) async fn run(&self, request: &Request) -> Result<Outcome, JudgeError> {
         let request = serde_json::to_vec(request).map_err(JudgeError::failed)?;
-        let busy = |_| JudgeError::Busy { retry_after: PATIENCE };
-        let _permit = timeout(PATIENCE, self.0.free.acquire()).await.map_err(busy)?.map_err(JudgeError::failed)?;
         let problem = |what: String| JudgeError::failed(format!("the worker {} {what}", self.0.program.display()));
         let mut child = Command::new(&self.0.program)
             .arg(ARGUMENT)
@@ -101,7 +107,7 @@ impl CodeWorkers {
                 let _ = stdin.write_all(&request).await;
                 drop(stdin);
             };
-            let mut limited = (&mut stdout).take(MAX_MESSAGE as u64 + 1);
+            let mut limited = (&mut stdout).take(MAX_REPORT as u64 + 1);
             let ((), read) = tokio::join!(send, limited.read_to_end(&mut answer));
             drop(stdout);
             read?;
@@ -115,7 +121,7 @@ impl CodeWorkers {
         let status = status.map_err(|_| problem("did not end in a minute: the machine is overloaded".to_owned()))?;
         let status = status.map_err(JudgeError::failed)?;
         match status.code() {
-            _ if answer.len() > MAX_MESSAGE => Ok(Err("it gave too long an answer")),
+            _ if answer.len() > MAX_REPORT => Ok(Err("it gave too long an answer")),
             Some(0) => Ok(Ok(serde_json::from_slice(&answer).map_err(JudgeError::failed)?)),
             Some(NO_REQUEST) => Err(problem("could not read its request".to_owned())),
             _ if ENDED_BY_OTHERS.map(Some).contains(&status.signal()) => Err(problem("was killed".to_owned())),

@@ -60,6 +60,7 @@ const BESIDE: f32 = 4.0;
 #[derive(Clone)]
 pub struct LearningJudge(Arc<Inner>);
 
+#[derive(Default)]
 struct Inner {
     beside: Option<Box<dyn Judge>>,
     signals: Vec<(String, Signal)>,
@@ -78,10 +79,7 @@ struct State {
 /// The settings of a [`LearningJudge`]. Create it with [`LearningJudge::builder`].
 #[derive(Default)]
 #[must_use]
-pub struct LearningJudgeBuilder {
-    beside: Option<Box<dyn Judge>>,
-    signals: Vec<(String, Signal)>,
-}
+pub struct LearningJudgeBuilder(Inner);
 
 /// What a [`LearningJudge`] has learned from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -123,27 +121,27 @@ impl LearningJudge {
 impl LearningJudgeBuilder {
     /// Starts from the verdicts of another judge. It is asked for each verdict and for each lesson.
     pub fn beside(mut self, judge: impl Judge) -> Self {
-        self.beside = Some(Box::new(judge));
+        self.0.beside = Some(Box::new(judge));
         self
     }
 
     /// Adds a signal: a number about an output that is cheap to find out, such as whether a program can be read or how many warnings it
     /// has. It is cut to ±1. Length, share of the task's words, and whether brackets are closed are signals already.
     pub fn signal(mut self, name: impl Into<String>, of: impl Fn(&Task, &str) -> f64 + Send + Sync + 'static) -> Self {
-        self.signals.push((name.into(), Box::new(of)));
+        self.0.signals.push((name.into(), Box::new(of)));
         self
     }
 
     /// Creates a judge that forgets everything when the process ends.
     pub fn in_memory(self) -> LearningJudge {
-        self.with(State::default())
+        LearningJudge(Arc::new(self.0))
     }
 
     /// Creates a judge that keeps what it learns in this file, which is created if there is none. It must be opened with the same signals.
     ///
     /// # Errors
     /// The file cannot be opened, read or locked (it is locked while another process uses it), or a line of it is no lesson.
-    pub fn open(self, path: impl AsRef<Path>) -> io::Result<LearningJudge> {
+    pub fn open(mut self, path: impl AsRef<Path>) -> io::Result<LearningJudge> {
         let (file, text) = JournalFile::open(path.as_ref())?;
         let mut state = State { file: Some(file), lines: text.lines().count(), ..State::default() };
         for (number, line) in text.lines().enumerate() {
@@ -156,11 +154,8 @@ impl LearningJudgeBuilder {
                 }
             }
         }
-        Ok(self.with(state))
-    }
-
-    fn with(self, state: State) -> LearningJudge {
-        LearningJudge(Arc::new(Inner { beside: self.beside, signals: self.signals, state: Mutex::new(state) }))
+        self.0.state = Mutex::new(state);
+        Ok(self.in_memory())
     }
 }
 
@@ -245,7 +240,7 @@ impl State {
 }
 
 tower_x402::debug_fields!(LearningJudge |this| { stats: this.stats() });
-tower_x402::debug_fields!(LearningJudgeBuilder |this| { signals: this.signals.len() });
+tower_x402::debug_fields!(LearningJudgeBuilder |this| { signals: this.0.signals.len() });
 
 #[cfg(test)]
 mod tests {

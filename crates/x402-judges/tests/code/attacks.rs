@@ -1,9 +1,9 @@
 //! Programs that try to take more than they are given. Each gets a verdict, and names the limit that it met.
 
 use x402_judges::CodeJudge;
-use x402_market::{LongText, judge::Judge as _};
+use x402_market::{LongText, MAX_EVALUATION, judge::Judge as _};
 
-use super::{SECRET, issues, judge, submission, workers};
+use super::{SECRET, issues, judge, submission, submission_with, workers};
 
 /// Expects a verdict of zero on this body of a function, for one of these reasons.
 async fn stopped(body: &str, reasons: &[&str]) {
@@ -104,6 +104,56 @@ async fn source_of_a_megabyte() {
     let long = format!("def double(n):\n    return 2 * n\n{}", "#".repeat(65_000));
     let verdict = judge(&CodeJudge::tests(workers(), SECRET), &long).await;
     assert_eq!(issues(&verdict)[0].0, "it is longer than 32 KiB");
+}
+
+/// What is rejected is not paid for, and the evaluator has run the program.
+#[tokio::test]
+async fn hostile_reference_gets_verdicts_and_so_is_paid_for() {
+    let inputs = "def inputs(size, random):\n    return [size]\n";
+    let nested = format!("def double(n):\n    return {}1\n", "-".repeat(30_000));
+    for (double, reason) in [
+        ("def double(n):\n    for _ in range(500000):\n        sorted(range(100000))\n", TIME),
+        ("def double(n):\n    return [0] * 2000000000\n", ""),
+        ("def double(n):\n    return 1 // 0\n", "division by zero"),
+        ("", "no function beside"),
+        (&nested, "nested too deeply"),
+    ] {
+        let submission = submission_with(&format!("{double}{inputs}"), &["def double(n):\n    return 2 * n\n"; 2]);
+        for judge in [CodeJudge::tests(workers(), SECRET), CodeJudge::growth(workers(), SECRET)] {
+            let verdicts = judge.judge(&submission).await.unwrap();
+            assert_eq!(verdicts.len(), 2);
+            for verdict in verdicts {
+                let summary = &*verdict.critique.summary;
+                let is_neutral = (verdict.score.get(), verdict.confidence.get()) == (0.5, 0.1);
+                let is_told = summary.starts_with("Not judged: task.reference: ") && summary.contains(reason);
+                assert!(is_neutral && is_told, "{double:.60}: {verdict:?}");
+            }
+        }
+    }
+}
+
+/// The examples of the longest report fit into a request, beside the program of a student.
+#[tokio::test]
+async fn examples_of_any_length_that_is_reported_are_run() {
+    for length in [130_900, 174_000] {
+        let reference =
+            format!("def double(n):\n    return 'x' * {length}\ndef inputs(size, random):\n    return [size]\n");
+        let submission =
+            submission_with(&reference, &[&format!("def double(n):\n    return n\n{}", "#".repeat(32_000))]);
+        let verdicts = CodeJudge::tests(workers(), SECRET).judge(&submission).await;
+        assert!(verdicts.is_ok(), "{length}: {verdicts:?}");
+    }
+}
+
+/// An evaluation that is longer is not sold.
+#[tokio::test]
+async fn evaluation_of_outputs_with_long_faulty_lines_is_short_enough_to_be_sold() {
+    let program = format!("def double(n):\n    fail(n) # {}\n", "𝄞".repeat(900));
+    let submission = submission(&[&*program; 32]);
+    assert!(serde_json::to_vec(&submission).unwrap().len() < 256 << 10);
+    let verdicts = CodeJudge::tests(workers(), SECRET).judge(&submission).await.unwrap();
+    let length = serde_json::to_vec(&verdicts).unwrap().len();
+    assert!(length < MAX_EVALUATION * 9 / 10 && !issues(&verdicts[0])[0].1.is_empty(), "{length}");
 }
 
 #[tokio::test]

@@ -23,9 +23,13 @@ async fn judge(judge: &CodeJudge, program: &str) -> Verdict {
 }
 
 fn submission(programs: &[&str]) -> Submission {
-    let task = Task::new("code", "Write double(n): twice the number.\ndouble(4) == 8\ndouble(0) == 0").unwrap();
-    let reference =
+    let double =
         "def double(n):\n    return 2 * n\n\ndef inputs(size, random):\n    return [random[0] % 1000 + size]\n";
+    submission_with(double, programs)
+}
+
+fn submission_with(reference: &str, programs: &[&str]) -> Submission {
+    let task = Task::new("code", "Write double(n): twice the number.\ndouble(4) == 8\ndouble(0) == 0").unwrap();
     Submission::group(task.with_reference(reference).unwrap(), programs.iter().copied()).unwrap()
 }
 

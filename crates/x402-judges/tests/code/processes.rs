@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use x402_judges::{CodeJudge, CodeWorkers};
@@ -14,6 +15,9 @@ use x402_market::judge::{Judge as _, JudgeError};
 use super::{SECRET, judge, submission};
 
 const PROGRAM: &str = "def double(n):\n    return 2 * n\n";
+/// What a pretender does that finds nothing.
+const DONE: &str = r#"printf '>'; /bin/cat > /dev/null
+printf '{"is_done": true, "faults": [], "examples": [], "costs": []}'"#;
 
 /// Starts a worker, and waits until its limits hold.
 fn worker() -> Child {
@@ -125,8 +129,7 @@ async fn no_more_processes_than_allowed_run_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().display();
     let script = format!(
-        "/bin/mkdir '{here}/running' || : > '{here}/second'\nprintf '>'; /bin/cat > /dev/null\n/bin/rmdir '{here}/running'\n\
-         printf '{{\"is_done\": true, \"faults\": [], \"examples\": [], \"costs\": []}}'"
+        "/bin/mkdir '{here}/running' || : > '{here}/second'\n/bin/sleep 0.05; /bin/rmdir '{here}/running'\n{DONE}"
     );
     let workers = CodeWorkers::new(pretender(folder.path(), &script), 1);
     let mut judging = tokio::task::JoinSet::new();
@@ -138,6 +141,67 @@ async fn no_more_processes_than_allowed_run_at_once() {
         assert_eq!(verdicts[0].score.get(), 1.0);
     }
     assert!(!folder.path().join("second").exists());
+}
+
+/// The calculation in `judges.md`: what a submission costs at most, and what it pays.
+#[tokio::test]
+async fn submission_costs_less_than_its_price() {
+    const PRICE: f64 = 0.001;
+    const CORE_SECOND: f64 = 0.05 / 3600.0;
+    /// `process_opens_nothing_and_starts_nothing` looks at this limit of a process, in seconds.
+    const PROCESS: f64 = 5.0;
+    /// `submission_that_has_run_for_half_a_minute_starts_nothing` looks at this one of a submission, to which its last process comes.
+    const SUBMISSION: f64 = 30.0;
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    let workers = CodeWorkers::new(pretender(folder.path(), &format!("echo >> '{}'\n{DONE}", started.display())), 1);
+    for (judge, references) in [
+        (CodeJudge::growth(workers.clone(), SECRET), 2),
+        (CodeJudge::tests(workers.clone(), SECRET), 1),
+        (CodeJudge::safety(workers.clone()), 0),
+        (CodeJudge::example(workers), 0),
+    ] {
+        for outputs in [1, 2, 64] {
+            judge.judge(&submission(&vec![PROGRAM; outputs])).await.unwrap();
+            let processes = fs::read(&started).unwrap().len();
+            assert_eq!(processes, references + outputs, "{judge:?}");
+            let seconds = (PROCESS * processes as f64).min(SUBMISSION + PROCESS);
+            assert!(seconds * CORE_SECOND < PRICE, "{seconds}");
+            fs::remove_file(&started).unwrap();
+        }
+    }
+}
+
+/// A program that never ends is stood in for by one that waits for a file, and time by a clock that is put forward.
+#[tokio::test]
+async fn submission_that_has_run_for_half_a_minute_starts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().display();
+    let script = format!("echo >> '{here}/started'\nuntil [ -e '{here}/go' ]; do /bin/sleep 0.01; done\n{DONE}");
+    let workers = CodeWorkers::new(pretender(folder.path(), &script), 1);
+    let safety = CodeJudge::safety(workers.clone());
+    let judging = tokio::spawn(async move { safety.judge(&submission(&[PROGRAM; 3])).await.unwrap() });
+    let started = folder.path().join("started");
+    while !started.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let waiting = tokio::spawn(async move { CodeJudge::safety(workers).judge(&submission(&[PROGRAM])).await });
+    tokio::task::yield_now().await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(16)).await;
+    tokio::time::resume();
+    let busy = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(busy, JudgeError::Busy { .. }), "{busy:?}");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(15)).await;
+    tokio::time::resume();
+    fs::write(folder.path().join("go"), "").unwrap();
+    let verdicts = judging.await.unwrap();
+    assert_eq!(fs::read(&started).unwrap().len(), 1, "{verdicts:?}");
+    assert_eq!(verdicts[0].score.get(), 1.0);
+    for verdict in &verdicts[1..] {
+        assert_eq!((verdict.score.get(), verdict.confidence.get()), (0.5, 0.1), "{verdict:?}");
+    }
 }
 
 #[test]

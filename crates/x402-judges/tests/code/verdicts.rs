@@ -75,21 +75,14 @@ async fn program_that_knows_the_example_passes_it_and_fails_the_tests() {
 }
 
 #[tokio::test]
-async fn task_without_a_reference_that_works_is_rejected() {
+async fn task_without_a_reference_program_is_rejected() {
     let tests = CodeJudge::tests(workers(), SECRET);
     let task = || Task::new("code", "Write double(n).").unwrap();
     let program = "def double(n):\n    return 2 * n\n";
     let none = Submission::single(task(), program).unwrap();
     assert!(matches!(tests.accepts(&none), Err(JudgeError::Rejected(_))));
-    for reference in [
-        program,
-        "def double(n):\n    return 1 // 0\ndef inputs(size, random):\n    return [1]\n",
-        "def inputs(size, random):\n    return []\n",
-    ] {
-        let submission = Submission::single(task().with_reference(reference).unwrap(), program).unwrap();
-        let error = tests.judge(&submission).await.unwrap_err();
-        assert!(matches!(&error, JudgeError::Rejected(what) if what.starts_with("task.reference: ")), "{error:?}");
-    }
+    let unfit = Submission::single(task().with_reference(program).unwrap(), program).unwrap();
+    assert!(matches!(tests.accepts(&unfit), Err(JudgeError::Rejected(_))));
 }
 
 #[tokio::test]

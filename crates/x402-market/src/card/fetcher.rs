@@ -2,13 +2,13 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use alloy_primitives::Address;
 use reqwest::{
-    Client, Response, StatusCode,
+    Client, ClientBuilder, Response, StatusCode,
     header::{ACCEPT, ETAG, HeaderValue, IF_NONE_MATCH, LOCATION},
     redirect,
 };
@@ -43,8 +43,8 @@ const MAX_REDIRECTS: usize = 3;
 #[must_use]
 pub struct CardFetcher {
     http: Client,
-    /// The client for untrusted URLs. It is created when it is first needed.
-    public: OnceLock<Client>,
+    /// The client for untrusted URLs.
+    public: Client,
     timeout: Duration,
     max_evaluators: usize,
     public_only: bool,
@@ -76,10 +76,10 @@ impl CardFetcher {
     /// # Errors
     /// [`CardError::Unreachable`] if the HTTP client cannot be created.
     pub fn new() -> Result<Self, CardError> {
-        let http = Client::builder().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
+        let build = |client: ClientBuilder| client.redirect(redirect::Policy::none()).build();
         Ok(Self {
-            http,
-            public: OnceLock::new(),
+            http: build(Client::builder()).map_err(CardError::Unreachable)?,
+            public: build(net::public_client()).map_err(CardError::Unreachable)?,
             timeout: Duration::from_secs(10),
             max_evaluators: 10_000,
             public_only: false,
@@ -88,26 +88,19 @@ impl CardFetcher {
     }
 
     /// Sets how long fetching a card may take. Default: 10 s.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Refuses cards on hosts that are not public: this machine, private networks, and names that resolve to them. Use it for URLs from
     /// untrusted sources. It ignores proxies from the environment, because a proxy would resolve the names.
-    ///
-    /// # Errors
-    /// [`CardError::Unreachable`] if the HTTP client cannot be created.
-    pub fn public_only(mut self) -> Result<Self, CardError> {
-        self.public_http()?;
-        self.public_only = true;
-        Ok(self)
+    pub fn public_only(self) -> Self {
+        Self { public_only: true, ..self }
     }
 
     /// Sets how many evaluators are pinned. Default: 10,000. Cards of further ones are refused.
-    pub fn max_evaluators(mut self, evaluators: usize) -> Self {
-        self.max_evaluators = evaluators;
-        self
+    pub fn max_evaluators(self, evaluators: usize) -> Self {
+        Self { max_evaluators: evaluators, ..self }
     }
 
     /// Pins an evaluator's payee, for instance one that was saved from [`pins`](Self::pins).
@@ -181,31 +174,22 @@ impl CardFetcher {
         let url = card_url(evaluator)?;
         let fetched = async {
             let (answered, response) = self.ask(&url, None, self.public_only).await?;
-            if response.status() != StatusCode::OK {
-                return Err(CardError::Status(response.status().as_u16()));
-            }
-            let json = self.read(response).await?;
-            let card = VerifiedCard::verify(&json, &answered)?;
-            // Readers would disagree about a field that is there twice, so the JSON is written anew.
-            let json: serde_json::Value =
-                serde_json::from_slice(&json).map_err(|error| CardError::invalid(".", &error))?;
-            Ok((json.to_string(), card))
+            read(response, &answered).await
         };
         let (json, card) = tokio::time::timeout(self.timeout, fetched).await.unwrap_or(Err(CardError::Timeout))?;
-        Ok((url, json, card))
+        // Readers would disagree about a field that is there twice, so the JSON is written anew.
+        let json: serde_json::Value = serde_json::from_slice(&json).map_err(|error| CardError::invalid(".", error))?;
+        Ok((url, json.to_string(), card))
     }
 
     async fn fetch_card(&self, url: Url, public_only: bool) -> Result<Fetched, CardError> {
         let kept = lock(&self.known).get(&url).and_then(|known| known.card.clone());
         let (answered, response) = self.ask(&url, kept.as_ref().map(|(tag, _)| tag), public_only).await?;
-        match (response.status(), kept) {
-            (StatusCode::NOT_MODIFIED, Some((tag, card))) => return Ok(Fetched { url, tag: Some(tag), card }),
-            (StatusCode::OK, _) => {}
-            (other, _) => return Err(CardError::Status(other.as_u16())),
+        if let (StatusCode::NOT_MODIFIED, Some((tag, card))) = (response.status(), kept) {
+            return Ok(Fetched { url, tag: Some(tag), card });
         }
         let tag = response.headers().get(ETAG).cloned();
-        let json = self.read(response).await?;
-        let card = VerifiedCard::verify(&json, &answered)?;
+        let (_, card) = read(response, &answered).await?;
         if let Some(known) = lock(&self.known).get(&url) {
             known.pays(card.pay_to())?;
         }
@@ -217,7 +201,7 @@ impl CardFetcher {
         if public_only && !net::may_be_public(url) {
             return Err(CardError::NotPublic);
         }
-        let http = if public_only { self.public_http()? } else { &self.http };
+        let http = if public_only { &self.public } else { &self.http };
         let mut at = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = http.get(at.clone()).header(ACCEPT, "application/json");
@@ -232,33 +216,16 @@ impl CardFetcher {
                 return Ok((at, response));
             }
             let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
-            let to = location.and_then(|location| at.join(location).ok());
-            match to {
-                Some(to) if to.origin() == url.origin() => at = to,
-                Some(to) => {
-                    return Err(CardError::Redirected {
-                        to: format!("{}{}", to.origin().ascii_serialization(), to.path()),
-                    });
-                }
-                None => return Err(CardError::Status(response.status().as_u16())),
+            let Some(to) = location.and_then(|location| at.join(location).ok()) else {
+                return Err(CardError::Status(response.status().as_u16()));
+            };
+            if to.origin() != url.origin() {
+                let to = format!("{}{}", to.origin().ascii_serialization(), to.path());
+                return Err(CardError::Redirected { to });
             }
+            at = to;
         }
         Err(CardError::Redirected { to: at.path().to_owned() })
-    }
-
-    async fn read(&self, response: Response) -> Result<Vec<u8>, CardError> {
-        read_body(response, MAX_CARD).await.map_err(|error| match error {
-            BodyError::Broken(error) => CardError::Unreachable(error),
-            BodyError::TooLarge => CardError::TooLarge { limit: MAX_CARD },
-        })
-    }
-
-    fn public_http(&self) -> Result<&Client, CardError> {
-        if let Some(http) = self.public.get() {
-            return Ok(http);
-        }
-        let http = net::public_client().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
-        Ok(self.public.get_or_init(|| http))
     }
 
     /// Pins the payee of an evaluator, or compares it with the pinned one.
@@ -280,6 +247,19 @@ impl CardFetcher {
     }
 }
 
+/// Reads and verifies a card that was answered at this URL.
+async fn read(response: Response, at: &Url) -> Result<(Vec<u8>, VerifiedCard), CardError> {
+    if response.status() != StatusCode::OK {
+        return Err(CardError::Status(response.status().as_u16()));
+    }
+    let json = read_body(response, MAX_CARD).await.map_err(|error| match error {
+        BodyError::Broken(error) => CardError::Unreachable(error),
+        BodyError::TooLarge => CardError::TooLarge { limit: MAX_CARD },
+    })?;
+    let card = VerifiedCard::verify(&json, at)?;
+    Ok((json, card))
+}
+
 impl Known {
     fn pays(&self, payee: Address) -> Result<(), CardError> {
         if self.payee == payee { Ok(()) } else { Err(CardError::PayeeChanged { pinned: self.payee, found: payee }) }
@@ -288,7 +268,7 @@ impl Known {
 
 /// Returns the URL of an evaluator's card, given its base URL or the URL of the card.
 pub fn card_url(evaluator: &Url) -> Result<Url, CardError> {
-    let path = if evaluator.path().ends_with(".json") { "" } else { CARD_PATH };
-    let url = if path.is_empty() { below(evaluator, path).map(|_| evaluator.clone()) } else { below(evaluator, path) };
+    let is_card = evaluator.path().ends_with(".json");
+    let url = below(evaluator, CARD_PATH).map(|card| if is_card { evaluator.clone() } else { card });
     url.ok_or_else(|| CardError::invalid("url", "it is not an http or https URL"))
 }

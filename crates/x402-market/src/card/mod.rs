@@ -6,8 +6,6 @@
 mod fetcher;
 mod verified;
 
-use std::fmt;
-
 use alloy_primitives::Address;
 use alloy_signer::Signer;
 use serde::{Deserialize, Serialize};
@@ -21,7 +19,7 @@ pub use fetcher::card_url;
 pub use verified::{CardSignature, VerifiedCard};
 
 use super::{
-    bounded::{List, Text},
+    bounded::{LengthError, List, Text},
     measure::Score,
     message::Version,
     net::below,
@@ -164,10 +162,8 @@ impl AgentCard {
     pub fn pricing(&self) -> Result<Pricing, CardError> {
         let extension = self.capabilities.extensions.iter().find(|extension| extension.uri == EXTENSION_URI);
         let params = &extension.ok_or(CardError::NoPricing)?.params;
-        serde_path_to_error::deserialize(params).map_err(|error| CardError::Invalid {
-            at: format!("pricing.{}", error.path()),
-            problem: error.into_inner().to_string(),
-        })
+        serde_path_to_error::deserialize(params)
+            .map_err(|error| CardError::invalid(format!("pricing.{}", error.path()), error.inner()))
     }
 
     /// Returns `true` if the card has this skill.
@@ -184,7 +180,7 @@ impl AgentCard {
         if signer.address() != pay_to {
             return Err(CardError::NotThePayee { pay_to, signer: signer.address() });
         }
-        let card = serde_json::to_value(&self).map_err(|error| CardError::invalid(".", &error))?;
+        let card = serde_json::to_value(&self).map_err(|error| CardError::invalid(".", error))?;
         let signature = verified::sign(&card, signer).await?;
         self.signatures.retain(|old| old.named_signer() != Some(pay_to));
         // First, because readers check only a few.
@@ -210,15 +206,13 @@ pub struct AgentCardBuilder {
 
 impl AgentCardBuilder {
     /// Sets the description for people and agents. Default: a list of the skills.
-    pub fn description(mut self, description: impl Into<String>) -> Self {
-        self.description = Some(description.into());
-        self
+    pub fn description(self, description: impl Into<String>) -> Self {
+        Self { description: Some(description.into()), ..self }
     }
 
     /// Sets the version of the evaluator's judgement. Default: `1`.
-    pub fn version(mut self, version: impl Into<String>) -> Self {
-        self.version = version.into();
-        self
+    pub fn version(self, version: impl Into<String>) -> Self {
+        Self { version: version.into(), ..self }
     }
 
     /// Adds a skill. `expertise` is the [worth](crate::evidence::Pairs::worth) that the evaluator claims; 0 claims nothing.
@@ -230,9 +224,8 @@ impl AgentCardBuilder {
     }
 
     /// Sets the price of judging one output: dollars as text (`"$0.001"`) or [`Usdc`].
-    pub fn price(mut self, price: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
-        self.price = Some(price.try_into().map_err(Into::into));
-        self
+    pub fn price(self, price: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
+        Self { price: Some(price.try_into().map_err(Into::into)), ..self }
     }
 
     /// Accepts USDC on `network`, paid to `payee`. Call it once for each network. The payee must be the same on all.
@@ -248,15 +241,13 @@ impl AgentCardBuilder {
     }
 
     /// Sets how many outputs a submission may have. Default and maximum: 64.
-    pub fn max_outputs(mut self, outputs: usize) -> Self {
-        self.max_outputs = outputs;
-        self
+    pub fn max_outputs(self, outputs: usize) -> Self {
+        Self { max_outputs: outputs, ..self }
     }
 
     /// Says that the evaluator takes [lessons](crate::Lesson). Its judge must [learn](crate::judge::Judge::learn). Default: it does not.
-    pub fn lessons(mut self) -> Self {
-        self.lessons = true;
-        self
+    pub fn lessons(self) -> Self {
+        Self { lessons: true, ..self }
     }
 
     /// Checks the settings and returns the unsigned card.
@@ -264,48 +255,46 @@ impl AgentCardBuilder {
     /// # Errors
     /// [`CardError::Invalid`] names the setting that is missing or does not fit.
     pub fn build(self) -> Result<AgentCard, CardError> {
-        let invalid = |at: &str, problem: &str| CardError::invalid(at, &problem);
-        let price = self.price.ok_or_else(|| invalid("price", "call .price(\"$0.001\")"))?;
-        let price = price.map_err(|error| CardError::invalid("price", &error))?;
+        let price = self.price.ok_or_else(|| CardError::invalid("price", "call .price(\"$0.001\")"))?;
+        let price = price.map_err(|error| CardError::invalid("price", error))?;
         if price == Usdc::ZERO {
-            return Err(invalid("price", "an evaluation must cost something"));
+            return Err(CardError::invalid("price", "an evaluation must cost something"));
         }
         if self.skills.is_empty() {
-            return Err(invalid("skills", "call .skill(…)"));
+            return Err(CardError::invalid("skills", "call .skill(…)"));
         }
         if self.max_outputs == 0 || self.max_outputs > MAX_OUTPUTS {
-            return Err(invalid("max_outputs", "it must be from 1 to 64"));
+            return Err(CardError::invalid("max_outputs", "it must be from 1 to 64"));
         }
-        let pay_to = self.payees.first().ok_or_else(|| invalid("pay_to", "call .pay_to(network, address)"))?.1;
+        let missing = || CardError::invalid("pay_to", "call .pay_to(network, address)");
+        let pay_to = self.payees.first().ok_or_else(missing)?.1;
         if pay_to.is_zero() || self.payees.iter().any(|(_, payee)| *payee != pay_to) {
-            return Err(invalid("pay_to", "there must be one payee, and not the zero address"));
+            return Err(CardError::invalid("pay_to", "there must be one payee, and not the zero address"));
         }
         let mut accepts = Vec::new();
         for (asset, _) in self.payees {
-            let unknown = |network| CardError::invalid("pay_to", &format!("no USDC is known on {network}"));
+            let unknown = |network| CardError::invalid("pay_to", format!("no USDC is known on {network}"));
             let asset = asset.map_err(unknown)?;
-            accepts.push(AcceptedToken::try_from(asset).map_err(|error| CardError::invalid("pay_to", &error))?);
+            accepts.push(AcceptedToken::try_from(asset).map_err(|error| CardError::invalid("pay_to", error))?);
         }
         let base = Url::parse(&self.base).ok();
         let below = |path: &str| {
             let url = base.as_ref().and_then(|base| below(base, path));
-            url.ok_or_else(|| invalid("base", "it is not an http or https URL"))
+            url.ok_or_else(|| CardError::invalid("base", "it is not an http or https URL"))
         };
-        let expertise = self
-            .skills
-            .iter()
-            .map(|(skill, claim)| Text::new(&*skill.id).map(|skill| Expertise { skill, claim: *claim }));
         let expertise =
-            expertise.collect::<Result<Vec<_>, _>>().map_err(|error| CardError::invalid("skills", &error))?;
+            |(skill, claim): &(AgentSkill, Score)| Ok(Expertise { skill: Text::new(&*skill.id)?, claim: *claim });
+        let expertise: Result<Vec<_>, LengthError> = self.skills.iter().map(expertise).collect();
+        let expertise = expertise.and_then(List::new).map_err(|error| CardError::invalid("skills", error))?;
         let pricing = Pricing {
             version: Version,
             endpoint: below("evaluate")?.into(),
             price_per_output: price,
             pay_to,
-            accepts: List::new(accepts).map_err(|error| CardError::invalid("pay_to", &error))?,
+            accepts: List::new(accepts).map_err(|error| CardError::invalid("pay_to", error))?,
             max_outputs: self.max_outputs,
             lessons: self.lessons,
-            expertise: List::new(expertise).map_err(|error| CardError::invalid("skills", &error))?,
+            expertise,
             schemas: Schemas {
                 submission: below(SUBMISSION_SCHEMA_PATH)?.into(),
                 evaluation: below(EVALUATION_SCHEMA_PATH)?.into(),
@@ -336,7 +325,7 @@ impl AgentCardBuilder {
 
 /// Returns the pricing as an extension of a card.
 fn extension(pricing: &Pricing) -> Result<AgentExtension, CardError> {
-    let params = serde_json::to_value(pricing).map_err(|error| CardError::invalid("pricing", &error))?;
+    let params = serde_json::to_value(pricing).map_err(|error| CardError::invalid("pricing", error))?;
     let description = json!("What an evaluation costs, paid over x402");
     let rest = Map::from_iter([("description".to_owned(), description), ("required".to_owned(), json!(true))]);
     Ok(AgentExtension { uri: EXTENSION_URI.to_owned(), params, rest })
@@ -428,7 +417,7 @@ pub enum CardError {
 }
 
 impl CardError {
-    pub(super) fn invalid(at: impl Into<String>, problem: &(impl fmt::Display + ?Sized)) -> Self {
+    pub(super) fn invalid(at: impl Into<String>, problem: impl ToString) -> Self {
         Self::Invalid { at: at.into(), problem: problem.to_string() }
     }
 }

@@ -58,16 +58,14 @@ impl VerifiedCard {
     /// # Errors
     /// [`CardError`] says what is wrong with it.
     pub fn verify(json: &[u8], url: &Url) -> Result<Self, CardError> {
-        let raw: Value = serde_json::from_slice(json).map_err(|error| CardError::invalid(".", &error))?;
+        let raw: Value = serde_json::from_slice(json).map_err(|error| CardError::invalid(".", error))?;
         if count(&raw) > MAX_VALUES {
-            return Err(CardError::invalid(".", &format_args!("it has more than {MAX_VALUES} values")));
+            return Err(CardError::invalid(".", format_args!("it has more than {MAX_VALUES} values")));
         }
-        let card: AgentCard = serde_path_to_error::deserialize(&raw).map_err(|error| {
-            let at = error.path().to_string();
-            CardError::invalid(at, &error.into_inner())
-        })?;
+        let card: AgentCard = serde_path_to_error::deserialize(&raw)
+            .map_err(|error| CardError::invalid(error.path().to_string(), error.inner()))?;
         let pricing = card.pricing()?;
-        let endpoint = url.join(&pricing.endpoint).map_err(|error| CardError::invalid("pricing.endpoint", &error))?;
+        let endpoint = url.join(&pricing.endpoint).map_err(|error| CardError::invalid("pricing.endpoint", error))?;
         if endpoint.origin() != url.origin() {
             return Err(CardError::ForeignEndpoint { endpoint: endpoint.into() });
         }
@@ -149,7 +147,7 @@ struct Header {
 pub(super) async fn sign(card: &Value, signer: &(impl Signer + Sync)) -> Result<CardSignature, CardError> {
     let kid = signer.address().to_string();
     let header = Header { alg: "ES256K".to_owned(), kid, typ: Some("JOSE".to_owned()), crit: None };
-    let header = serde_json::to_vec(&header).map_err(|error| CardError::invalid("signatures", &error))?;
+    let header = serde_json::to_vec(&header).map_err(|error| CardError::invalid("signatures", error))?;
     let protected = URL_SAFE_NO_PAD.encode_to_string(header);
     let hash = signing_hash(&protected, card).ok_or_else(|| CardError::invalid(".", "the card is not an object"))?;
     let signature = signer.sign_hash(&hash).await.map_err(CardError::Sign)?.normalized_s();
@@ -189,10 +187,6 @@ impl CardSignature {
 fn signing_hash(protected: &str, card: &Value) -> Option<B256> {
     let mut card = card.as_object()?.clone();
     card.remove("signatures");
-    let payload = serde_json_canonicalizer::to_vec(&card).ok()?;
-    let mut hash = Sha256::new();
-    hash.update(protected);
-    hash.update(".");
-    hash.update(URL_SAFE_NO_PAD.encode_to_string(payload));
-    Some(B256::from_slice(&hash.finalize()))
+    let payload = URL_SAFE_NO_PAD.encode_to_string(serde_json_canonicalizer::to_vec(&card).ok()?);
+    Some(B256::from_slice(&Sha256::digest(format!("{protected}.{payload}"))))
 }

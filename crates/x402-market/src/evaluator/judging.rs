@@ -109,7 +109,11 @@ impl Work {
         })?;
         let took = started.elapsed();
         let verdicts: Vec<Verdict> = verdicts.map_err(|error| {
-            count.result = JudgingResult::of(&error);
+            count.result = match error {
+                JudgeError::Rejected(_) => JudgingResult::Rejected,
+                JudgeError::Busy { .. } => JudgingResult::Busy,
+                JudgeError::Failed(_) => JudgingResult::Failed,
+            };
             refusal(error)
         })?;
         // Students would refuse verdicts that do not fit, so they are not sold.

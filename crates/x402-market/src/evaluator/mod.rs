@@ -111,9 +111,8 @@ impl EvaluatorService {
 
 impl EvaluatorBuilder {
     /// Sets the facilitator that verifies and settles payments. Required.
-    pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
-        self.facilitator = Some(Arc::new(facilitator));
-        self
+    pub fn facilitator(self, facilitator: impl Facilitator) -> Self {
+        Self { facilitator: Some(Arc::new(facilitator)), ..self }
     }
 
     /// Sets the largest submission, in bytes. Default: 256 KiB.
@@ -138,9 +137,8 @@ impl EvaluatorBuilder {
 
     /// Sets whether the 402 describes the resource (extension [`bazaar`](x402_bazaar)), so that facilitators may list it.
     /// Default: `true`. It needs a card whose endpoint is an absolute URL.
-    pub fn listed(mut self, listed: bool) -> Self {
-        self.listed = listed;
-        self
+    pub fn listed(self, listed: bool) -> Self {
+        Self { listed, ..self }
     }
 
     /// Changes how payments are taken, for instance the flow or the URL for payment status. Do not set price, payee, facilitator and the
@@ -162,7 +160,7 @@ impl EvaluatorBuilder {
             return Err(EvaluatorError::ZeroLimit);
         }
         let identity = EvaluatorId::new(&*card.name, &*card.version);
-        let identity = identity.map_err(|error| CardError::invalid("name or version", &error))?;
+        let identity = identity.map_err(|error| CardError::invalid("name or version", error))?;
         pricing.price_of(MAX_OUTPUTS).ok_or_else(|| CardError::invalid("pricing.pricePerOutput", "it is too high"))?;
         let counters = Counters::new(&card);
         let lessons = pricing.lessons.then(|| Arc::new(Lessons::new(judge.clone(), pricing.pay_to, limits.body)));

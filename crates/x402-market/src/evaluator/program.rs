@@ -82,8 +82,7 @@ impl Evaluator {
     /// # Errors
     /// [`ServeError`] if a setting is missing or does not fit, the node cannot be used, or the address is taken.
     pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), ServeError> {
-        let listener = TcpListener::bind(address).await?;
-        self.serve_on(listener).await
+        self.serve_on(TcpListener::bind(address).await?).await
     }
 
     /// Serves the evaluator on a listener.

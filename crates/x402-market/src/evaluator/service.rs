@@ -73,7 +73,7 @@ impl EvaluatorService {
         paywall: &RequirePaymentLayer,
         facilitator: Arc<dyn Facilitator>,
     ) -> Result<Self, CardError> {
-        let card = serde_json::to_vec(card).map_err(|error| CardError::invalid(".", &error))?;
+        let card = serde_json::to_vec(card).map_err(|error| CardError::invalid(".", error))?;
         let schema = ["application/schema+json", "public, max-age=86400"];
         let pages = [
             (CARD_PATH, card.into(), ["application/json", "public, max-age=300"]),
@@ -88,11 +88,21 @@ impl EvaluatorService {
     pub fn stats(&self) -> EvaluatorStats {
         self.work.counters.stats()
     }
+}
 
-    fn route<B>(&mut self, request: Request<B>) -> AnswerFuture
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-    {
+impl<B> Service<Request<B>> for EvaluatorService
+where
+    B: Body<Data = Bytes> + Send + 'static,
+{
+    type Response = Answer;
+    type Error = Infallible;
+    type Future = AnswerFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> AnswerFuture {
         if request.uri().path().ends_with(EVALUATE_PATH) {
             // With any method: a browser is shown the offer, and clients of the official packages ask for refunds with GET. Only a POST has
             // a price when it is paid, and is judged.
@@ -126,23 +136,6 @@ impl EvaluatorService {
             response
         };
         Box::pin(std::future::ready(Ok(response.map(ResponseBody::from))))
-    }
-}
-
-impl<B> Service<Request<B>> for EvaluatorService
-where
-    B: Body<Data = Bytes> + Send + 'static,
-{
-    type Response = Answer;
-    type Error = Infallible;
-    type Future = AnswerFuture;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<B>) -> AnswerFuture {
-        self.route(request)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use serde::Serialize;
 
-use crate::{AgentCard, judge::JudgeError, lock::lock};
+use crate::{AgentCard, lock::lock};
 
 /// The statistics of an evaluator, as `GET /stats` returns them. What it earned is in the books of its ledger.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -44,16 +44,6 @@ pub(super) enum JudgingResult {
     Failed,
     Late,
     Busy,
-}
-
-impl JudgingResult {
-    pub(super) const fn of(error: &JudgeError) -> Self {
-        match error {
-            JudgeError::Rejected(_) => Self::Rejected,
-            JudgeError::Busy { .. } => Self::Busy,
-            JudgeError::Failed(_) => Self::Failed,
-        }
-    }
 }
 
 /// Counts by skill. The skills of the card bound their number.

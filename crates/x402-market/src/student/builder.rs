@@ -88,90 +88,77 @@ impl StudentBuilder {
     }
 
     /// Sets the card fetcher, with its limits and [pinned payees](CardFetcher::pin). Default: [`CardFetcher::new`].
-    pub fn card_fetcher(mut self, cards: CardFetcher) -> Self {
-        self.card_fetcher = Some(cards);
-        self
+    pub fn card_fetcher(self, cards: CardFetcher) -> Self {
+        Self { card_fetcher: Some(cards), ..self }
     }
 
     /// Allows evaluators of [untrusted sources](CardSource::is_untrusted) on this machine and in private networks. Default: `false`,
     /// because a list that anybody can write to could direct the student's requests there.
     ///
     /// Without it, evaluators of untrusted sources are not asked through a proxy from the environment, which would resolve their names.
-    pub fn private_hosts(mut self, allowed: bool) -> Self {
-        self.private_hosts = allowed;
-        self
+    pub fn private_hosts(self, allowed: bool) -> Self {
+        Self { private_hosts: allowed, ..self }
     }
 
     /// Sets the selector, which chooses evaluators. Default: [`Thompson`]. It first learns what is in the evidence log.
-    pub fn selector(mut self, selector: impl Selector + 'static) -> Self {
-        self.selector = Some(Box::new(selector));
-        self
+    pub fn selector(self, selector: impl Selector + 'static) -> Self {
+        Self { selector: Some(Box::new(selector)), ..self }
     }
 
     /// Sets the log of what evaluators did. Default: one in memory.
     ///
     /// With a log in a file, and a budget with its journal in another, a student can be restarted without losing what it knows.
-    pub fn evidence(mut self, log: EvidenceLog) -> Self {
-        self.evidence = log;
-        self
+    pub fn evidence(self, log: EvidenceLog) -> Self {
+        Self { evidence: log, ..self }
     }
 
     /// Sets the log of other payers' [reports](Student::add_report). Default: one in memory. It is a log of its own, so that reports cannot
     /// displace the student's own evidence.
-    pub fn reports(mut self, log: EvidenceLog) -> Self {
-        self.reports = log;
-        self
+    pub fn reports(self, log: EvidenceLog) -> Self {
+        Self { reports: log, ..self }
     }
 
     /// Sets the number of submissions over which the budget is paced. Default: 1,000. Any further submission may cost what remains.
-    pub fn tasks(mut self, tasks: u64) -> Self {
-        self.tasks = tasks;
-        self
+    pub fn tasks(self, tasks: u64) -> Self {
+        Self { tasks, ..self }
     }
 
     /// Sets how many of these submissions an earlier process has done: its [`SpendingReport::tasks`](super::SpendingReport::tasks).
     /// Default: 0.
-    pub fn tasks_done(mut self, tasks: u64) -> Self {
-        self.tasks_done = tasks;
-        self
+    pub fn tasks_done(self, tasks: u64) -> Self {
+        Self { tasks_done: tasks, ..self }
     }
 
     /// Sets how many evaluators are wanted for each submission, at least 1. Default: 1.
-    pub fn panel_size(mut self, evaluators: usize) -> Self {
-        self.panel_size = evaluators.max(1);
-        self
+    pub fn panel_size(self, evaluators: usize) -> Self {
+        Self { panel_size: evaluators.max(1), ..self }
     }
 
     /// Sets how many failed evaluators of a submission are replaced. Default: 2.
-    pub fn max_replacements(mut self, evaluators: usize) -> Self {
-        self.max_replacements = evaluators;
-        self
+    pub fn max_replacements(self, evaluators: usize) -> Self {
+        Self { max_replacements: evaluators, ..self }
     }
 
     /// Sets how long a submission may take, at most a day. Default: 30 seconds. An evaluator that has not answered by then has failed.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline.min(LONGEST_WAIT);
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline: deadline.min(LONGEST_WAIT), ..self }
     }
 
     /// Sets how many evaluators are known at most. Default: 1,000. Beyond that, a new one replaces one without a valid card. The selector
     /// may consider fewer.
-    pub fn max_evaluators(mut self, evaluators: usize) -> Self {
-        self.max_evaluators = evaluators;
-        self
+    pub fn max_evaluators(self, evaluators: usize) -> Self {
+        Self { max_evaluators: evaluators, ..self }
     }
 
     /// Sets the clock. Default: the system's.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
     }
 
     /// Sets the seed of all random choices: the order in which anchors are mixed in, and those of the default selector. Default: from the
     /// operating system.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed: Some(seed), ..self }
     }
 
     /// Allows lessons: after an audit, evaluators that take them are told which of the outputs that they judged are good, apart from anchors.
@@ -179,9 +166,8 @@ impl StudentBuilder {
     ///
     /// Lessons make evaluators that learn better, for everybody. They also show evaluators, after the fact, which submissions were audited,
     /// and what the truth is: allow them only if both may be known.
-    pub fn teach(mut self, signer: impl Signer + Send + Sync + 'static) -> Self {
-        self.teacher = Some(Arc::new(signer));
-        self
+    pub fn teach(self, signer: impl Signer + Send + Sync + 'static) -> Self {
+        Self { teacher: Some(Arc::new(signer)), ..self }
     }
 
     /// Builds the student. It knows no evaluators yet: call [`discover`](Student::discover).
@@ -189,28 +175,19 @@ impl StudentBuilder {
     /// # Errors
     /// [`StudentError::Http`] if no HTTP client could be created, [`StudentError::Randomness`] if there is no seed.
     pub fn build(self) -> Result<Student, StudentError> {
-        let seed = match self.seed {
-            Some(seed) => seed,
-            None => {
-                let nonce = OsNonces.next().map_err(|_| StudentError::Randomness)?;
-                u64::from_be_bytes(nonce[..8].try_into().unwrap_or_default())
-            }
-        };
+        let random = || OsNonces.next().map(|nonce| u64::from_be_bytes(nonce[..8].try_into().unwrap_or_default()));
+        let seed = self.seed.map_or_else(random, Ok).map_err(|_| StudentError::Randomness)?;
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let payments = PaymentMiddleware::new(self.payer.clone())
             .retry(RetryPolicy::default().max_attempts(3).attempt_timeout(self.deadline));
         let with_deadline = |client: EvaluationClient| client.ask_timeout(self.deadline).answer_timeout(self.deadline);
         let must_be_public = |source: &Arc<dyn CardSource>| !self.private_hosts && source.is_untrusted();
         let sources: Vec<_> = self.sources.iter().map(|source| (source.clone(), must_be_public(source))).collect();
-        let public_client = match sources.iter().any(|(_, must_be_public)| *must_be_public) {
-            true => Some(EvaluationClient::public_only(payments.clone()).map_err(|_| StudentError::Http)?),
-            false => None,
-        };
+        let needs_public = sources.iter().any(|(_, must_be_public)| *must_be_public);
+        let public_client = needs_public.then(|| EvaluationClient::public_only(payments.clone())).transpose();
+        let public_client = public_client.map_err(|_| StudentError::Http)?;
         let client = EvaluationClient::with(payments).map_err(|_| StudentError::Http)?;
-        let cards = match self.card_fetcher {
-            Some(cards) => cards,
-            None => CardFetcher::new().map_err(|_| StudentError::Http)?,
-        };
+        let cards = self.card_fetcher.map_or_else(CardFetcher::new, Ok).map_err(|_| StudentError::Http)?;
         let selector = self.selector.unwrap_or_else(|| Box::new(Thompson::seeded(rng.random())));
         let mut state = State {
             selector,

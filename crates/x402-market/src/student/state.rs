@@ -137,15 +137,13 @@ impl State {
         let is_own = |evidence: &Evidence| evidence.payment.is_none_or(|payment| payment.payer == own);
         // Only own records number skills: others could fill the table.
         evidence.for_each(|evidence| {
-            if is_own(evidence) {
-                self.skills.insert(&evidence.skill);
+            if is_own(evidence)
+                && let Some(skill) = self.skills.insert(&evidence.skill)
+            {
+                self.spending.restore(evidence, skill);
             }
         });
         self.selector.restore(evidence, &[own], &self.skills);
-        evidence.for_each(|evidence| {
-            let Some(skill) = self.skills.get(&evidence.skill).filter(|_| is_own(evidence)) else { return };
-            self.spending.restore(evidence, skill);
-        });
         reports.for_each(|evidence| {
             let payer = evidence.payment.map(|payment| payment.payer).filter(|payer| *payer != own);
             if let (Some(payer), Some(skill)) = (payer, self.skills.get(&evidence.skill)) {
@@ -212,8 +210,7 @@ impl State {
         let OpenCall { evaluator, promised, skill, has_started, .. } = *open;
         if has_started {
             // It may still be paid.
-            let outcome = CallOutcome::Timeout;
-            self.selector.learn(&Observation { evaluator, skill, paid: promised, outcome });
+            self.selector.learn(&Observation::new(evaluator, skill, promised, CallOutcome::Timeout));
         }
         if let Some(known) = self.evaluators.find(evaluator) {
             known.overdue += 1;

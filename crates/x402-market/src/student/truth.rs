@@ -17,6 +17,7 @@ use crate::{Score, evidence::Pairs};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
+#[must_use]
 pub struct Truth {
     /// For each output, in order, whether it is good, as far as that is known.
     pub good: Vec<Option<bool>>,
@@ -24,14 +25,12 @@ pub struct Truth {
 
 impl Truth {
     /// Says of each output, in order, whether it is good.
-    #[must_use]
     pub fn good(outputs: impl IntoIterator<Item = bool>) -> Self {
         Self::known(outputs.into_iter().map(Some))
     }
 
     /// Says of each output, in order, whether it is good, as far as that is known. Of outputs of which nothing is known, only anchors are
     /// compared.
-    #[must_use]
     pub fn known(outputs: impl IntoIterator<Item = Option<bool>>) -> Self {
         Self { good: outputs.into_iter().collect() }
     }

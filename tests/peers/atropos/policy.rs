@@ -2,6 +2,7 @@
 
 use std::{path::Path, process::Stdio};
 
+use serde_json::json;
 use tokio::{net::TcpListener, process::Command};
 use x402_market::{Score, judge::output_judge};
 
@@ -23,6 +24,17 @@ fn policy(server_url: &str, port: u16, checkpoint: &Path) -> Command {
     command
 }
 
+/// Returns the command of Atropos's example trainer, which makes one step on two groups.
+fn example_trainer(server_url: &str, checkpoint: &Path) -> Command {
+    // Debian's Python has torch.
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(support::repository().join("examples/policy_lm/atropos_loss.py"));
+    command.arg("--atroposlib").arg(support::repository().join("tests/peers/atropos/.venv"));
+    command.args(["--atropos-url", server_url, "--batch-size", &GROUP.to_string(), "--checkpoint"]).arg(checkpoint);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
 /// Opens an evaluator that gives programs of different lengths different scores.
 async fn evaluator(stage: &Stage) -> Booth {
     let judge = output_judge(async |_, output: String| Ok(verdict(1.0 / (1.0 + output.len() as f64 / 50.0))));
@@ -41,6 +53,23 @@ fn programs(server_url: &str, stage: &Stage, booth: &Booth, student: &Student, p
     command.args(["--tasks", "code", "--groups", &groups.to_string(), "--max-queue", "2"]);
     command.args(["--policy-url", &format!("http://127.0.0.1:{port}/v1")]);
     command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn example_trainer_of_atropos_finds_the_log_probabilities_that_come_with_a_batch() {
+    let (server, stage) = (server().await, Stage::set().await);
+    let (booth, student) = (evaluator(&stage).await, Student::rich(&stage).await);
+    let (files, port) = (tempfile::tempdir().unwrap(), free_port().await);
+    let checkpoint = files.path().join("policy.npz");
+    let mut serves = policy(&server.url, port, &checkpoint);
+    serves.args(["--steps", "0"]);
+    let mut serves = Running::start(serves);
+    serves.says("listening").await;
+    let trainer = Running::start(example_trainer(&server.url, &checkpoint));
+    let document = Running::start(programs(&server.url, &stage, &booth, &student, port, 3)).document().await;
+    assert!(document["groups"]["pushed"].as_u64().unwrap() >= 2, "{document:#}");
+    let measured = trainer.document().await;
+    assert_eq!((&measured["agrees"], &measured["sequences"]), (&json!(true), &json!(2 * GROUP)), "{measured:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

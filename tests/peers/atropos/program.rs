@@ -115,7 +115,8 @@ impl Running {
             }
             panic!("it ended: {}", self.log.join("\n"));
         };
-        timeout(PATIENCE, heard).await.expect("it says so")
+        let heard = timeout(PATIENCE, heard).await;
+        heard.unwrap_or_else(|_| panic!("it does not say {text:?}: {}", self.log.join("\n")))
     }
 
     /// Kills it with SIGKILL.

@@ -34,7 +34,7 @@
 //! | `x402_ledger_errors_total` | counter | calls | operation | calls of the ledger that its store failed |
 //! | `x402_ledger_commit_duration_seconds` | histogram | seconds | | transactions of the SQLite ledger, one `fsync` each |
 //! | `x402_responses_stored_bytes` | gauge | bytes | | responses stored for idempotent retries, in memory or SQLite |
-//! | `x402_owed_payments` | gauge | payments | network, asset | settled and never delivered, by the last report of an `Operator` |
+//! | `x402_owed_payments` | gauge | payments | network, asset | settled and not delivered whole, by the last report of an `Operator` |
 //! | `x402_deferred_outstanding_units` | gauge | atomic units | network, asset | delivered and not settled, by the last report of an `Operator` |
 //! | `x402_voucher_requests_total` | counter | requests | outcome | the requests among `x402_requests_total` that came with a payment by voucher, by outcome |
 //! | `x402_channel_actions_total` | counter | actions | network, action, result | `deposit`, `claim`, `settle` (the transfer of what was claimed) and `refund`: `executed` (one per transaction), `rejected`, `pending` or `unavailable` |
@@ -78,7 +78,7 @@
 //! # Questions to the ledger
 //!
 //! An [`Operator`] lists and finds payments, reconciles one with the chain, sums them up, and exports them for accounting. `owed`
-//! lists payments that settled but were never delivered: refund them. With [`Operator::channel_ledger`] it does the same for payment
+//! lists payments that settled but were not delivered whole, to be refunded. With [`Operator::channel_ledger`] it does the same for payment
 //! channels: `at-risk` lists those of which a withdrawal could take what was charged. Claim them.
 //!
 //! The program decides who may ask. The answers hold no signatures and no bodies, but who paid whom.

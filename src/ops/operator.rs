@@ -153,7 +153,9 @@ impl Operator {
         Ok(report)
     }
 
-    /// Returns `true` if a payment settled but its response was never delivered, and cannot be had by an idempotent retry: refund it.
+    /// Returns `true` if a payment was charged but its response was not delivered whole, and cannot be had by an idempotent retry.
+    ///
+    /// Look at what happened before you refund it: the payer of a response that streamed may have nearly all of it, and can bring its end about.
     ///
     /// A payment that is being worked on is not owed yet. One that was settled for others is not owed here: its seller answers for it.
     ///
@@ -161,7 +163,7 @@ impl Operator {
     /// [`LedgerError::Backend`] if the store failed.
     pub async fn is_owed(&self, record: &Record) -> Result<bool, LedgerError> {
         let is_in_progress = record.lease_until >= self.clock.now();
-        Ok(record.settlement.paid_by().is_some()
+        Ok(record.transaction().is_some()
             && record.request != Fingerprint::of_settler()
             && match record.fulfilment {
                 Fulfilment::Delivered => false,
@@ -192,7 +194,7 @@ pub enum PaymentFilter {
     All,
     /// `open`: payments that are due, submitted or unknown.
     Open,
-    /// `owed`: payments that settled but were never delivered.
+    /// `owed`: payments that settled but were not delivered whole.
     Owed,
     /// `deferred`: payments that were delivered and are not settled yet.
     Deferred,

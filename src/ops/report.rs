@@ -33,7 +33,7 @@ pub struct AssetReport {
     pub states: BTreeMap<SettlementState, PaymentSum>,
     /// Payments that are settled.
     pub paid: PaymentSum,
-    /// Settled payments that were never delivered: see [`Operator::is_owed`](super::Operator::is_owed).
+    /// Settled payments that were not delivered whole: see [`Operator::is_owed`](super::Operator::is_owed).
     pub owed: PaymentSum,
     /// Payments that were delivered and are not settled yet.
     pub deferred: PaymentSum,

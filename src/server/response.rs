@@ -21,6 +21,7 @@ use super::kept_response::KeptResponse;
 use crate::{
     charge::{Unfinished, recording},
     ledger::StoredResponse,
+    payment::PaymentKey,
 };
 
 /// How long a response may take to finish after its client went away.
@@ -316,7 +317,8 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
             Poll::Ready(Some(Err(_))) => {
                 // A response that broke off is not one to replay, and was not delivered: its client was here to read the rest. It stays
                 // charged, since what has left may be nearly all, and clients can bring an end about. What settled is listed as owed.
-                tracing::warn!("a paid response broke off, and its payer got a part of it");
+                let PaymentKey { payer, nonce, .. } = recording.target.key;
+                tracing::warn!(%payer, %nonce, "a paid response broke off, and its payer got a part of it");
                 (recording.copy, recording.is_released) = (None, false);
                 self.complete();
             }

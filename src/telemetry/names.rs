@@ -73,7 +73,7 @@ metrics! {
     LEDGER_ERRORS = Counter "x402_ledger_errors_total" "calls" ["operation"] "calls of the ledger that its store failed";
     COMMITS = Histogram "x402_ledger_commit_duration_seconds" "seconds" [] "transactions of the SQLite ledger, one `fsync` each";
     RESPONSES = Gauge "x402_responses_stored_bytes" "bytes" [] "responses stored for idempotent retries, in memory or SQLite";
-    OWED = Gauge "x402_owed_payments" "payments" ["network", "asset"] "settled and never delivered, by the last report of an `Operator`";
+    OWED = Gauge "x402_owed_payments" "payments" ["network", "asset"] "settled and not delivered whole, by the last report of an `Operator`";
     DEFERRED = Gauge "x402_deferred_outstanding_units" "atomic units" ["network", "asset"]
         "delivered and not settled, by the last report of an `Operator`";
     VOUCHER_REQUESTS = Counter "x402_voucher_requests_total" "requests" ["outcome"]

@@ -28,7 +28,7 @@ const MAX_FOUND: usize = 1_000;
 #[command(after_help = "\
 EXAMPLES
   x402 books --ledger sqlite:payments.sqlite list
-  x402 books --ledger sqlite:payments.sqlite owed                      settled and never delivered: pay them back
+  x402 books --ledger sqlite:payments.sqlite owed                      settled and not delivered whole
   x402 books --ledger sqlite:payments.sqlite export --format csv > payments.csv
   x402 books --ledger sqlite:payments.sqlite find 0x70997970
   x402 books --ledger postgres://x402@db/x402 reconcile 0x(payer):0x(nonce) --rpc-url https://…")]
@@ -59,7 +59,7 @@ enum Question {
         #[arg(long)]
         json: bool,
     },
-    /// List payments that settled and were never delivered: pay them back
+    /// List payments that settled and were not delivered whole: look at what happened, and pay them back
     Owed {
         /// Print JSON lines instead
         #[arg(long)]

@@ -121,6 +121,9 @@ impl CodeJudge {
 
     async fn judge_output(&self, output: &str, asked: &Asked, max_issues: usize) -> Result<Verdict, JudgeError> {
         let (job, reference) = asked;
+        if matches!(job, Job::Check(examples) if examples.is_empty()) {
+            return Ok(undecided("the prompt has no example"));
+        }
         let code = code(output);
         let report = if code.len() > MAX_PROGRAM {
             Err("it is longer than 32 KiB")
@@ -132,7 +135,6 @@ impl CodeJudge {
             Report { faults: vec![fault], ..Report::default() }
         });
         let (score, confidence, summary) = match (&self.kind, job) {
-            (_, Job::Check(examples)) if examples.is_empty() => return Ok(undecided("the prompt has no example")),
             _ if !is_done => (0.0, 0.95, "It does not run.".into()),
             (kind, Job::Check(examples)) => {
                 let (failed, all) = (faults.len(), examples.len());

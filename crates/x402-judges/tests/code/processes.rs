@@ -129,7 +129,7 @@ async fn no_more_processes_than_allowed_run_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().display();
     let script = format!(
-        "/bin/mkdir '{here}/running' || : > '{here}/second'\n/bin/sleep 0.05; /bin/rmdir '{here}/running'\n{DONE}"
+        "/bin/mkdir '{here}/running' || : > '{here}/second'\n/bin/sleep 0.05\n{DONE}\n/bin/rmdir '{here}/running'"
     );
     let workers = CodeWorkers::new(pretender(folder.path(), &script), 1);
     let mut judging = tokio::task::JoinSet::new();

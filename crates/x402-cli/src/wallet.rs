@@ -130,7 +130,9 @@ fn new(path: PathBuf, is_encrypted: bool, json: bool) -> Result<(), Error> {
     }
     let path = path.display();
     match password {
-        Some(_) => output::remark(format_args!("The key is in {path}. It is of no use without the password: keep both.")),
+        Some(_) => {
+            output::remark(format_args!("The key is in {path}. It is of no use without the password: keep both."))
+        }
         None => output::remark(format_args!(
             "The key is in {path}. Whoever has it has the money: keep a copy where nobody else reads it."
         )),

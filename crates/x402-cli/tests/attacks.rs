@@ -18,8 +18,10 @@ use tokio::{
 use tower_x402::protocol::encode_header;
 
 use crate::{
+    removed::transfer,
     rules::{offer, signed},
-    stage::{PATIENCE, PRICE, Running, Stage, facts, run, x402},
+    stage::{PATIENCE, PRICE, Running, Stage, client, facts, run, x402},
+    what_can_go_wrong::NOBODY,
 };
 
 /// Sends a request as it is written, and returns the answer.
@@ -109,6 +111,33 @@ async fn charging_for(stage: &Stage, upstream: &str, more: &[&str]) -> Running {
     command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
     command.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
     Running::start(&mut command).await
+}
+
+#[tokio::test]
+async fn nobody_is_told_to_have_paid_nothing_after_a_transfer_that_came_first() {
+    const PAID: &str = "it is paid for, and presenting the same payment again charges nothing more";
+    let stage = Stage::new().await;
+    let odd = answering("HTTP/1.1 200 OK\r\nX402-Actual-Price: zz\r\nContent-Length: 4\r\n\r\ndone".to_owned()).await;
+    let mut income = 0;
+    for (upstream, flow, error, charged) in [
+        (NOBODY, "upfront", "upstream_unreachable", PAID),
+        (odd.as_str(), "upfront", "actual_price_unreadable", PAID),
+        (NOBODY, "authorization", "upstream_unreachable", "nothing was charged"),
+        (odd.as_str(), "authorization", "actual_price_unreadable", "nothing was charged"),
+    ] {
+        let charge = charging_for(&stage, upstream, &["--flow", flow, "--upto"]).await;
+        let url = format!("{}/x", charge.url());
+        let payment = transfer(&stage, &url).await;
+        income += if flow == "upfront" { PRICE } else { 0 };
+        for _ in 0..2 {
+            let answer = client().get(&url).header("payment-signature", &payment).send().await.unwrap();
+            let said: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+            assert_eq!(said["error"], error, "{said}");
+            assert!(said["detail"].as_str().unwrap().ends_with(charged), "{flow}: {said}");
+            assert_eq!(stage.income().await, income, "{flow}");
+        }
+        charge.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -244,6 +244,7 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "the clock is off by an hour",
         "the disk is full",
         "the service does not answer",
+        "the service does not answer, with `--flow upfront`",
         "the service is too slow",
         "the service gives a price that cannot be read",
         "a WebSocket",
@@ -540,6 +541,10 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "the service does not answer" => {
             charge = with_argument(&charge, &stage.upstream.url, NOBODY);
             configure(&mut charge, stage, FREE);
+        }
+        "the service does not answer, with `--flow upfront`" => {
+            charge = with_argument(&charge, &stage.upstream.url, NOBODY);
+            charge.args(["--price", "$0.001", "--flow", "upfront"]);
         }
         "nothing is approved for Permit2" | "an offer of at most a price, and no node" => {
             configure(&mut charge, stage, "upto = true\n[[route]]\npath = \"/echo\"\nmax_price = \"$0.001\"\n");

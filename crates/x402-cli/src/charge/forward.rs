@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tower_service::Service;
 use tower_x402::{
     Usdc,
+    protocol::PaymentFlow,
     server::{ActualPrice, VerifiedPayment},
 };
 use url::Url;
@@ -111,7 +112,7 @@ impl Inner {
         headers::remove_overrides(&mut headers);
         headers::remove_of_connection(&mut headers);
         let payment = parts.extensions.get::<VerifiedPayment>();
-        let is_paid = payment.is_some();
+        let (is_paid, charged) = (payment.is_some(), charged(payment));
         if let Some(payment) = payment {
             headers::add_payment(&mut headers, payment);
         }
@@ -121,21 +122,21 @@ impl Inner {
         }
         let answer = match timeout(self.timeout, outgoing.send()).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) if error.is_timeout() => return Err(too_slow()),
+            Ok(Err(error)) if error.is_timeout() => return Err(too_slow(charged)),
             Ok(Err(error)) if TooLong::is_cause_of(&error) => {
-                let detail = "the body is larger than it may be; nothing was charged";
+                let detail = format!("the body is larger than it may be; {charged}");
                 return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
             }
             Ok(Err(error)) => {
                 tracing::warn!(error = %error.without_url(), "the upstream does not answer");
-                let detail = "the service behind this address does not answer; nothing was charged";
+                let detail = format!("the service behind this address does not answer; {charged}");
                 return Err(Problem::new(StatusCode::BAD_GATEWAY, "upstream_unreachable", detail));
             }
-            Err(_elapsed) => return Err(too_slow()),
+            Err(_elapsed) => return Err(too_slow(charged)),
         };
         let mut response = Response::<reqwest::Body>::from(answer).map(Body::new);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let detail = "the service behind this address changed the protocol without being asked";
+            let detail = format!("the service behind this address changed the protocol without being asked; {charged}");
             return Err(Problem::new(StatusCode::BAD_GATEWAY, "upstream_switched_protocols", detail));
         }
         // The version is one of the connection. An upstream that speaks HTTP/1.0 does not make us close ours.
@@ -149,7 +150,12 @@ impl Inner {
         response.headers_mut().remove(ACTUAL_PRICE);
         // What failed costs nothing, whatever it says.
         if !said.is_empty() && response.status().is_success() {
-            response.extensions_mut().insert(ActualPrice(read_price(&said)?));
+            let price = read_price(&said).ok_or_else(|| {
+                tracing::error!("the upstream's X402-Actual-Price is not one amount such as $0.0004; {charged}");
+                let detail = format!("the service behind this address gave a price that cannot be read; {charged}");
+                Problem::new(StatusCode::BAD_GATEWAY, "actual_price_unreadable", detail)
+            })?;
+            response.extensions_mut().insert(ActualPrice(price));
         }
         Ok(response)
     }
@@ -188,22 +194,31 @@ pub(super) fn no_route() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_route", NO_ROUTE)
 }
 
-fn too_slow() -> Problem {
-    let detail = "the service behind this address takes too long; nothing was charged";
+/// Returns what a request that fails here costs its client.
+fn charged(payment: Option<&VerifiedPayment>) -> &'static str {
+    match payment {
+        Some(payment) if payment.flow == PaymentFlow::Upfront => {
+            "it is paid for, and presenting the same payment again charges nothing more"
+        }
+        // It filled the channel, or is a transfer that somebody else sent.
+        Some(payment) if payment.transaction.is_some() => {
+            "however often the same payment is presented, it is charged once at most"
+        }
+        _ => "nothing was charged",
+    }
+}
+
+fn too_slow(charged: &str) -> Problem {
+    let detail = format!("the service behind this address takes too long; {charged}");
     Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream_too_slow", detail)
 }
 
 /// Reads the price that the upstream gives. An answer with a price that cannot be read, or with two, is not charged for, and not passed on.
-fn read_price(said: &[HeaderValue]) -> Result<Usdc, Problem> {
-    let price = match said {
-        [said] => said.to_str().ok().and_then(|text| text.trim().parse().ok()),
+fn read_price(said: &[HeaderValue]) -> Option<Usdc> {
+    match said {
+        [said] => said.to_str().ok()?.trim().parse().ok(),
         _ => None,
-    };
-    price.ok_or_else(|| {
-        tracing::error!("the upstream's X402-Actual-Price is not one amount such as $0.0004; nothing was charged");
-        let detail = "the service behind this address gave a price that cannot be read; nothing was charged";
-        Problem::new(StatusCode::BAD_GATEWAY, "actual_price_unreadable", detail)
-    })
+    }
 }
 
 #[cfg(test)]
@@ -221,7 +236,7 @@ mod tests {
     #[test]
     fn a_price_that_cannot_be_read_is_no_price() {
         let read = |said: &[&'static str]| {
-            read_price(&said.iter().map(|text| HeaderValue::from_static(text)).collect::<Vec<_>>()).ok()
+            read_price(&said.iter().map(|text| HeaderValue::from_static(text)).collect::<Vec<_>>())
         };
         assert_eq!(read(&[" $0.0004"]), Some(Usdc::from_atomic(400)));
         assert_eq!(read(&["$0"]), Some(Usdc::ZERO), "nothing is a price, too");

@@ -15,10 +15,10 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
-use tower_x402::protocol::encode_header;
+use tower_x402::{client::ChannelPolicy, protocol::encode_header};
 
 use crate::{
-    removed::transfer,
+    removed::{payer, payment, transfer},
     rules::{offer, signed},
     stage::{PATIENCE, PRICE, Running, Stage, client, facts, run, x402},
     what_can_go_wrong::NOBODY,
@@ -110,7 +110,26 @@ async fn charging_for(stage: &Stage, upstream: &str, more: &[&str]) -> Running {
     command.args(more).args(["--pay-to", stage.devnet.text("payee"), "--ledger", &stage.ledger()]);
     command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
     command.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
+    command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
     Running::start(&mut command).await
+}
+
+#[tokio::test]
+async fn a_fixed_price_is_charged_whatever_the_service_passes_on() {
+    for header in ["X402-Actual-Price: $0", "X402-Actual-Price: what?", "Settlement-Overrides: {\"amount\":\"0\"}"] {
+        let stage = Stage::new().await;
+        let answer = format!("HTTP/1.1 200 OK\r\n{header}\r\nContent-Length: 4\r\n\r\ndone");
+        let charge = charging_for(&stage, &answering(answer).await, &[]).await;
+        let url = format!("{}/x", charge.url());
+        let voucher = payment(&payer(&stage).vouchers(ChannelPolicy::new()).build(), &url).await;
+        let answer = client().get(&url).header("payment-signature", voucher).send().await.unwrap();
+        let is_passed_on =
+            ["x402-actual-price", "settlement-overrides"].map(|name| answer.headers().contains_key(name));
+        assert_eq!((answer.status().as_u16(), is_passed_on), (200, [false, false]), "{header}");
+        // It claims before it stops.
+        charge.stop().await;
+        assert_eq!(stage.income().await, PRICE, "{header}");
+    }
 }
 
 #[tokio::test]

@@ -551,7 +551,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             charge.env_remove("CHANNELS_PRIVATE_KEY");
         }
         "the service is too slow" => configure(&mut charge, stage, &format!("timeout_seconds = 1\n{FREE}")),
-        "the service gives a price that cannot be read" => configure(&mut charge, stage, FREE),
+        "the service gives a price that cannot be read" => {
+            configure(&mut charge, stage, "upto = true\n[[route]]\npath = \"/odd\"\nprice = \"$0.001\"\n");
+        }
         "no path that is charged for" => {
             configure(&mut charge, stage, "[[route]]\npath = \"/sold\"\nprice = \"$0.001\"\n");
         }
@@ -589,7 +591,6 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "a request" => {
             let path = match wrong {
                 "the service is too slow" => "gated",
-                "the service gives a price that cannot be read" => "odd",
                 "no path that is charged for" => "nowhere",
                 _ => "echo",
             };
@@ -597,8 +598,13 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await
         }
         "a paid request" => {
-            let payment = transfer(stage, &format!("{url}/sold")).await;
-            Said::answer(client.get(format!("{url}/nowhere")).header("payment-signature", payment)).await
+            let (sold, path) = match wrong {
+                "no path that is charged for" => ("sold", "nowhere"),
+                "the service gives a price that cannot be read" => ("odd", "odd"),
+                _ => ("echo", "echo"),
+            };
+            let payment = transfer(stage, &format!("{url}/{sold}")).await;
+            Said::answer(client.post(format!("{url}/{path}")).header("payment-signature", payment)).await
         }
         "proxy" => {
             let mut proxy = x402();
@@ -697,7 +703,7 @@ const KEYSTORE: &str = r#"{"version":3,"id":"3198bc9c-6672-5ab3-d995-4942343ae5b
 "ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46",
 "mac":"517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2"}}"#;
 pub(crate) const NOBODY: &str = "http://127.0.0.1:9";
-const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n[[route]]\npath = \"/odd\"\nfree = true\n";
+const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n";
 
 /// The same request, as a browser asks for a WebSocket.
 fn upgrading(request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {

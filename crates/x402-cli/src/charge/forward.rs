@@ -27,7 +27,7 @@ use crate::{error::Error, headers, problem::Problem, serve::Peer, values::HttpUr
 
 /// The header in which an upstream says what a request really cost, in dollars: `$0.0004`.
 const ACTUAL_PRICE: HeaderName = HeaderName::from_static("x402-actual-price");
-/// The same header of the official packages. The layer removes it from answers that are paid for.
+/// The same header of the official packages. The layer reads it, and removes it from answers that are paid for.
 const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -41,6 +41,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Forwarder {
     inner: Arc<Inner>,
     only_paid: bool,
+    is_metered: bool,
 }
 
 #[derive(Debug)]
@@ -64,12 +65,18 @@ impl Forwarder {
             .build()
             .map_err(Error::Http)?;
         let base = upstream.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { inner: Arc::new(Inner { client, base, timeout, behind_proxy }), only_paid: false })
+        Ok(Self { inner: Arc::new(Inner { client, base, timeout, behind_proxy }), only_paid: false, is_metered: false })
     }
 
     /// Returns the same upstream for requests that are paid for, and for no others, such as preflights.
     pub(crate) fn only_paid(&self) -> Self {
         Self { only_paid: true, ..self.clone() }
+    }
+
+    /// Returns the same upstream for routes of which it says what a request cost. Of others it is not asked: it may be passing on what a
+    /// client had it say.
+    pub(crate) fn metered(&self) -> Self {
+        Self { is_metered: true, ..self.clone() }
     }
 }
 
@@ -91,12 +98,13 @@ where
         if self.only_paid && request.extensions().get::<VerifiedPayment>().is_none() {
             return Box::pin(std::future::ready(Ok(no_route().into_response())));
         }
-        Box::pin(async move { Ok(inner.forward(request).await.unwrap_or_else(Problem::into_response)) })
+        let is_metered = self.is_metered;
+        Box::pin(async move { Ok(inner.forward(request, is_metered).await.unwrap_or_else(Problem::into_response)) })
     }
 }
 
 impl Inner {
-    async fn forward<B>(&self, request: Request<B>) -> Result<Response<Body>, Problem>
+    async fn forward<B>(&self, request: Request<B>, is_metered: bool) -> Result<Response<Body>, Problem>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -143,13 +151,13 @@ impl Inner {
         *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
         headers::remove_about_payments(response.headers_mut());
-        if !is_paid {
+        if !(is_paid && is_metered) {
             response.headers_mut().remove(OVERRIDES);
         }
         let said: Vec<HeaderValue> = response.headers().get_all(ACTUAL_PRICE).iter().cloned().collect();
         response.headers_mut().remove(ACTUAL_PRICE);
         // What failed costs nothing, whatever it says.
-        if !said.is_empty() && response.status().is_success() {
+        if is_metered && !said.is_empty() && response.status().is_success() {
             let price = read_price(&said).ok_or_else(|| {
                 tracing::error!("the upstream's X402-Actual-Price is not one amount such as $0.0004; {charged}");
                 let detail = format!("the service behind this address gave a price that cannot be read; {charged}");

@@ -63,7 +63,8 @@ WHAT THE SERVICE IS TOLD
 
 WHAT THE SERVICE MAY SAY
   X402-Actual-Price: $0.0004    what the work really cost, up to the price, which may be nothing. Payments by voucher and by permit
-                                (--upto) are charged this much; a payment by transfer is for the price. The header is removed
+                                (--upto) are charged this much; a payment by transfer is for the price. It counts with --upto and in
+                                routes with a max_price. The header is removed
 
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url, unless

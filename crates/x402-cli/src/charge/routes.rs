@@ -312,7 +312,12 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
                 let silent = PriceError::new(StatusCode::SERVICE_UNAVAILABLE, AWAITED);
                 closed(silent, route.label(), common, settlement, to)?
             }
-            _ => Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to.clone()))),
+            price => {
+                // With --upto, every price is the most.
+                let is_metered = matches!(price, Price::UpTo(_)) || common.permits != Permits::Unwanted;
+                let to = if is_metered { to.metered() } else { to.clone() };
+                Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to)))
+            }
         };
         Ok(Entry { route: route.clone(), gate })
     };
@@ -330,7 +335,7 @@ fn closed(
     let builder = builder(common, settlement).facilitator(settlement.facilitator.clone()).route_label(label.as_str());
     let layer = builder.price_with(move |_| std::future::ready(Err(why.clone()))).build();
     let layer = layer.map_err(|source| Error::Paywall { route: label, source })?;
-    Ok(Gate::Paid(Box::new(layer.layer(to.only_paid()))))
+    Ok(Gate::Paid(Box::new(layer.layer(to.only_paid().metered()))))
 }
 
 /// Returns the settings that the layers of all routes share.

@@ -115,6 +115,92 @@ async fn charging_for(stage: &Stage, upstream: &str, more: &[&str]) -> Running {
 }
 
 #[tokio::test]
+async fn a_body_of_unknown_size_is_not_sold_by_its_size() {
+    const BY_SIZE: &str = "price = \"$0.001\"\n[[route]]\npath = \"/echo\"\nprice_per_kilobyte = \"$0.0001\"\n";
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file(BY_SIZE).await;
+    let payment = transfer(&stage, &format!("{}/echo", charge.url())).await;
+    let paid = format!("Content-Encoding: gzip\nPAYMENT-SIGNATURE: {}\n", payment.to_str().unwrap());
+    for (path, more, status) in [
+        ("/echo", "Content-Encoding: gzip\n", "415"),
+        ("/echo", "Content_Encoding: gzip\n", "415"),
+        ("/echo", "Content-Encoding: identity\nContent-Encoding: br\n", "415"),
+        ("/echo", "Content-Encoding: identity, gzip\n", "415"),
+        ("/echo", paid.as_str(), "415"),
+        ("/echo", "Content-Encoding: Identity\n", "402"),
+        ("/priced", "Content-Encoding: gzip\n", "402"),
+    ] {
+        let request = format!("POST {path} HTTP/1.1\nHost: h\nConnection: close\nContent-Length: 4\n{more}\nbody");
+        let answer = raw(charge.text("listening"), &request).await;
+        assert_eq!(&answer[9..12], status, "{more}: {answer}");
+        assert_eq!(answer.contains("encoding_not_priced"), status == "415", "{answer}");
+    }
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/echo"), stage.income().await), (0, 0));
+}
+
+#[tokio::test]
+async fn the_name_of_a_method_is_no_way_around_a_price() {
+    let stage = Stage::new().await;
+    let charge = stage
+        .charging_by_file(
+            "[[route]]\npath = \"/echo\"\nmethods = [\"POST\"]\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/priced\"\nmethods = [\"GET\"]\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/*\"\nfree = true\n",
+        )
+        .await;
+    for (line, status) in [
+        ("post /echo", "400"),
+        ("Post /echo", "400"),
+        ("POST_ /echo", "400"),
+        ("get /priced", "400"),
+        ("head /priced", "400"),
+        ("POST /echo", "402"),
+        ("GET /priced", "402"),
+        // Many services run what a GET runs.
+        ("HEAD /priced", "402"),
+        ("M-SEARCH /nowhere", "404"),
+    ] {
+        let request = format!("{line} HTTP/1.1\nHost: h\nConnection: close\nContent-Length: 0\n\n");
+        let answer = raw(charge.text("listening"), &request).await;
+        assert_eq!(&answer[9..12], status, "{line}: {answer}");
+        assert_eq!(answer.contains("unknown_method"), status == "400", "{answer}");
+    }
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/echo"), stage.upstream.count("/priced")), (0, 0));
+}
+
+#[tokio::test]
+async fn a_preflight_of_what_is_paid_for_never_reaches_the_service() {
+    let stage = Stage::new().await;
+    let charge = stage
+        .charging_by_file(
+            "[[route]]\npath = \"/echo\"\nmethods = [\"POST\"]\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/priced\"\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/*\"\nfree = true\n",
+        )
+        .await;
+    let preflight = async |path: &str, method: &'static str| {
+        let asked = client().request(Method::OPTIONS, format!("{}{path}?send=it", charge.url())).body("abc");
+        let asked = asked.header("origin", "https://page.example").header("access-control-request-method", method);
+        asked.header("access-control-request-headers", "payment-signature").send().await.unwrap()
+    };
+    for (path, method) in [("/echo", "POST"), ("/priced", "GET")] {
+        let answer = preflight(path, method).await;
+        let allowed = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(answer.status(), 204, "{path}");
+        assert_eq!(allowed("access-control-allow-methods").as_deref(), Some(method));
+        assert_eq!(allowed("access-control-allow-headers").as_deref(), Some("payment-signature"));
+        assert_eq!(allowed("access-control-allow-origin").as_deref(), Some("*"));
+    }
+    assert_eq!((stage.upstream.count("/echo"), stage.upstream.count("/priced")), (0, 0));
+    // What is free is the service's own.
+    assert_eq!(preflight("/echo", "GET").await.status(), 200);
+    charge.stop().await;
+    assert_eq!(stage.upstream.count("/echo"), 1);
+}
+
+#[tokio::test]
 async fn a_fixed_price_is_charged_whatever_the_service_passes_on() {
     for header in ["X402-Actual-Price: $0", "X402-Actual-Price: what?", "Settlement-Overrides: {\"amount\":\"0\"}"] {
         let stage = Stage::new().await;

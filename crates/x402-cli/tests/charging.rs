@@ -202,6 +202,8 @@ async fn nothing_is_passed_on_that_no_route_is_for() {
         ("GET /stream/../echo HTTP/1.1", 400, "ambiguous_path"),
         ("GET /stream%2f..%2fecho HTTP/1.1", 400, "ambiguous_path"),
         ("GET //stream HTTP/1.1", 400, "ambiguous_path"),
+        ("GET /stream%3Fx HTTP/1.1", 400, "ambiguous_path"),
+        ("GET /stream%23x HTTP/1.1", 400, "ambiguous_path"),
         ("POST /echo HTTP/1.1\nContent-Length: 99999999", 413, "body_too_large"),
     ] {
         let answer = raw(&charge, &format!("{request}\nHost: localhost\nConnection: close\n\n")).await;

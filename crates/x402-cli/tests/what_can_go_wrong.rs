@@ -248,6 +248,8 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "the service is too slow",
         "the service gives a price that cannot be read",
         "a WebSocket",
+        "a method in small letters",
+        "a compressed body that is paid for by its size",
         "no path that is charged for",
         "the facilitator of `--upto` does not answer yet",
         "the facilitator of `--upto` answers, and settles no permits",
@@ -546,6 +548,9 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             charge = with_argument(&charge, &stage.upstream.url, NOBODY);
             charge.args(["--price", "$0.001", "--flow", "upfront"]);
         }
+        "a compressed body that is paid for by its size" => {
+            configure(&mut charge, stage, "[[route]]\npath = \"/echo\"\nprice_per_kilobyte = \"$0.0001\"\n");
+        }
         "nothing is approved for Permit2" | "an offer of at most a price, and no node" => {
             configure(&mut charge, stage, "upto = true\n[[route]]\npath = \"/echo\"\nmax_price = \"$0.001\"\n");
             charge.env_remove("CHANNELS_PRIVATE_KEY");
@@ -595,7 +600,13 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 _ => "echo",
             };
             let request = client.post(format!("{url}/{path}"));
-            Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await
+            Said::answer(match wrong {
+                "a WebSocket" => upgrading(request),
+                "a method in small letters" => client.request("post".parse().unwrap(), format!("{url}/{path}")),
+                "a compressed body that is paid for by its size" => request.header("content-encoding", "gzip"),
+                _ => request,
+            })
+            .await
         }
         "a paid request" => {
             let (sold, path) = match wrong {

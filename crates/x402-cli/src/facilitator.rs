@@ -31,7 +31,7 @@ const KEYS: &str = "FACILITATOR_KEYS";
 
 /// Verifies and settles payments for sellers: POST /verify, POST /settle, GET /supported, GET /healthz.
 ///
-/// Without --rpc-url, it runs on a chain in the process, and no real money moves.
+/// Without --rpc-url, --network and keys, it runs on a chain in the process, and no real money moves.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 ENVIRONMENT
@@ -88,10 +88,9 @@ impl Command {
             None => None,
         };
         let (listener, listening) = serve::listen("--listen", &self.listen).await?;
-        let books = self.ledger.open().await?;
         let settlement = match &self.chain.rpc_url {
-            Some(_) => Settlement::by_node(&self.chain, books).await?,
-            None => Settlement::in_process(&self.chain, books).await?,
+            Some(_) => Settlement::by_node(&self.chain, self.ledger.open().await?).await?,
+            None => Settlement::in_process(&self.chain, &self.ledger, "--rpc-url").await?,
         };
         let mut service = FacilitatorService::builder(settlement.facilitator.clone())
             .asset(settlement.asset.clone())

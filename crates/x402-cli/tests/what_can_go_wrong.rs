@@ -179,6 +179,8 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "permits where nobody settles them",
         "no node to approve at",
         "a key for channels, and no node",
+        "a network, and no node",
+        "a settlement key, and no node",
         "two keys for one purpose",
         "the node does not answer",
         "a network without a known USDC",
@@ -399,6 +401,13 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             let said = Said::by(&run(&mut { command }).await);
             facilitator.stop().await;
             return said;
+        }
+        "a network, and no node" => {
+            command.env_remove("X402_RPC_URL").env_remove("SETTLEMENT_PRIVATE_KEY").env_remove("CHANNELS_PRIVATE_KEY");
+            command = with_argument(command.args(["--network", "base"]), &stage.ledger(), "memory");
+        }
+        "a settlement key, and no node" => {
+            command = with_argument(command.env_remove("X402_RPC_URL"), &stage.ledger(), "memory");
         }
         "two keys for one purpose" => {
             command.env("SETTLEMENT_PRIVATE_KEY_FILE", stage.path("other.key"));

@@ -48,7 +48,7 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:4021";
 /// The service needs to know nothing of payments. An answer that is not a success (2xx) is not charged for, nor is one that takes too
 /// long. Answers stream in both directions. WebSockets and other upgrades are refused.
 ///
-/// Without --rpc-url and --facilitator-url, everything runs on a chain in the process: then no real money moves.
+/// Without --rpc-url, --facilitator-url, --network and keys, everything runs on a chain in the process: then no real money moves.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 WHAT THE SERVICE IS TOLD
@@ -392,15 +392,10 @@ impl Settings {
     }
 
     async fn settlement(&self) -> Result<Settlement, Error> {
-        if self.facilitator_url.is_none() && self.chain.rpc_url.is_none() && self.ledger.is_durable() {
-            let problem = "outlives the chain in this process: give --rpc-url or --facilitator-url, or leave it out";
-            return Err(Error::setting("--ledger", problem));
-        }
-        let books = self.ledger.open().await?;
         match (&self.facilitator_url, &self.chain.rpc_url) {
-            (Some(url), _) => Settlement::by_facilitator(url, &self.chain, books).await,
-            (None, Some(_)) => Settlement::by_node(&self.chain, books).await,
-            (None, None) => Settlement::in_process(&self.chain, books).await,
+            (Some(url), _) => Settlement::by_facilitator(url, &self.chain, self.ledger.open().await?).await,
+            (None, Some(_)) => Settlement::by_node(&self.chain, self.ledger.open().await?).await,
+            (None, None) => Settlement::in_process(&self.chain, &self.ledger, "--rpc-url or --facilitator-url").await,
         }
     }
 }

@@ -33,6 +33,14 @@ impl HttpUrl {
         Some((host, url.port_or_known_default()?))
     }
 
+    pub(crate) fn has_query_or_fragment(&self) -> bool {
+        self.0.contains(['?', '#'])
+    }
+
+    pub(crate) fn has_user(&self) -> bool {
+        self.0.parse::<Url>().is_ok_and(|url| !url.username().is_empty() || url.password().is_some())
+    }
+
     /// Returns the scheme, host and port.
     pub(crate) fn origin(&self) -> String {
         self.0.parse::<Url>().map_or_else(|_| String::new(), |url| url.origin().ascii_serialization())

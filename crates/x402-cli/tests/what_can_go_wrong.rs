@@ -160,6 +160,8 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "no price",
         "no service",
         "a service without `http://`",
+        "a service with a query",
+        "a public address with a password",
         "no payee",
         "a price of nothing",
         "a field that does not exist",
@@ -331,6 +333,12 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command.args(["charge", "--price", "$0.001"]);
         }
         "a service without `http://`" => command = with_argument(&command, &stage.upstream.url, "localhost:8000"),
+        "a service with a query" => {
+            command = with_argument(&command, &stage.upstream.url, "http://127.0.0.1:8000/run?script=");
+        }
+        "a public address with a password" => {
+            command.args(["--public-url", "https://user:secret@api.example"]);
+        }
         "no payee" => {
             command = x402();
             command.args(["charge", "--price", "$0.001", "--upstream", NOBODY, "--listen", "127.0.0.1:0"]);

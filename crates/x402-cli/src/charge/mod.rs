@@ -179,10 +179,21 @@ impl Command {
             Some(_) => (chain.asset, chain.asset_name.clone(), chain.asset_version.clone()),
             None => (file.asset, file.asset_name, file.asset_version),
         };
+        let upstream = self.upstream.clone().or(file.upstream).ok_or_else(|| {
+            Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
+        })?;
+        if upstream.has_query_or_fragment() {
+            let problem = "has a query or a fragment, after which no path can stand: leave it out";
+            return Err(Error::setting("--upstream", problem));
+        }
+        let public_url = self.public_url.clone().or(file.public_url);
+        if public_url.as_ref().is_some_and(|url| url.has_user() || url.has_query_or_fragment()) {
+            let problem =
+                "is shown to every client, and used before each path: leave out user, password, query and fragment";
+            return Err(Error::setting("--public-url", problem));
+        }
         Ok(Settings {
-            upstream: self.upstream.clone().or(file.upstream).ok_or_else(|| {
-                Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
-            })?,
+            upstream,
             listen: self.listen.clone().or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
             chain: ChainFlags {
                 network: chain.network.or(file.network),
@@ -194,7 +205,7 @@ impl Command {
             facilitator_url: self.facilitator_url.clone().or(file.facilitator_url),
             ledger: self.ledger.clone().or(file.ledger).unwrap_or(LedgerAt::Memory),
             pay_to: self.pay_to.or(file.pay_to),
-            public_url: self.public_url.clone().or(file.public_url),
+            public_url,
             behind_proxy: self.behind_proxy || file.behind_proxy,
             timeout: Duration::from_secs(self.timeout.or(file.timeout_seconds).unwrap_or(DEFAULT_TIMEOUT)),
             flow: match self.flow.or(file.flow) {

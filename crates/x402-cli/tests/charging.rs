@@ -183,6 +183,20 @@ async fn a_price_that_cannot_be_read_charges_nothing() {
     assert_eq!(stage.income().await, 0);
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_ledger_that_everybody_could_read_is_tightened() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let stage = Stage::new().await;
+    let path = stage.path("payments.sqlite");
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let charge = stage.charging().await;
+    let mode = |name: &str| std::fs::metadata(stage.path(name)).unwrap().permissions().mode() & 0o007;
+    assert_eq!((mode("payments.sqlite"), mode("payments.sqlite-wal")), (0, 0));
+    charge.stop().await;
+}
+
 #[tokio::test]
 async fn a_body_is_charged_for_by_its_size() {
     let stage = Stage::new().await;

@@ -106,8 +106,13 @@ impl Command {
             service = service.catalogue(resources, LISTED_FOR);
         }
         service = self.payee.iter().fold(service, |service, payee| service.payee(*payee));
-        let keys = std::env::var(KEYS).unwrap_or_default();
-        let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        let given = std::env::var_os(KEYS).unwrap_or_default();
+        let keys = given.to_str().unwrap_or_default().split(',').map(str::trim);
+        let keys: Vec<&str> = keys.filter(|key| !key.is_empty()).collect();
+        if keys.is_empty() && !given.is_empty() {
+            let problem = "has no key: give one or more, with commas between them, or unset it to serve anybody";
+            return Err(Error::setting(KEYS, problem));
+        }
         service = keys.iter().fold(service, |service, key| service.bearer_key(*key));
         // Whoever asks first says what a permit is charged: a stranger may be the buyer.
         service = service.permits(!keys.is_empty());

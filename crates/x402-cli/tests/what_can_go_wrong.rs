@@ -183,6 +183,7 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "a key for channels, and no node",
         "a network, and no node",
         "a settlement key, and no node",
+        "only commas in `FACILITATOR_KEYS`",
         "two keys for one purpose",
         "the node does not answer",
         "a network without a known USDC",
@@ -416,6 +417,9 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
         }
         "a settlement key, and no node" => {
             command = with_argument(command.env_remove("X402_RPC_URL"), &stage.ledger(), "memory");
+        }
+        "only commas in `FACILITATOR_KEYS`" => {
+            command.env("FACILITATOR_KEYS", " , ");
         }
         "two keys for one purpose" => {
             command.env("SETTLEMENT_PRIVATE_KEY_FILE", stage.path("other.key"));

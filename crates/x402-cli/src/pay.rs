@@ -257,6 +257,13 @@ impl Command {
         }
         let mut response = asked.send().await.map_err(|error| self.failed(error.into()))?;
         let (status, headers) = (response.status(), response.headers().clone());
+        if status.as_u16() >= 400 && status != StatusCode::PAYMENT_REQUIRED {
+            let what = format!("no price is known: the answer is {status}");
+            if self.json {
+                output::line(json!({ "status": status.as_u16(), "offers": [], "would_pay": false, "reason": what }));
+            }
+            return Err(Error::Failed { what, advice: advice_for(status) });
+        }
         if status != StatusCode::PAYMENT_REQUIRED {
             match self.json {
                 true => {

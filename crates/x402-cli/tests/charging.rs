@@ -183,6 +183,17 @@ async fn a_price_that_cannot_be_read_charges_nothing() {
     assert_eq!(stage.income().await, 0);
 }
 
+#[tokio::test]
+async fn a_dry_run_of_a_service_that_fails_gives_no_price() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file("[[route]]\npath = \"/fail\"\nfree = true").await;
+    let output = run(stage.pay(&format!("{}/fail", charge.url())).arg("--dry-run")).await;
+    let (code, said) = (output.status.code(), facts(&output));
+    assert_eq!((code, &said["would_pay"], &said["status"]), (Some(1), &json!(false), &json!(500)));
+    assert_eq!(said["reason"], "no price is known: the answer is 500 Internal Server Error");
+    charge.stop().await;
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn a_ledger_that_everybody_could_read_is_tightened() {

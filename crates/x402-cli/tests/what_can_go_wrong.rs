@@ -660,9 +660,12 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             proxy.kill().await;
             said
         }
-        "pay" => {
+        "pay" | "pay --dry-run" => {
             let mut pay = x402();
             pay.args(["pay", &format!("{url}/echo"), "--attempts", "1"]).env("PAYER_PRIVATE_KEY", payer);
+            if asked == "pay --dry-run" {
+                pay.arg("--dry-run");
+            }
             match wrong {
                 "above the budget" => pay.args(["--budget", "$0.0009"]),
                 "the clock is off by an hour" => {

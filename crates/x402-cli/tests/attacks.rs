@@ -222,7 +222,10 @@ async fn a_fixed_price_is_charged_whatever_the_service_passes_on() {
 async fn nobody_is_told_to_have_paid_nothing_after_a_transfer_that_came_first() {
     const PAID: &str = "it is paid for, and presenting the same payment again charges nothing more";
     let stage = Stage::new().await;
-    let odd = answering("HTTP/1.1 200 OK\r\nX402-Actual-Price: zz\r\nContent-Length: 4\r\n\r\ndone".to_owned()).await;
+    let odd = answering(
+        "HTTP/1.1 200 OK\r\nConnection: close\r\nX402-Actual-Price: zz\r\nContent-Length: 4\r\n\r\ndone".to_owned(),
+    )
+    .await;
     let mut income = 0;
     for (upstream, flow, error, charged) in [
         (NOBODY, "upfront", "upstream_unreachable", PAID),

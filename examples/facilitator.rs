@@ -130,8 +130,12 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     for payee in &flags.payee {
         service = service.payee(*payee);
     }
-    let keys = std::env::var("FACILITATOR_KEYS").unwrap_or_default();
-    let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+    let given = std::env::var("FACILITATOR_KEYS").unwrap_or_default();
+    let keys: Vec<&str> = given.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+    anyhow::ensure!(
+        given.is_empty() || !keys.is_empty(),
+        "FACILITATOR_KEYS has no key: give one, or unset it to serve anybody"
+    );
     for key in &keys {
         service = service.bearer_key(*key);
     }

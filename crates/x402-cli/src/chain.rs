@@ -24,7 +24,7 @@ use crate::{
     devnet::Local,
     error::Error,
     keys::{self, KeyFlags, Role},
-    values::{Books, HttpUrl, account},
+    values::{Books, HttpUrl, LedgerAt, account},
 };
 
 /// The time that a payer's transaction has to get into a block.
@@ -226,8 +226,26 @@ impl Settlement {
         Ok(Self { facilitator, own: None, channels, contract, asset, books, local: None })
     }
 
-    /// Settles on a chain in this process.
-    pub(crate) async fn in_process(chain: &ChainFlags, books: Books) -> Result<Self, Error> {
+    /// Settles on a chain in this process. Refuses what is meant for another chain: whoever forgot its node would sell for play money. `ways`
+    /// are the flags that lead to another chain.
+    pub(crate) async fn in_process(chain: &ChainFlags, ledger: &LedgerAt, ways: &str) -> Result<Self, Error> {
+        if ledger.is_durable() {
+            let problem = format!("outlives the chain in this process: give {ways}, or leave it out");
+            return Err(Error::setting("--ledger", problem));
+        }
+        if let Some(network) = chain.network {
+            let problem = format!(
+                "nothing says how to reach {network}: set X402_RPC_URL, give {ways}, or leave it out to try everything without real money"
+            );
+            return Err(Error::setting("--network", problem));
+        }
+        if let Some(variable) = [Role::SETTLEMENT, Role::CHANNELS].into_iter().find_map(keys::variable_with) {
+            let problem = format!(
+                "nothing says where to use it: set X402_RPC_URL, give {ways}, or unset it to try everything without real money"
+            );
+            return Err(Error::setting(variable, problem));
+        }
+        let books = ledger.open().await?;
         let devnet = Devnet::builder().chain_id(chain.network().chain_id()).start().await?;
         let asset = devnet.asset();
         if chain.asset.is_some_and(|wanted| wanted != asset.address) {

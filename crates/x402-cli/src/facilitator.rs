@@ -31,7 +31,7 @@ const KEYS: &str = "FACILITATOR_KEYS";
 
 /// Verifies and settles payments for sellers: POST /verify, POST /settle, GET /supported, GET /healthz.
 ///
-/// Without --rpc-url, it runs on a chain in the process, and no real money moves.
+/// Without --rpc-url, --network and keys, it runs on a chain in the process, and no real money moves.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 ENVIRONMENT
@@ -88,10 +88,9 @@ impl Command {
             None => None,
         };
         let (listener, listening) = serve::listen("--listen", &self.listen).await?;
-        let books = self.ledger.open().await?;
         let settlement = match &self.chain.rpc_url {
-            Some(_) => Settlement::by_node(&self.chain, books).await?,
-            None => Settlement::in_process(&self.chain, books).await?,
+            Some(_) => Settlement::by_node(&self.chain, self.ledger.open().await?).await?,
+            None => Settlement::in_process(&self.chain, &self.ledger, "--rpc-url").await?,
         };
         let mut service = FacilitatorService::builder(settlement.facilitator.clone())
             .asset(settlement.asset.clone())
@@ -107,8 +106,13 @@ impl Command {
             service = service.catalogue(resources, LISTED_FOR);
         }
         service = self.payee.iter().fold(service, |service, payee| service.payee(*payee));
-        let keys = std::env::var(KEYS).unwrap_or_default();
-        let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        let given = std::env::var_os(KEYS).unwrap_or_default();
+        let keys = given.to_str().unwrap_or_default().split(',').map(str::trim);
+        let keys: Vec<&str> = keys.filter(|key| !key.is_empty()).collect();
+        if keys.is_empty() && !given.is_empty() {
+            let problem = "has no key: give one or more, with commas between them, or unset it to serve anybody";
+            return Err(Error::setting(KEYS, problem));
+        }
         service = keys.iter().fold(service, |service, key| service.bearer_key(*key));
         // Whoever asks first says what a permit is charged: a stranger may be the buyer.
         service = service.permits(!keys.is_empty());

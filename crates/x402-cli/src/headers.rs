@@ -3,7 +3,8 @@
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{
-        CONNECTION, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+        CONNECTION, CONTENT_ENCODING, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+        TRANSFER_ENCODING, UPGRADE,
     },
 };
 use tower_x402::{protocol::header_name, server::VerifiedPayment};
@@ -58,6 +59,12 @@ pub(crate) fn has_payment(headers: &HeaderMap) -> bool {
     PAYMENTS.iter().any(|name| headers.contains_key(*name))
 }
 
+/// Returns `true` if the body is compressed, or encoded in another way: then its length says nothing of what is in it.
+pub(crate) fn has_encoded_body(headers: &HeaderMap) -> bool {
+    let is_encoding = |value: &HeaderValue| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
+    headers.iter().any(|(name, value)| as_read(name) == CONTENT_ENCODING.as_str() && is_encoding(value))
+}
+
 /// Removes payments, which are bearer data, and everything whose name only a proxy of this command may use.
 pub(crate) fn remove_what_is_ours(headers: &mut HeaderMap) {
     remove(headers, |name| name.starts_with(OURS) || PAYMENTS.contains(&name));
@@ -89,9 +96,12 @@ pub(crate) fn remove_forwarded(headers: &mut HeaderMap) {
 }
 
 /// Some upstreams read an underscore as a hyphen (WSGI), and some anything that is no letter or digit (CGI).
+fn as_read(name: &HeaderName) -> String {
+    name.as_str().replace(|character: char| !character.is_ascii_alphanumeric(), "-")
+}
+
 fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
-    let is_other = |character: char| !character.is_ascii_alphanumeric();
-    let is_removed = |name: &&HeaderName| is_removed(&name.as_str().replace(is_other, "-"));
+    let is_removed = |name: &&HeaderName| is_removed(&as_read(name));
     let names: Vec<HeaderName> = headers.keys().filter(is_removed).cloned().collect();
     for name in names {
         headers.remove(name);

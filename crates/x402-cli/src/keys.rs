@@ -1,6 +1,6 @@
 //! Private keys, from variables and files and never from the command line, which other users of a machine can read.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, ffi::OsString, fs, path::PathBuf};
 
 use tower_x402::{client::key, signers::PrivateKeySigner};
 use zeroize::Zeroizing;
@@ -54,11 +54,7 @@ pub(crate) async fn find(role: Role, flags: &KeyFlags) -> Result<Option<PrivateK
     if let Some(path) = &flags.key_file {
         return from_file(role, path).map(Some);
     }
-    let found: Vec<_> = ["PRIVATE_KEY", "PRIVATE_KEY_FILE", "KEYSTORE"]
-        .into_iter()
-        .filter_map(|rest| Some((rest, env::var_os(role.variable(rest)).filter(|value| !value.is_empty())?)))
-        .collect();
-    match found.as_slice() {
+    match given(role).as_slice() {
         [] => Ok(None),
         [("PRIVATE_KEY", _)] => key::from_env(&role.variable("PRIVATE_KEY")).map(Some).map_err(broken),
         [("PRIVATE_KEY_FILE", path)] => from_file(role, &PathBuf::from(path)).map(Some),
@@ -68,6 +64,17 @@ pub(crate) async fn find(role: Role, flags: &KeyFlags) -> Result<Option<PrivateK
             Err(Error::setting(role.variable(one), problem))
         }
     }
+}
+
+/// Returns the variables that give the key of a role, by the rest of their names, and their values.
+fn given(role: Role) -> Vec<(&'static str, OsString)> {
+    let names = ["PRIVATE_KEY", "PRIVATE_KEY_FILE", "KEYSTORE"].into_iter();
+    names.filter_map(|rest| Some((rest, env::var_os(role.variable(rest)).filter(|value| !value.is_empty())?))).collect()
+}
+
+/// Returns the name of a variable that gives the key of a role, if there is one.
+pub(crate) fn variable_with(role: Role) -> Option<String> {
+    given(role).first().map(|(rest, _)| role.variable(rest))
 }
 
 /// Reads the key of a role, which must be there.

@@ -11,7 +11,8 @@ pub(crate) fn plain(path: &str) -> Option<String> {
     }
     let decoded = percent_decode_str(path).decode_utf8().ok()?.into_owned();
     let is_odd = |segment: &str| matches!(segment, "." | "..");
-    let is_ambiguous = decoded.contains(['\\', '\0', ';'])
+    // Some servers decode a path before they look for its end.
+    let is_ambiguous = decoded.contains(['\\', '\0', ';', '?', '#'])
         || decoded.contains("//")
         // Decoded twice, it would be another path.
         || decoded.contains('%')
@@ -47,6 +48,8 @@ mod tests {
             "/evaluate%00",
             "/%2565valuate",
             "/evaluate;x=1",
+            "/evaluate%3Fx",
+            "/evaluate%23x",
             "/%ff",
             "/%0a",
             "/a/..",

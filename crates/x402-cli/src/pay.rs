@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::{fs::File, io::AsyncWriteExt as _};
 use tower_x402::{
     Usdc,
-    client::{PaymentError, Purchase, ReceiptExt as _},
+    client::{PaymentError, PaymentOutcome, Purchase, ReceiptExt as _},
     protocol::{
         MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentRequired, PaymentRequirements, decode_header, header_name,
     },
@@ -219,8 +219,13 @@ impl Command {
             output::remark(format_args!("x402: {outcome}: {amount}{by} to {pay_to}{transaction}{reason}"));
         }
         copied?;
+        let is_paid = receipt.is_some_and(|receipt| receipt.outcome == PaymentOutcome::Settled);
         match status.as_u16() {
             ..400 => Ok(()),
+            500.. if is_paid => Err(Error::Failed {
+                what: format!("the answer is {status}"),
+                advice: "It was paid. With --journal and --purchase, the same command presents the same payment again, which charges nothing more.",
+            }),
             _ => Err(Error::Failed { what: format!("the answer is {status}"), advice: advice_for(status) }),
         }
     }
@@ -252,6 +257,13 @@ impl Command {
         }
         let mut response = asked.send().await.map_err(|error| self.failed(error.into()))?;
         let (status, headers) = (response.status(), response.headers().clone());
+        if status.as_u16() >= 400 && status != StatusCode::PAYMENT_REQUIRED {
+            let what = format!("no price is known: the answer is {status}");
+            if self.json {
+                output::line(json!({ "status": status.as_u16(), "offers": [], "would_pay": false, "reason": what }));
+            }
+            return Err(Error::Failed { what, advice: advice_for(status) });
+        }
         if status != StatusCode::PAYMENT_REQUIRED {
             match self.json {
                 true => {

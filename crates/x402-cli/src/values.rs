@@ -33,6 +33,14 @@ impl HttpUrl {
         Some((host, url.port_or_known_default()?))
     }
 
+    pub(crate) fn has_query_or_fragment(&self) -> bool {
+        self.0.contains(['?', '#'])
+    }
+
+    pub(crate) fn has_user(&self) -> bool {
+        self.0.parse::<Url>().is_ok_and(|url| !url.username().is_empty() || url.password().is_some())
+    }
+
     /// Returns the scheme, host and port.
     pub(crate) fn origin(&self) -> String {
         self.0.parse::<Url>().map_or_else(|_| String::new(), |url| url.origin().ascii_serialization())
@@ -107,6 +115,8 @@ impl LedgerAt {
         Ok(match self {
             Self::Memory => Books::of(Arc::new(MemoryLedger::new())),
             Self::Sqlite(path) => {
+                #[cfg(unix)]
+                keep_from_others(path);
                 let file = Arc::new(SqliteLedger::open(path).await.map_err(failed)?);
                 Books { file: Some(file.clone()), ..Books::of(file) }
             }
@@ -117,6 +127,23 @@ impl LedgerAt {
     /// Returns `true` if it outlives the process.
     pub(crate) fn is_durable(&self) -> bool {
         *self != Self::Memory
+    }
+}
+
+/// Takes from a ledger that was there, and from what SQLite keeps beside it, what everybody may do: it holds signatures and answers. A ledger that
+/// somebody else owns still works, so that it is no error if this fails. The mode of a device must not change.
+#[cfg(unix)]
+fn keep_from_others(path: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    for file in [path, std::path::Path::new(&log)] {
+        let Some(found) = fs::metadata(file).ok().filter(fs::Metadata::is_file) else { continue };
+        let mode = found.permissions().mode();
+        let kept = fs::Permissions::from_mode(mode & !0o007);
+        if mode & 0o007 != 0 && fs::set_permissions(file, kept).is_err() {
+            tracing::warn!("everybody may read {}, and only its owner can change that: chmod 600 it", file.display());
+        }
     }
 }
 

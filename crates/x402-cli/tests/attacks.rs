@@ -15,11 +15,13 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
-use tower_x402::protocol::encode_header;
+use tower_x402::{client::ChannelPolicy, protocol::encode_header};
 
 use crate::{
+    removed::{payer, payment, transfer},
     rules::{offer, signed},
-    stage::{PATIENCE, PRICE, Running, Stage, facts, run, x402},
+    stage::{PATIENCE, PRICE, Running, Stage, client, facts, run, x402},
+    what_can_go_wrong::NOBODY,
 };
 
 /// Sends a request as it is written, and returns the answer.
@@ -108,7 +110,142 @@ async fn charging_for(stage: &Stage, upstream: &str, more: &[&str]) -> Running {
     command.args(more).args(["--pay-to", stage.devnet.text("payee"), "--ledger", &stage.ledger()]);
     command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
     command.env("SETTLEMENT_PRIVATE_KEY", stage.devnet.text("settlement_private_key"));
+    command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
     Running::start(&mut command).await
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_size_is_not_sold_by_its_size() {
+    const BY_SIZE: &str = "price = \"$0.001\"\n[[route]]\npath = \"/echo\"\nprice_per_kilobyte = \"$0.0001\"\n";
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file(BY_SIZE).await;
+    let payment = transfer(&stage, &format!("{}/echo", charge.url())).await;
+    let paid = format!("Content-Encoding: gzip\nPAYMENT-SIGNATURE: {}\n", payment.to_str().unwrap());
+    for (path, more, status) in [
+        ("/echo", "Content-Encoding: gzip\n", "415"),
+        ("/echo", "Content_Encoding: gzip\n", "415"),
+        ("/echo", "Content-Encoding: identity\nContent-Encoding: br\n", "415"),
+        ("/echo", "Content-Encoding: identity, gzip\n", "415"),
+        ("/echo", paid.as_str(), "415"),
+        ("/echo", "Content-Encoding: Identity\n", "402"),
+        ("/priced", "Content-Encoding: gzip\n", "402"),
+    ] {
+        let request = format!("POST {path} HTTP/1.1\nHost: h\nConnection: close\nContent-Length: 4\n{more}\nbody");
+        let answer = raw(charge.text("listening"), &request).await;
+        assert_eq!(&answer[9..12], status, "{more}: {answer}");
+        assert_eq!(answer.contains("encoding_not_priced"), status == "415", "{answer}");
+    }
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/echo"), stage.income().await), (0, 0));
+}
+
+#[tokio::test]
+async fn the_name_of_a_method_is_no_way_around_a_price() {
+    let stage = Stage::new().await;
+    let charge = stage
+        .charging_by_file(
+            "[[route]]\npath = \"/echo\"\nmethods = [\"POST\"]\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/priced\"\nmethods = [\"GET\"]\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/*\"\nfree = true\n",
+        )
+        .await;
+    for (line, status) in [
+        ("post /echo", "400"),
+        ("Post /echo", "400"),
+        ("POST_ /echo", "400"),
+        ("get /priced", "400"),
+        ("head /priced", "400"),
+        ("POST /echo", "402"),
+        ("GET /priced", "402"),
+        // Many services run what a GET runs.
+        ("HEAD /priced", "402"),
+        ("M-SEARCH /nowhere", "404"),
+    ] {
+        let request = format!("{line} HTTP/1.1\nHost: h\nConnection: close\nContent-Length: 0\n\n");
+        let answer = raw(charge.text("listening"), &request).await;
+        assert_eq!(&answer[9..12], status, "{line}: {answer}");
+        assert_eq!(answer.contains("unknown_method"), status == "400", "{answer}");
+    }
+    charge.stop().await;
+    assert_eq!((stage.upstream.count("/echo"), stage.upstream.count("/priced")), (0, 0));
+}
+
+#[tokio::test]
+async fn a_preflight_of_what_is_paid_for_never_reaches_the_service() {
+    let stage = Stage::new().await;
+    let charge = stage
+        .charging_by_file(
+            "[[route]]\npath = \"/echo\"\nmethods = [\"POST\"]\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/priced\"\nprice = \"$0.001\"\n\
+             [[route]]\npath = \"/*\"\nfree = true\n",
+        )
+        .await;
+    let preflight = async |path: &str, method: &'static str| {
+        let asked = client().request(Method::OPTIONS, format!("{}{path}?send=it", charge.url())).body("abc");
+        let asked = asked.header("origin", "https://page.example").header("access-control-request-method", method);
+        asked.header("access-control-request-headers", "payment-signature").send().await.unwrap()
+    };
+    for (path, method) in [("/echo", "POST"), ("/priced", "GET")] {
+        let answer = preflight(path, method).await;
+        let allowed = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(answer.status(), 204, "{path}");
+        assert_eq!(allowed("access-control-allow-methods").as_deref(), Some(method));
+        assert_eq!(allowed("access-control-allow-headers").as_deref(), Some("payment-signature"));
+        assert_eq!(allowed("access-control-allow-origin").as_deref(), Some("*"));
+    }
+    assert_eq!((stage.upstream.count("/echo"), stage.upstream.count("/priced")), (0, 0));
+    // What is free is the service's own.
+    assert_eq!(preflight("/echo", "GET").await.status(), 200);
+    charge.stop().await;
+    assert_eq!(stage.upstream.count("/echo"), 1);
+}
+
+#[tokio::test]
+async fn a_fixed_price_is_charged_whatever_the_service_passes_on() {
+    for header in ["X402-Actual-Price: $0", "X402-Actual-Price: what?", "Settlement-Overrides: {\"amount\":\"0\"}"] {
+        let stage = Stage::new().await;
+        let answer = format!("HTTP/1.1 200 OK\r\n{header}\r\nContent-Length: 4\r\n\r\ndone");
+        let charge = charging_for(&stage, &answering(answer).await, &[]).await;
+        let url = format!("{}/x", charge.url());
+        let voucher = payment(&payer(&stage).vouchers(ChannelPolicy::new()).build(), &url).await;
+        let answer = client().get(&url).header("payment-signature", voucher).send().await.unwrap();
+        let is_passed_on =
+            ["x402-actual-price", "settlement-overrides"].map(|name| answer.headers().contains_key(name));
+        assert_eq!((answer.status().as_u16(), is_passed_on), (200, [false, false]), "{header}");
+        // It claims before it stops.
+        charge.stop().await;
+        assert_eq!(stage.income().await, PRICE, "{header}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_told_to_have_paid_nothing_after_a_transfer_that_came_first() {
+    const PAID: &str = "it is paid for, and presenting the same payment again charges nothing more";
+    let stage = Stage::new().await;
+    let odd = answering(
+        "HTTP/1.1 200 OK\r\nConnection: close\r\nX402-Actual-Price: zz\r\nContent-Length: 4\r\n\r\ndone".to_owned(),
+    )
+    .await;
+    let mut income = 0;
+    for (upstream, flow, error, charged) in [
+        (NOBODY, "upfront", "upstream_unreachable", PAID),
+        (odd.as_str(), "upfront", "actual_price_unreadable", PAID),
+        (NOBODY, "authorization", "upstream_unreachable", "nothing was charged"),
+        (odd.as_str(), "authorization", "actual_price_unreadable", "nothing was charged"),
+    ] {
+        let charge = charging_for(&stage, upstream, &["--flow", flow, "--upto"]).await;
+        let url = format!("{}/x", charge.url());
+        let payment = transfer(&stage, &url).await;
+        income += if flow == "upfront" { PRICE } else { 0 };
+        for _ in 0..2 {
+            let answer = client().get(&url).header("payment-signature", &payment).send().await.unwrap();
+            let said: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+            assert_eq!(said["error"], error, "{said}");
+            assert!(said["detail"].as_str().unwrap().ends_with(charged), "{flow}: {said}");
+            assert_eq!(stage.income().await, income, "{flow}");
+        }
+        charge.stop().await;
+    }
 }
 
 #[tokio::test]

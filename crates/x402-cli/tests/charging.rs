@@ -34,10 +34,6 @@ path = "/dear"
 max_price = "$0.001"
 
 [[route]]
-path = "/odd"
-price = "$0.001"
-
-[[route]]
 path = "/echo"
 methods = ["POST"]
 price = "$0.0005"
@@ -180,11 +176,36 @@ async fn the_service_says_what_a_voucher_is_charged() {
 #[tokio::test]
 async fn a_price_that_cannot_be_read_charges_nothing() {
     let stage = Stage::new().await;
-    let charge = stage.charging_by_file(FILE).await;
+    let charge = stage.charging_by_file("upto = true\nprice = \"$0.001\"").await;
     let answer = paid(stage.pay(&format!("{}/odd", charge.url())).args(["-d", "", "--attempts", "1"])).await;
     assert_eq!(answer["status"], 502);
     charge.stop().await;
     assert_eq!(stage.income().await, 0);
+}
+
+#[tokio::test]
+async fn a_dry_run_of_a_service_that_fails_gives_no_price() {
+    let stage = Stage::new().await;
+    let charge = stage.charging_by_file("[[route]]\npath = \"/fail\"\nfree = true").await;
+    let output = run(stage.pay(&format!("{}/fail", charge.url())).arg("--dry-run")).await;
+    let (code, said) = (output.status.code(), facts(&output));
+    assert_eq!((code, &said["would_pay"], &said["status"]), (Some(1), &json!(false), &json!(500)));
+    assert_eq!(said["reason"], "no price is known: the answer is 500 Internal Server Error");
+    charge.stop().await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_ledger_that_everybody_could_read_is_tightened() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let stage = Stage::new().await;
+    let path = stage.path("payments.sqlite");
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let charge = stage.charging().await;
+    let mode = |name: &str| std::fs::metadata(stage.path(name)).unwrap().permissions().mode() & 0o007;
+    assert_eq!((mode("payments.sqlite"), mode("payments.sqlite-wal")), (0, 0));
+    charge.stop().await;
 }
 
 #[tokio::test]
@@ -206,6 +227,8 @@ async fn nothing_is_passed_on_that_no_route_is_for() {
         ("GET /stream/../echo HTTP/1.1", 400, "ambiguous_path"),
         ("GET /stream%2f..%2fecho HTTP/1.1", 400, "ambiguous_path"),
         ("GET //stream HTTP/1.1", 400, "ambiguous_path"),
+        ("GET /stream%3Fx HTTP/1.1", 400, "ambiguous_path"),
+        ("GET /stream%23x HTTP/1.1", 400, "ambiguous_path"),
         ("POST /echo HTTP/1.1\nContent-Length: 99999999", 413, "body_too_large"),
     ] {
         let answer = raw(&charge, &format!("{request}\nHost: localhost\nConnection: close\n\n")).await;

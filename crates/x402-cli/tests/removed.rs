@@ -17,14 +17,14 @@ const SOLD: &str =
     "upto = true\n[[route]]\npath = \"/priced\"\nprice = \"$0.001\"\n[[route]]\npath = \"/echo\"\nfree = true\n";
 const REMOVED: &str = "upto = true\n[[route]]\npath = \"/created\"\nprice = \"$0.001\"\n";
 
-fn payer(stage: &Stage) -> PayerBuilder {
+pub(crate) fn payer(stage: &Stage) -> PayerBuilder {
     let key: PrivateKeySigner = stage.devnet.text("payer_private_key").parse().unwrap();
     let budget = Budget::builder().per_payment("$0.05".parse().unwrap()).total("$1".parse().unwrap()).build();
     Payer::builder(key).budget(budget)
 }
 
 /// Signs a payment for what this URL costs.
-async fn payment(payer: &Payer, url: &str) -> HeaderValue {
+pub(crate) async fn payment(payer: &Payer, url: &str) -> HeaderValue {
     let demand = client().get(url).send().await.unwrap().headers().clone();
     let signed = payer.pay(&Method::GET, &url.parse().unwrap(), &demand, None).await.unwrap().unwrap();
     signed.header().clone()

@@ -160,6 +160,8 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "no price",
         "no service",
         "a service without `http://`",
+        "a service with a query",
+        "a public address with a password",
         "no payee",
         "a price of nothing",
         "a field that does not exist",
@@ -179,6 +181,9 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "permits where nobody settles them",
         "no node to approve at",
         "a key for channels, and no node",
+        "a network, and no node",
+        "a settlement key, and no node",
+        "only commas in `FACILITATOR_KEYS`",
         "two keys for one purpose",
         "the node does not answer",
         "a network without a known USDC",
@@ -244,9 +249,12 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "the clock is off by an hour",
         "the disk is full",
         "the service does not answer",
+        "the service does not answer, with `--flow upfront`",
         "the service is too slow",
         "the service gives a price that cannot be read",
         "a WebSocket",
+        "a method in small letters",
+        "a compressed body that is paid for by its size",
         "no path that is charged for",
         "the facilitator of `--upto` does not answer yet",
         "the facilitator of `--upto` answers, and settles no permits",
@@ -326,6 +334,12 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command.args(["charge", "--price", "$0.001"]);
         }
         "a service without `http://`" => command = with_argument(&command, &stage.upstream.url, "localhost:8000"),
+        "a service with a query" => {
+            command = with_argument(&command, &stage.upstream.url, "http://127.0.0.1:8000/run?script=");
+        }
+        "a public address with a password" => {
+            command.args(["--public-url", "https://user:secret@api.example"]);
+        }
         "no payee" => {
             command = x402();
             command.args(["charge", "--price", "$0.001", "--upstream", NOBODY, "--listen", "127.0.0.1:0"]);
@@ -396,6 +410,16 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             let said = Said::by(&run(&mut { command }).await);
             facilitator.stop().await;
             return said;
+        }
+        "a network, and no node" => {
+            command.env_remove("X402_RPC_URL").env_remove("SETTLEMENT_PRIVATE_KEY").env_remove("CHANNELS_PRIVATE_KEY");
+            command = with_argument(command.args(["--network", "base"]), &stage.ledger(), "memory");
+        }
+        "a settlement key, and no node" => {
+            command = with_argument(command.env_remove("X402_RPC_URL"), &stage.ledger(), "memory");
+        }
+        "only commas in `FACILITATOR_KEYS`" => {
+            command.env("FACILITATOR_KEYS", " , ");
         }
         "two keys for one purpose" => {
             command.env("SETTLEMENT_PRIVATE_KEY_FILE", stage.path("other.key"));
@@ -541,12 +565,21 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             charge = with_argument(&charge, &stage.upstream.url, NOBODY);
             configure(&mut charge, stage, FREE);
         }
+        "the service does not answer, with `--flow upfront`" => {
+            charge = with_argument(&charge, &stage.upstream.url, NOBODY);
+            charge.args(["--price", "$0.001", "--flow", "upfront"]);
+        }
+        "a compressed body that is paid for by its size" => {
+            configure(&mut charge, stage, "[[route]]\npath = \"/echo\"\nprice_per_kilobyte = \"$0.0001\"\n");
+        }
         "nothing is approved for Permit2" | "an offer of at most a price, and no node" => {
             configure(&mut charge, stage, "upto = true\n[[route]]\npath = \"/echo\"\nmax_price = \"$0.001\"\n");
             charge.env_remove("CHANNELS_PRIVATE_KEY");
         }
         "the service is too slow" => configure(&mut charge, stage, &format!("timeout_seconds = 1\n{FREE}")),
-        "the service gives a price that cannot be read" => configure(&mut charge, stage, FREE),
+        "the service gives a price that cannot be read" => {
+            configure(&mut charge, stage, "upto = true\n[[route]]\npath = \"/odd\"\nprice = \"$0.001\"\n");
+        }
         "no path that is charged for" => {
             configure(&mut charge, stage, "[[route]]\npath = \"/sold\"\nprice = \"$0.001\"\n");
         }
@@ -584,16 +617,26 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "a request" => {
             let path = match wrong {
                 "the service is too slow" => "gated",
-                "the service gives a price that cannot be read" => "odd",
                 "no path that is charged for" => "nowhere",
                 _ => "echo",
             };
             let request = client.post(format!("{url}/{path}"));
-            Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await
+            Said::answer(match wrong {
+                "a WebSocket" => upgrading(request),
+                "a method in small letters" => client.request("post".parse().unwrap(), format!("{url}/{path}")),
+                "a compressed body that is paid for by its size" => request.header("content-encoding", "gzip"),
+                _ => request,
+            })
+            .await
         }
         "a paid request" => {
-            let payment = transfer(stage, &format!("{url}/sold")).await;
-            Said::answer(client.get(format!("{url}/nowhere")).header("payment-signature", payment)).await
+            let (sold, path) = match wrong {
+                "no path that is charged for" => ("sold", "nowhere"),
+                "the service gives a price that cannot be read" => ("odd", "odd"),
+                _ => ("echo", "echo"),
+            };
+            let payment = transfer(stage, &format!("{url}/{sold}")).await;
+            Said::answer(client.post(format!("{url}/{path}")).header("payment-signature", payment)).await
         }
         "proxy" => {
             let mut proxy = x402();
@@ -617,9 +660,12 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
             proxy.kill().await;
             said
         }
-        "pay" => {
+        "pay" | "pay --dry-run" => {
             let mut pay = x402();
             pay.args(["pay", &format!("{url}/echo"), "--attempts", "1"]).env("PAYER_PRIVATE_KEY", payer);
+            if asked == "pay --dry-run" {
+                pay.arg("--dry-run");
+            }
             match wrong {
                 "above the budget" => pay.args(["--budget", "$0.0009"]),
                 "the clock is off by an hour" => {
@@ -692,7 +738,7 @@ const KEYSTORE: &str = r#"{"version":3,"id":"3198bc9c-6672-5ab3-d995-4942343ae5b
 "ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46",
 "mac":"517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2"}}"#;
 pub(crate) const NOBODY: &str = "http://127.0.0.1:9";
-const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n[[route]]\npath = \"/odd\"\nfree = true\n";
+const FREE: &str = "[[route]]\npath = \"/echo\"\nfree = true\n[[route]]\npath = \"/gated\"\nfree = true\n";
 
 /// The same request, as a browser asks for a WebSocket.
 fn upgrading(request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {

@@ -28,7 +28,7 @@ pub(crate) const EXAMPLE: &str = r#"# x402 charge --config x402.toml
 upstream = "http://127.0.0.1:8000"
 listen = "127.0.0.1:4021"
 
-# Who is paid, where. Without rpc_url or facilitator_url everything runs on a chain in the process, and no real money moves.
+# Who is paid, where. Without rpc_url, facilitator_url, network and keys everything runs on a chain in the process, and no real money moves.
 pay_to = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
 # network = "base-sepolia"                # base, base-sepolia or eip155:N
 # rpc_url = "https://sepolia.base.org"    # better in X402_RPC_URL, if it holds a key

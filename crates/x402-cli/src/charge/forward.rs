@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tower_service::Service;
 use tower_x402::{
     Usdc,
+    protocol::PaymentFlow,
     server::{ActualPrice, VerifiedPayment},
 };
 use url::Url;
@@ -26,7 +27,7 @@ use crate::{error::Error, headers, problem::Problem, serve::Peer, values::HttpUr
 
 /// The header in which an upstream says what a request really cost, in dollars: `$0.0004`.
 const ACTUAL_PRICE: HeaderName = HeaderName::from_static("x402-actual-price");
-/// The same header of the official packages. The layer removes it from answers that are paid for.
+/// The same header of the official packages. The layer reads it, and removes it from answers that are paid for.
 const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -40,6 +41,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Forwarder {
     inner: Arc<Inner>,
     only_paid: bool,
+    is_metered: bool,
 }
 
 #[derive(Debug)]
@@ -63,12 +65,18 @@ impl Forwarder {
             .build()
             .map_err(Error::Http)?;
         let base = upstream.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { inner: Arc::new(Inner { client, base, timeout, behind_proxy }), only_paid: false })
+        Ok(Self { inner: Arc::new(Inner { client, base, timeout, behind_proxy }), only_paid: false, is_metered: false })
     }
 
     /// Returns the same upstream for requests that are paid for, and for no others, such as preflights.
     pub(crate) fn only_paid(&self) -> Self {
         Self { only_paid: true, ..self.clone() }
+    }
+
+    /// Returns the same upstream for routes of which it says what a request cost. Of others it is not asked: it may be passing on what a
+    /// client had it say.
+    pub(crate) fn metered(&self) -> Self {
+        Self { is_metered: true, ..self.clone() }
     }
 }
 
@@ -90,12 +98,13 @@ where
         if self.only_paid && request.extensions().get::<VerifiedPayment>().is_none() {
             return Box::pin(std::future::ready(Ok(no_route().into_response())));
         }
-        Box::pin(async move { Ok(inner.forward(request).await.unwrap_or_else(Problem::into_response)) })
+        let is_metered = self.is_metered;
+        Box::pin(async move { Ok(inner.forward(request, is_metered).await.unwrap_or_else(Problem::into_response)) })
     }
 }
 
 impl Inner {
-    async fn forward<B>(&self, request: Request<B>) -> Result<Response<Body>, Problem>
+    async fn forward<B>(&self, request: Request<B>, is_metered: bool) -> Result<Response<Body>, Problem>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -111,7 +120,7 @@ impl Inner {
         headers::remove_overrides(&mut headers);
         headers::remove_of_connection(&mut headers);
         let payment = parts.extensions.get::<VerifiedPayment>();
-        let is_paid = payment.is_some();
+        let (is_paid, charged) = (payment.is_some(), charged(payment));
         if let Some(payment) = payment {
             headers::add_payment(&mut headers, payment);
         }
@@ -121,35 +130,40 @@ impl Inner {
         }
         let answer = match timeout(self.timeout, outgoing.send()).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) if error.is_timeout() => return Err(too_slow()),
+            Ok(Err(error)) if error.is_timeout() => return Err(too_slow(charged)),
             Ok(Err(error)) if TooLong::is_cause_of(&error) => {
-                let detail = "the body is larger than it may be; nothing was charged";
+                let detail = format!("the body is larger than it may be; {charged}");
                 return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
             }
             Ok(Err(error)) => {
                 tracing::warn!(error = %error.without_url(), "the upstream does not answer");
-                let detail = "the service behind this address does not answer; nothing was charged";
+                let detail = format!("the service behind this address does not answer; {charged}");
                 return Err(Problem::new(StatusCode::BAD_GATEWAY, "upstream_unreachable", detail));
             }
-            Err(_elapsed) => return Err(too_slow()),
+            Err(_elapsed) => return Err(too_slow(charged)),
         };
         let mut response = Response::<reqwest::Body>::from(answer).map(Body::new);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let detail = "the service behind this address changed the protocol without being asked";
+            let detail = format!("the service behind this address changed the protocol without being asked; {charged}");
             return Err(Problem::new(StatusCode::BAD_GATEWAY, "upstream_switched_protocols", detail));
         }
         // The version is one of the connection. An upstream that speaks HTTP/1.0 does not make us close ours.
         *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
         headers::remove_about_payments(response.headers_mut());
-        if !is_paid {
+        if !(is_paid && is_metered) {
             response.headers_mut().remove(OVERRIDES);
         }
         let said: Vec<HeaderValue> = response.headers().get_all(ACTUAL_PRICE).iter().cloned().collect();
         response.headers_mut().remove(ACTUAL_PRICE);
         // What failed costs nothing, whatever it says.
-        if !said.is_empty() && response.status().is_success() {
-            response.extensions_mut().insert(ActualPrice(read_price(&said)?));
+        if is_metered && !said.is_empty() && response.status().is_success() {
+            let price = read_price(&said).ok_or_else(|| {
+                tracing::error!("the upstream's X402-Actual-Price is not one amount such as $0.0004; {charged}");
+                let detail = format!("the service behind this address gave a price that cannot be read; {charged}");
+                Problem::new(StatusCode::BAD_GATEWAY, "actual_price_unreadable", detail)
+            })?;
+            response.extensions_mut().insert(ActualPrice(price));
         }
         Ok(response)
     }
@@ -188,22 +202,31 @@ pub(super) fn no_route() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_route", NO_ROUTE)
 }
 
-fn too_slow() -> Problem {
-    let detail = "the service behind this address takes too long; nothing was charged";
+/// Returns what a request that fails here costs its client.
+fn charged(payment: Option<&VerifiedPayment>) -> &'static str {
+    match payment {
+        Some(payment) if payment.flow == PaymentFlow::Upfront => {
+            "it is paid for, and presenting the same payment again charges nothing more"
+        }
+        // It filled the channel, or is a transfer that somebody else sent.
+        Some(payment) if payment.transaction.is_some() => {
+            "however often the same payment is presented, it is charged once at most"
+        }
+        _ => "nothing was charged",
+    }
+}
+
+fn too_slow(charged: &str) -> Problem {
+    let detail = format!("the service behind this address takes too long; {charged}");
     Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream_too_slow", detail)
 }
 
 /// Reads the price that the upstream gives. An answer with a price that cannot be read, or with two, is not charged for, and not passed on.
-fn read_price(said: &[HeaderValue]) -> Result<Usdc, Problem> {
-    let price = match said {
-        [said] => said.to_str().ok().and_then(|text| text.trim().parse().ok()),
+fn read_price(said: &[HeaderValue]) -> Option<Usdc> {
+    match said {
+        [said] => said.to_str().ok()?.trim().parse().ok(),
         _ => None,
-    };
-    price.ok_or_else(|| {
-        tracing::error!("the upstream's X402-Actual-Price is not one amount such as $0.0004; nothing was charged");
-        let detail = "the service behind this address gave a price that cannot be read; nothing was charged";
-        Problem::new(StatusCode::BAD_GATEWAY, "actual_price_unreadable", detail)
-    })
+    }
 }
 
 #[cfg(test)]
@@ -221,7 +244,7 @@ mod tests {
     #[test]
     fn a_price_that_cannot_be_read_is_no_price() {
         let read = |said: &[&'static str]| {
-            read_price(&said.iter().map(|text| HeaderValue::from_static(text)).collect::<Vec<_>>()).ok()
+            read_price(&said.iter().map(|text| HeaderValue::from_static(text)).collect::<Vec<_>>())
         };
         assert_eq!(read(&[" $0.0004"]), Some(Usdc::from_atomic(400)));
         assert_eq!(read(&["$0"]), Some(Usdc::ZERO), "nothing is a price, too");

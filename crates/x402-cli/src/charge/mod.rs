@@ -48,7 +48,7 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:4021";
 /// The service needs to know nothing of payments. An answer that is not a success (2xx) is not charged for, nor is one that takes too
 /// long. Answers stream in both directions. WebSockets and other upgrades are refused.
 ///
-/// Without --rpc-url and --facilitator-url, everything runs on a chain in the process: then no real money moves.
+/// Without --rpc-url, --facilitator-url, --network and keys, everything runs on a chain in the process: then no real money moves.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 WHAT THE SERVICE IS TOLD
@@ -63,7 +63,8 @@ WHAT THE SERVICE IS TOLD
 
 WHAT THE SERVICE MAY SAY
   X402-Actual-Price: $0.0004    what the work really cost, up to the price, which may be nothing. Payments by voucher and by permit
-                                (--upto) are charged this much; a payment by transfer is for the price. The header is removed
+                                (--upto) are charged this much; a payment by transfer is for the price. It counts with --upto and in
+                                routes with a max_price. The header is removed
 
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url, unless
@@ -178,10 +179,21 @@ impl Command {
             Some(_) => (chain.asset, chain.asset_name.clone(), chain.asset_version.clone()),
             None => (file.asset, file.asset_name, file.asset_version),
         };
+        let upstream = self.upstream.clone().or(file.upstream).ok_or_else(|| {
+            Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
+        })?;
+        if upstream.has_query_or_fragment() {
+            let problem = "has a query or a fragment, after which no path can stand: leave it out";
+            return Err(Error::setting("--upstream", problem));
+        }
+        let public_url = self.public_url.clone().or(file.public_url);
+        if public_url.as_ref().is_some_and(|url| url.has_user() || url.has_query_or_fragment()) {
+            let problem =
+                "is shown to every client, and used before each path: leave out user, password, query and fragment";
+            return Err(Error::setting("--public-url", problem));
+        }
         Ok(Settings {
-            upstream: self.upstream.clone().or(file.upstream).ok_or_else(|| {
-                Error::setting("--upstream", "give the URL of the service to charge for, such as http://127.0.0.1:8000")
-            })?,
+            upstream,
             listen: self.listen.clone().or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
             chain: ChainFlags {
                 network: chain.network.or(file.network),
@@ -193,7 +205,7 @@ impl Command {
             facilitator_url: self.facilitator_url.clone().or(file.facilitator_url),
             ledger: self.ledger.clone().or(file.ledger).unwrap_or(LedgerAt::Memory),
             pay_to: self.pay_to.or(file.pay_to),
-            public_url: self.public_url.clone().or(file.public_url),
+            public_url,
             behind_proxy: self.behind_proxy || file.behind_proxy,
             timeout: Duration::from_secs(self.timeout.or(file.timeout_seconds).unwrap_or(DEFAULT_TIMEOUT)),
             flow: match self.flow.or(file.flow) {
@@ -391,15 +403,10 @@ impl Settings {
     }
 
     async fn settlement(&self) -> Result<Settlement, Error> {
-        if self.facilitator_url.is_none() && self.chain.rpc_url.is_none() && self.ledger.is_durable() {
-            let problem = "outlives the chain in this process: give --rpc-url or --facilitator-url, or leave it out";
-            return Err(Error::setting("--ledger", problem));
-        }
-        let books = self.ledger.open().await?;
         match (&self.facilitator_url, &self.chain.rpc_url) {
-            (Some(url), _) => Settlement::by_facilitator(url, &self.chain, books).await,
-            (None, Some(_)) => Settlement::by_node(&self.chain, books).await,
-            (None, None) => Settlement::in_process(&self.chain, books).await,
+            (Some(url), _) => Settlement::by_facilitator(url, &self.chain, self.ledger.open().await?).await,
+            (None, Some(_)) => Settlement::by_node(&self.chain, self.ledger.open().await?).await,
+            (None, None) => Settlement::in_process(&self.chain, &self.ledger, "--rpc-url or --facilitator-url").await,
         }
     }
 }

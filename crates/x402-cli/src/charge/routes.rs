@@ -12,7 +12,10 @@ use std::{
 
 use alloy_primitives::Address;
 use axum::body::Body;
-use http::{Method, Request, Response, StatusCode, header::CONTENT_LENGTH};
+use http::{
+    Method, Request, Response, StatusCode,
+    header::{ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, ORIGIN},
+};
 use tower::{Layer as _, ServiceExt as _};
 use tower_service::Service;
 use tower_x402::{
@@ -41,7 +44,7 @@ const AWAITED: &str = "this is paid by permit, and the facilitator has not said 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) path: Pattern,
-    /// Empty for all methods.
+    /// Empty for all methods. HEAD is for what GET is for: many services do the same work for both.
     pub(crate) methods: Vec<Method>,
     pub(crate) price: Price,
     pub(crate) description: Option<String>,
@@ -75,9 +78,14 @@ pub(crate) enum Price {
 impl Route {
     /// Returns `true` if every request that the other one is for is one for this.
     pub(crate) fn covers(&self, other: &Self) -> bool {
-        let has_all =
-            |methods: &[Method]| !methods.is_empty() && methods.iter().all(|method| self.methods.contains(method));
+        let has_all = |methods: &[Method]| !methods.is_empty() && methods.iter().all(|method| self.is_for(method));
         self.path.covers(&other.path) && (self.methods.is_empty() || has_all(&other.methods))
+    }
+
+    fn is_for(&self, method: &Method) -> bool {
+        self.methods.is_empty()
+            || self.methods.contains(method)
+            || method == Method::HEAD && self.methods.contains(&Method::GET)
     }
 
     /// Returns the path and the flags with which `x402 pay` pays for it, if it costs something. `budget` is what it pays without a flag.
@@ -253,12 +261,28 @@ impl Routes {
             let detail = "the path can be read in two ways; write it without dots, double slashes and encoded slashes";
             return Err(Problem::new(StatusCode::BAD_REQUEST, "ambiguous_path", detail));
         };
-        let gate = {
+        // A service may take `post` for `POST`, which is another method (RFC 9110, section 9.1).
+        if !request.method().as_str().bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
+            drain(request);
+            let detail = "methods are written in capital letters";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, "unknown_method", detail));
+        }
+        let (gate, is_by_size) = {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner).clone();
-            let is_for = |methods: &[Method]| methods.is_empty() || methods.contains(request.method());
-            let found = table.iter().find(|entry| entry.route.path.matches(&path) && is_for(&entry.route.methods));
-            found.map(|entry| entry.gate.clone())
+            let at_path = || table.iter().filter(|entry| entry.route.path.matches(&path));
+            let found = |method: &Method| at_path().find(|entry| entry.route.is_for(method));
+            // The layer answers the preflight of what is paid for, so that the service does not see it unpaid.
+            let asked = preflighted(&request).and_then(|method| found(&method));
+            let asked = asked.filter(|entry| matches!(entry.gate, Gate::Paid(_)));
+            let entry = asked.or_else(|| found(request.method()));
+            let is_by_size = entry.is_some_and(|entry| matches!(entry.route.price, Price::BySize { .. }));
+            (entry.map(|entry| entry.gate.clone()), is_by_size)
         };
+        if is_by_size && headers::has_encoded_body(request.headers()) {
+            drain(request);
+            let detail = "the price is for the size of the body, which is not known of an encoded one; nothing was charged, send it without Content-Encoding";
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "encoding_not_priced", detail));
+        }
         let gate = gate.or_else(|| headers::has_payment(request.headers()).then(|| self.removed.clone()));
         let Some(gate) = gate else {
             drain(request);
@@ -300,6 +324,14 @@ impl Service<Request<Body>> for Routes {
     }
 }
 
+/// Returns the method of the request that a page asks for by this one (CORS).
+fn preflighted(request: &Request<Body>) -> Option<Method> {
+    let headers = request.headers();
+    let asked = headers.get(ACCESS_CONTROL_REQUEST_METHOD)?.as_bytes();
+    let is_preflight = request.method() == Method::OPTIONS && headers.contains_key(ORIGIN);
+    Method::from_bytes(asked).ok().filter(|_| is_preflight)
+}
+
 fn length_of(request: &Request<Body>) -> Option<u64> {
     request.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
@@ -312,7 +344,12 @@ fn entries(routes: &[Route], common: &Common, settlement: &Settlement, to: &Forw
                 let silent = PriceError::new(StatusCode::SERVICE_UNAVAILABLE, AWAITED);
                 closed(silent, route.label(), common, settlement, to)?
             }
-            _ => Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to.clone()))),
+            price => {
+                // With --upto, every price is the most.
+                let is_metered = matches!(price, Price::UpTo(_)) || common.permits != Permits::Unwanted;
+                let to = if is_metered { to.metered() } else { to.clone() };
+                Gate::Paid(Box::new(paywall(route, common, settlement)?.layer(to)))
+            }
         };
         Ok(Entry { route: route.clone(), gate })
     };
@@ -330,7 +367,7 @@ fn closed(
     let builder = builder(common, settlement).facilitator(settlement.facilitator.clone()).route_label(label.as_str());
     let layer = builder.price_with(move |_| std::future::ready(Err(why.clone()))).build();
     let layer = layer.map_err(|source| Error::Paywall { route: label, source })?;
-    Ok(Gate::Paid(Box::new(layer.layer(to.only_paid()))))
+    Ok(Gate::Paid(Box::new(layer.layer(to.only_paid().metered()))))
 }
 
 /// Returns the settings that the layers of all routes share.
@@ -356,6 +393,7 @@ fn paywall(route: &Route, common: &Common, settlement: &Settlement) -> Result<Re
     // Also where no transfers are taken: those that were made before are answered.
     let mut builder =
         builder(common, settlement).route_label(route.label()).facilitator(settlement.facilitator.clone());
+    builder = builder.answer_preflights(true);
     if let Some(description) = &route.description {
         builder = builder.description(description.clone());
     }
@@ -417,18 +455,20 @@ mod tests {
         };
         let covers =
             |one: (&str, &[Method]), other: (&str, &[Method])| route(one.0, one.1).covers(&route(other.0, other.1));
-        let (get, post) = ([Method::GET], [Method::POST]);
+        let (get, post, head) = ([Method::GET], [Method::POST], [Method::HEAD]);
         for (one, other) in [
             (("/a", &[][..]), ("/a/", &get[..])),
             (("/*", &[]), ("/", &[])),
             (("/a/*", &[]), ("/a/b/*", &[])),
             (("/a", &get), ("/a", &get)),
+            (("/a", &get), ("/a", &head)),
         ] {
             assert!(covers(one, other), "{one:?} {other:?}");
         }
         for (one, other) in [
             (("/a", &get[..]), ("/a", &[][..])),
             (("/a", &get), ("/a", &post)),
+            (("/a", &head), ("/a", &get)),
             (("/a/*", &[]), ("/ab", &[])),
             (("/a", &[]), ("/a/*", &[])),
             (("/a/b/*", &[]), ("/a/*", &[])),

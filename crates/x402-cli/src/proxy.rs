@@ -202,7 +202,7 @@ impl Command {
         let has_journal = self.purse.journal.is_some();
         let proxy = Proxy(Arc::new(Inner { client, budget, targets, token, has_journal }));
         let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(serve::serve(listener, proxy.clone(), stopped, LAST_REQUESTS));
+        let serving = tokio::spawn(serve::serve(listener, proxy.clone(), stopped, LAST_REQUESTS, false));
         signals.next().await;
         info!("stopping: answering the requests in progress");
         let _ = stop.send(true);

@@ -1,6 +1,9 @@
 //! What clients, services, web pages and sellers try on the command, for money or secrets.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -19,7 +22,8 @@ use tower_x402::protocol::encode_header;
 
 use crate::{
     rules::{offer, signed},
-    stage::{PATIENCE, PRICE, Running, Stage, facts, run, x402},
+    stage::{PATIENCE, PRICE, Running, Stage, client, facts, run, x402},
+    what_can_go_wrong::below,
 };
 
 /// Sends a request as it is written, and returns the answer.
@@ -295,6 +299,38 @@ async fn a_seller_that_asks_again_and_again_gets_no_more_than_the_budget() {
         distinct.len()
     );
     charge.stop().await;
+}
+
+#[tokio::test]
+async fn clients_that_read_no_answers_keep_nobody_out_for_long() {
+    const FILES: usize = 120;
+    let stage = Stage::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // Longer than what the system keeps for a client.
+    let app = Router::new().fallback(any(async || vec![b'x'; 16 << 20]));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let config = stage.path("x402.toml");
+    std::fs::write(&config, "[[route]]\npath = \"/*\"\nfree = true\n").unwrap();
+    let mut charge = stage.charge("127.0.0.1:0");
+    charge.args(["--upstream", &url, "--admin", "127.0.0.1:0", "--config"]).arg(&config);
+    let charge = Running::start(&mut below(&["prlimit", &format!("--nofile={FILES}")], &charge)).await;
+
+    let mut clients = Vec::new();
+    for _ in 0..FILES {
+        let mut client = TcpStream::connect(charge.text("listening")).await.unwrap();
+        client.write_all(b"GET /long HTTP/1.1\r\nHost: api.example\r\n\r\n").await.unwrap();
+        clients.push(client);
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let ready = client().get(format!("http://{}/readyz", charge.text("admin"))).timeout(Duration::from_secs(5));
+    assert_eq!(ready.send().await.unwrap().status(), StatusCode::OK);
+    // Those that were let in stay; the others do not wait any more.
+    clients.truncate(FILES / 4);
+    let answer = client().get(charge.url()).timeout(PATIENCE).send().await.unwrap();
+    assert_eq!(answer.bytes().await.unwrap().len(), 16 << 20);
+    charge.stop().await;
+    drop(clients);
 }
 
 #[tokio::test]

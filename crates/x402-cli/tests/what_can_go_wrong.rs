@@ -775,7 +775,7 @@ fn an_hour_ahead(stage: &Stage, command: &mut Command) {
 }
 
 /// The same command below another program.
-fn below(program: &[&str], command: &Command) -> Command {
+pub(crate) fn below(program: &[&str], command: &Command) -> Command {
     let command = command.as_std();
     let mut all = Command::new(program[0]);
     all.args(&program[1..]).arg(command.get_program()).args(command.get_args());

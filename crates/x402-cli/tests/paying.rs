@@ -87,6 +87,9 @@ async fn a_new_key_is_in_a_file_that_others_cannot_read() {
     let shown = run(show.args(["wallet", "show", "--json", "--key-file"]).arg(&file)).await;
     assert_eq!(facts(&shown)["address"], made["address"], "{made}");
     assert_eq!(run(x402().args(["wallet", "new"]).arg(&file)).await.status.code(), Some(2), "it is not overwritten");
+    let unprintable = file.with_file_name(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"k\xff"));
+    let refused = run(x402().args(["wallet", "new", "--json"]).arg(&unprintable)).await;
+    assert_eq!((refused.status.code(), unprintable.exists()), (Some(2), false));
 
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     let mut show = x402();

@@ -190,6 +190,7 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "the operator's page is open to all",
         "a token that is too short",
         "an address of another machine",
+        "a name that cannot be printed",
         "no permission for the ledger",
         "no room for the ledger",
         "the ledger is in use",
@@ -296,6 +297,9 @@ fn command(stage: &Stage, asked: &str) -> Command {
             command.args(["channels", "claim", "--ledger", &stage.ledger()]);
             command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
             command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
+        }
+        "wallet new" => {
+            command.args(["wallet", "new"]);
         }
         "wallet approve" => {
             command.args(["wallet", "approve", "$1"]).env("PAYER_PRIVATE_KEY", payer);
@@ -465,6 +469,10 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
         "an address of another machine" => {
             command = x402();
             command.args(["proxy", "--to", NOBODY, "--listen", "0.0.0.0:4030"]);
+        }
+        "a name that cannot be printed" => {
+            let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"payer\xff.key");
+            command.arg(stage.path("").join(name));
         }
         "no permission for the ledger" => return in_a_closed_directory(stage, &command).await,
         "no room for the ledger" => {

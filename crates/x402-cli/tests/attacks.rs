@@ -302,6 +302,54 @@ async fn a_seller_that_asks_again_and_again_gets_no_more_than_the_budget() {
 }
 
 #[tokio::test]
+async fn a_proxy_gives_no_cookies_to_sellers_and_lets_no_page_spend() {
+    let stage = Stage::new().await;
+    let proxy = proxying(&stage, &stage.upstream.url, &[]).await;
+    let asked = async |name: &'static str, value: &'static str| {
+        client().get(format!("{}echo", proxy.text("url"))).header(name, value).send().await.unwrap()
+    };
+    // A cookie jar knows neither ports nor who of several sellers gave it what.
+    let seen: Value =
+        serde_json::from_slice(&asked("cookie", "session=of-another").await.bytes().await.unwrap()).unwrap();
+    assert_eq!(seen["headers"].get("cookie"), None, "{seen}");
+    for (name, value) in [("origin", "https://evil.example"), ("sec-fetch-site", "same-origin")] {
+        assert_eq!(asked(name, value).await.status(), StatusCode::FORBIDDEN, "{name}");
+    }
+    proxy.stop().await;
+    assert_eq!(stage.upstream.count("/echo"), 1);
+}
+
+#[tokio::test]
+async fn a_page_of_a_seller_runs_no_scripts_and_its_redirects_get_no_token() {
+    let stage = Stage::new().await;
+    let answer = "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/evil\r\nSet-Cookie: session=secret; Path=/\r\n\
+                  Content-Security-Policy: default-src *\r\nContent-Security-Policy: sandbox allow-scripts\r\n\
+                  Content-Security-Policy-Report-Only: default-src 'none'; report-uri http://127.0.0.1:9/\r\n\
+                  Referrer-Policy: unsafe-url\r\nX402-Location: /forged\r\nContent-Length: 4\r\n\r\npage";
+    let proxy = proxying(&stage, &answering(answer.to_owned()).await, &[]).await;
+    let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let by_path = client.get(proxy.text("url")).send().await.unwrap();
+    let of = |answer: &reqwest::Response, name: &str| {
+        answer.headers().get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for (name, values) in [
+        ("content-security-policy", &["default-src 'none'; sandbox"][..]),
+        ("referrer-policy", &["no-referrer"]),
+        ("x-content-type-options", &["nosniff"]),
+        ("content-security-policy-report-only", &[]),
+        ("set-cookie", &[]),
+        ("location", &["http://127.0.0.1:9/evil"]),
+    ] {
+        assert_eq!(of(&by_path, name), values, "{name}");
+    }
+    // A client that follows takes the header with the token along.
+    let by_header = client.get(proxy.url()).header("x402-proxy-token", proxy.text("token")).send().await.unwrap();
+    assert_eq!(of(&by_header, "location"), [""; 0]);
+    assert_eq!(of(&by_header, "x402-location"), ["http://127.0.0.1:9/evil"]);
+    proxy.stop().await;
+}
+
+#[tokio::test]
 async fn clients_that_read_no_answers_keep_nobody_out_for_long() {
     const FILES: usize = 120;
     let stage = Stage::new().await;

@@ -190,6 +190,7 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "the operator's page is open to all",
         "a token that is too short",
         "an address of another machine",
+        "a bound in double quotes",
         "a name that cannot be printed",
         "no permission for the ledger",
         "no room for the ledger",
@@ -248,6 +249,8 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "the service is too slow",
         "the service gives a price that cannot be read",
         "a WebSocket",
+        "a web page",
+        "the token twice",
         "no path that is charged for",
         "the facilitator of `--upto` does not answer yet",
         "the facilitator of `--upto` answers, and settles no permits",
@@ -470,6 +473,9 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command = x402();
             command.args(["proxy", "--to", NOBODY, "--listen", "0.0.0.0:4030"]);
         }
+        "a bound in double quotes" => {
+            command.args(["--to", "https://judge.example=bash.50"]);
+        }
         "a name that cannot be printed" => {
             let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"payer\xff.key");
             command.arg(stage.path("").join(name));
@@ -620,8 +626,14 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 proxy.args(["--rpc-url", stage.devnet.text("rpc_url")]);
             }
             let proxy = Running::start(&mut proxy).await;
-            let request = client.get(format!("{}echo", proxy.text("url")));
-            let said = Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await;
+            let again = if wrong == "the token twice" { proxy.text("token") } else { "" };
+            let mut request = client.get(format!("{}echo?{again}", proxy.text("url")));
+            request = match wrong {
+                "a WebSocket" => upgrading(request),
+                "a web page" => request.header("sec-fetch-site", "cross-site"),
+                _ => request,
+            };
+            let said = Said::answer(request).await;
             proxy.kill().await;
             said
         }

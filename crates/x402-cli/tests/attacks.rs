@@ -23,7 +23,7 @@ use tower_x402::protocol::encode_header;
 use crate::{
     rules::{offer, signed},
     stage::{PATIENCE, PRICE, Running, Stage, client, facts, run, x402},
-    what_can_go_wrong::below,
+    what_can_go_wrong::{below, with_argument},
 };
 
 /// Sends a request as it is written, and returns the answer.
@@ -322,7 +322,7 @@ async fn a_proxy_gives_no_cookies_to_sellers_and_lets_no_page_spend() {
 #[tokio::test]
 async fn a_page_of_a_seller_runs_no_scripts_and_its_redirects_get_no_token() {
     let stage = Stage::new().await;
-    let answer = "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/evil\r\nSet-Cookie: session=secret; Path=/\r\n\
+    let answer = "HTTP/1.1 302 Found\r\nConnection: close\r\nLocation: http://127.0.0.1:9/evil\r\nSet-Cookie: session=secret; Path=/\r\n\
                   Content-Security-Policy: default-src *\r\nContent-Security-Policy: sandbox allow-scripts\r\n\
                   Content-Security-Policy-Report-Only: default-src 'none'; report-uri http://127.0.0.1:9/\r\n\
                   Referrer-Policy: unsafe-url\r\nX402-Location: /forged\r\nContent-Length: 4\r\n\r\npage";
@@ -360,8 +360,8 @@ async fn clients_that_read_no_answers_keep_nobody_out_for_long() {
     tokio::spawn(async move { axum::serve(listener, app).await });
     let config = stage.path("x402.toml");
     std::fs::write(&config, "[[route]]\npath = \"/*\"\nfree = true\n").unwrap();
-    let mut charge = stage.charge("127.0.0.1:0");
-    charge.args(["--upstream", &url, "--admin", "127.0.0.1:0", "--config"]).arg(&config);
+    let mut charge = with_argument(&stage.charge("127.0.0.1:0"), &stage.upstream.url, &url);
+    charge.args(["--admin", "127.0.0.1:0", "--config"]).arg(&config);
     let charge = Running::start(&mut below(&["prlimit", &format!("--nofile={FILES}")], &charge)).await;
 
     let mut clients = Vec::new();

@@ -803,7 +803,7 @@ pub(crate) fn below(program: &[&str], command: &Command) -> Command {
 }
 
 /// The same command with another value for an argument.
-fn with_argument(command: &Command, argument: &str, value: &str) -> Command {
+pub(crate) fn with_argument(command: &Command, argument: &str, value: &str) -> Command {
     let command = command.as_std();
     let mut other = Command::new(command.get_program());
     other.args(command.get_args().map(|given| if given == argument { value.as_ref() } else { given }));

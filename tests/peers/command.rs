@@ -173,7 +173,7 @@ async fn clients_of_others_pay_a_service_in_flask_and_the_books_balance() {
     proxy.args(["proxy", "--to", &charge.url(), "--listen", "127.0.0.1:0", "--budget", "$0.003"]);
     let proxy = Serving::start(proxy.env("PAYER_PRIVATE_KEY", key)).await;
     let mut asking = Command::new("python3");
-    asking.arg(program("pay-from-anything.md", &stage.directory)).arg(proxy.text("url"));
+    asking.arg(program("pay-from-anything.md", &stage.directory)).env("SERVICE", proxy.text("url"));
     let asked = timeout(PATIENCE, asking.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&asked.stdout).into_owned();
     assert!(said.starts_with("{\"score\":1}") && said.ends_with("paid 1000 left $0.002\n"), "{said}");

@@ -167,7 +167,7 @@ impl Command {
                 "Anyone who reaches this address can have gas spent, up to --gas-per-hour. Set {KEYS} to ask for a key."
             ));
         }
-        let serving = tokio::spawn(serve::serve(listener, answer, stopped, LAST_REQUESTS));
+        let serving = tokio::spawn(serve::serve(listener, answer, stopped, LAST_REQUESTS, false));
         signals.next().await;
         info!("stopping: answering the requests in progress");
         let _ = stop.send(true);

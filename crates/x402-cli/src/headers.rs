@@ -3,8 +3,8 @@
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{
-        CONNECTION, CONTENT_ENCODING, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-        TRANSFER_ENCODING, UPGRADE,
+        CONNECTION, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, EXPECT, HOST, LOCATION, PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION, REFERRER_POLICY, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, X_CONTENT_TYPE_OPTIONS,
     },
 };
 use tower_x402::{protocol::header_name, server::VerifiedPayment};
@@ -19,6 +19,18 @@ const ABOUT_PAYMENTS: [&str; 3] =
 /// Headers that frameworks read in place of the method or the path.
 const OVERRIDES: [&str; 5] =
     ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
+/// Cookies. Who keeps them knows 127.0.0.1, and neither its ports nor whose answers came from there.
+const COOKIES: [&str; 2] = ["cookie", "set-cookie"];
+/// What a service says to browsers about all of its origin, or has them report to it with the address that was asked for.
+const ABOUT_ORIGIN: [&str; 7] = [
+    "alt-svc",
+    "clear-site-data",
+    "content-security-policy-report-only",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+];
 /// Headers of one connection, besides those that `Connection` names (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
@@ -87,6 +99,36 @@ pub(crate) fn remove_with_value(headers: &mut HeaderMap, text: &str) {
         headers.iter().filter(|(_, value)| has_it(value)).map(|(name, _)| name.clone()).collect();
     for name in names {
         headers.remove(name);
+    }
+}
+
+/// Removes cookies, which would be those of other services and programs.
+pub(crate) fn remove_cookies(headers: &mut HeaderMap) {
+    remove(headers, |name| COOKIES.contains(&name));
+}
+
+/// Has a browser show an answer without its scripts, and tell nobody the address that it came from.
+pub(crate) fn confine(headers: &mut HeaderMap) {
+    remove(headers, |name| ABOUT_ORIGIN.contains(&name));
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, "default-src 'none'; sandbox"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// Renames a `Location` that is not a path on this host, so that no client goes there by itself and takes its headers along.
+pub(crate) fn hold_redirect(headers: &mut HeaderMap) {
+    // Two slashes begin a host, also if one of them is a backslash or a tab is between them.
+    let is_path = |location: &HeaderValue| matches!(location.as_bytes(), [b'/'] | [b'/', b'!'..=b'.' | b'0'..=b'[' | b']'..=b'~', ..]);
+    if headers.get_all(LOCATION).iter().all(is_path) {
+        return;
+    }
+    if let Some(location) = headers.remove(LOCATION) {
+        headers.insert("x402-location", location);
     }
 }
 
@@ -159,6 +201,25 @@ mod tests {
         }
         remove_hop_by_hop(&mut headers);
         assert_eq!(names(&headers), ["accept"]);
+    }
+
+    #[test]
+    fn redirects_to_other_hosts_are_held() {
+        for (location, is_held) in [
+            ("/", false),
+            ("/a?b=http://c/", false),
+            ("http://evil.example/", true),
+            ("//evil.example/", true),
+            ("/\\evil.example/", true),
+            ("/\t/evil.example/", true),
+            ("http:/evil.example/", true),
+            ("evil.example/", true),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(LOCATION, HeaderValue::from_static(location));
+            hold_redirect(&mut headers);
+            assert_eq!(names(&headers), [if is_held { "x402-location" } else { "location" }], "{location}");
+        }
     }
 
     #[test]

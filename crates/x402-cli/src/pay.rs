@@ -1,6 +1,10 @@
 //! `x402 pay`: one request, paid for within a budget.
 
-use std::{fs, io::Read as _, path::PathBuf};
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::PathBuf,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header::CONTENT_TYPE};
@@ -103,7 +107,11 @@ enum Sink {
 
 impl Sink {
     async fn copy(&mut self, response: &mut reqwest::Response) -> Result<(), Error> {
-        while let Some(piece) = response.chunk().await.map_err(broke_off)? {
+        let mut next = response.chunk().await.map_err(broke_off)?;
+        if let Self::File(file) = self {
+            empty(file).await.map_err(|error| unwritten(&error))?;
+        }
+        while let Some(piece) = next {
             match self {
                 Self::File(file) => file.write_all(&piece).await.map_err(|error| unwritten(&error))?,
                 Self::Memory(bytes) => {
@@ -112,11 +120,20 @@ impl Sink {
                 }
                 Self::Output => output::bytes(&piece),
             }
+            next = response.chunk().await.map_err(broke_off)?;
         }
         match self {
             Self::File(file) => file.flush().await.map_err(|error| unwritten(&error)),
             Self::Memory(_) | Self::Output => Ok(()),
         }
+    }
+}
+
+/// Removes what is in a file of the disk.
+async fn empty(file: &File) -> io::Result<()> {
+    match file.metadata().await?.is_file() {
+        true => file.set_len(0).await,
+        false => Ok(()),
     }
 }
 
@@ -168,11 +185,12 @@ impl Command {
         let key = keys::require(Role::PAYER, &self.purse.key).await?;
         let budget = purse::budget_of_run(self.purse.open_journal()?, self.budget).build();
         let client = self.purse.client(self.purse.payer(Some(key), budget).await?)?;
-        // Before anything is paid for that could not be written.
+        // Before anything is paid for that could not be written. What is in the file stays until there is an answer.
+        let is_new = self.output.as_ref().is_some_and(|path| !path.exists());
         let sink = match &self.output {
             Some(path) => {
-                let created = File::create(path).await;
-                Sink::File(created.map_err(|source| Error::Write { path: path.clone(), source })?)
+                let opened = File::options().write(true).create(true).truncate(false).open(path).await;
+                Sink::File(opened.map_err(|source| Error::Write { path: path.clone(), source })?)
             }
             None if self.json => Sink::Memory(Vec::new()),
             None => Sink::Output,
@@ -186,7 +204,13 @@ impl Command {
         }
         match output::progress("waiting for the answer", asked.send()).await {
             Ok(response) => self.show(response, sink).await,
-            Err(error) => Err(self.failed(error)),
+            Err(error) => {
+                if let Some(path) = self.output.as_ref().filter(|_| is_new) {
+                    // It is ours, and empty.
+                    let _ = fs::remove_file(path);
+                }
+                Err(self.failed(error))
+            }
         }
     }
 
@@ -354,7 +378,7 @@ fn broke_off(error: reqwest::Error) -> Error {
     }
 }
 
-fn unwritten(error: &std::io::Error) -> Error {
+fn unwritten(error: &io::Error) -> Error {
     Error::Failed {
         what: format!("the answer cannot be written: {error}"),
         advice: "Make room on the disk. With --journal and --purchase, the same command asks for it again and pays once.",
@@ -380,7 +404,7 @@ fn read(path: &str) -> Result<Vec<u8>, Error> {
     let read = match path {
         "-" => {
             let mut bytes = Vec::new();
-            std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+            io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
         }
         path => fs::read(path),
     };

@@ -15,7 +15,7 @@ use std::{
 use axum::body::Body;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version,
-    header::{HOST, ORIGIN},
+    header::{HOST, ORIGIN, REFERER},
 };
 use http_body_util::{BodyExt as _, Limited};
 use reqwest_middleware::ClientWithMiddleware;
@@ -69,8 +69,10 @@ HOW TO CALL IT
 WHAT IT ADDS TO ANSWERS
   X402-Outcome: settled | accepted | failed | unknown, X402-Amount (atomic units), X402-Transaction, and X402-Left, what is left of the
   budget, in dollars. Its own answers are JSON, {\"error\", \"detail\"}:
+    400 token_twice   the token is in the path or the query a second time, and would go to the service
     400 upgrade_not_payable   WebSockets are not passed on
     402 not_paid      a limit forbids it, or none of the offers can be paid; nothing was paid
+    403 forbidden     the token is missing, or a web page asks
     502 unreachable   the service does not answer; nothing was paid
     504 unanswered    the payment was sent, and no answer came; the same request presents the same payment again
 
@@ -82,7 +84,7 @@ ENVIRONMENT
 
 EXAMPLES
   x402 proxy --to https://judge.example --budget '$1'
-  curl http://127.0.0.1:4030/TOKEN/evaluate -d '{…}'
+  curl -K - -d '{…}' <<< 'url = http://127.0.0.1:4030/TOKEN/evaluate'    (other users see a command line, and could spend)
   x402 proxy --to 'https://judge.example=$0.50' --to https://search.example --budget '$2' --journal ~/.x402.jsonl")]
 pub(crate) struct Command {
     /// A service that may be called and paid, with a bound of its own if it has one: https://judge.example=$0.50. Repeatable
@@ -120,6 +122,11 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         let (url, bound) = match text.rsplit_once("=$") {
             Some((url, bound)) => (url, Some(some_amount(&format!("${bound}"))?)),
+            None if text.contains('=') => {
+                return Err(
+                    "write a bound as '=$0.50', in single quotes: in double quotes a shell replaces $0".to_owned()
+                );
+            }
             None => (text, None),
         };
         let url: HttpUrl = url.parse()?;
@@ -130,6 +137,9 @@ impl FromStr for Target {
             || base.password().is_some()
         {
             return Err("expected a scheme, a host and a path only".to_owned());
+        }
+        if base.host_str().is_some_and(|host| host.contains([',', '='])) {
+            return Err("expected one service: give --to for each".to_owned());
         }
         Ok(Self { base, bound })
     }
@@ -195,6 +205,11 @@ impl Command {
                 1 => output::line(format_args!("Call {url} as if it were the service")),
                 _ => output::line(format_args!("Call {url}HOST/ as if it were the service")),
             }
+            if token.is_some() {
+                output::line(
+                    "Whoever sees this address can spend: give it in a variable or a file, not on a command line",
+                );
+            }
         }
         if token.is_none() {
             output::warn("Without a token, every program on this machine can spend the budget.");
@@ -202,7 +217,7 @@ impl Command {
         let has_journal = self.purse.journal.is_some();
         let proxy = Proxy(Arc::new(Inner { client, budget, targets, token, has_journal }));
         let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(serve::serve(listener, proxy.clone(), stopped, LAST_REQUESTS));
+        let serving = tokio::spawn(serve::serve(listener, proxy.clone(), stopped, LAST_REQUESTS, false));
         signals.next().await;
         info!("stopping: answering the requests in progress");
         let _ = stop.send(true);
@@ -275,6 +290,9 @@ impl Inner {
         if !is_loopback(given.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default()) {
             return Err(forbidden("call this proxy as 127.0.0.1 or localhost"));
         }
+        if is_of_a_page(given) || self.token.is_none() && came_from_elsewhere(given) {
+            return Err(forbidden("web pages may not spend: have a program call this proxy"));
+        }
         let uri = request.uri();
         let mut path = uri.path();
         if let Some(token) = &self.token {
@@ -286,8 +304,10 @@ impl Inner {
                     "the token that the proxy printed must be the first part of the path, or in X402-Proxy-Token",
                 ));
             }
-        } else if is_of_a_page(given) {
-            return Err(forbidden("web pages may not call a proxy without a token"));
+            if path.contains(token.secret()) || uri.query().is_some_and(|query| query.contains(token.secret())) {
+                let detail = "the token is in the path or the query a second time, and would go to the service";
+                return Err(Problem::new(StatusCode::BAD_REQUEST, "token_twice", detail));
+            }
         }
         if headers::wants_upgrade(request) {
             let detail = "WebSockets and other upgrades are not passed on, since one payment is for one answer";
@@ -327,6 +347,7 @@ impl Inner {
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", detail)
         })?;
         let mut headers = parts.headers;
+        let has_token_in_header = headers.contains_key(TOKEN);
         let purchase = headers.get(PURCHASE).map(|name| Purchase::named(name.as_bytes()));
         if purchase.is_some() && !self.has_journal {
             let detail = "purchases have names only if the proxy has a --journal";
@@ -335,6 +356,7 @@ impl Inner {
         headers::remove_hop_by_hop(&mut headers);
         headers::remove_what_is_ours(&mut headers);
         headers::remove_of_connection(&mut headers);
+        headers::remove_cookies(&mut headers);
         if let Some(token) = &self.token {
             // A browser names the address of the page before, and programs what they like. Whoever has the token can spend the budget.
             headers::remove_with_value(&mut headers, token.secret());
@@ -353,6 +375,12 @@ impl Inner {
         *response.version_mut() = Version::HTTP_11;
         headers::remove_hop_by_hop(response.headers_mut());
         headers::remove_what_is_ours(response.headers_mut());
+        headers::remove_cookies(response.headers_mut());
+        headers::confine(response.headers_mut());
+        if has_token_in_header {
+            // Programs that follow a redirect take their headers along.
+            headers::hold_redirect(response.headers_mut());
+        }
         if let Some(receipt) = receipt {
             let host = url.host_str().unwrap_or_default();
             let said = if receipt.outcome.is_paid() { "paid" } else { "not known to be paid" };
@@ -379,6 +407,12 @@ impl Inner {
 /// Returns `true` if a browser says that a page asks. It names no origin for an image, and Node's `fetch` sends a mode without a site.
 fn is_of_a_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.get(FETCH_SITE).is_some_and(|site| site != "none")
+}
+
+/// Returns `true` if the page before is of another machine. Older browsers say nothing else of who asks for an image.
+fn came_from_elsewhere(headers: &HeaderMap) -> bool {
+    let page = headers.get(REFERER).and_then(|page| page.to_str().ok()?.parse::<Url>().ok());
+    page.is_some_and(|page| !is_loopback(page.host_str().unwrap_or_default().as_bytes()))
 }
 
 /// Says that the service did not answer, or that nothing was paid.
@@ -440,16 +474,30 @@ mod tests {
     }
 
     #[test]
-    fn without_a_token_web_pages_are_kept_out() {
-        let proxy = proxy(&["https://judge.example"], None);
-        assert!(ask(&proxy, "/a", &[HERE]).is_some());
-        assert_eq!(ask(&proxy, "/a", &[HERE, ("origin", "https://evil.example")]), None);
-        // An image in a page has no origin.
-        for site in ["cross-site", "same-site", "same-origin"] {
-            assert_eq!(ask(&proxy, "/a", &[HERE, ("sec-fetch-site", site)]), None, "{site}");
+    fn web_pages_are_kept_out() {
+        for (token, path) in [(None, "/a"), (Some("secret"), "/secret/a")] {
+            let proxy = proxy(&["https://judge.example"], token);
+            assert!(ask(&proxy, path, &[HERE]).is_some());
+            assert_eq!(ask(&proxy, path, &[HERE, ("origin", "https://evil.example")]), None);
+            // An image in a page has no origin.
+            for site in ["cross-site", "same-site", "same-origin"] {
+                assert_eq!(ask(&proxy, path, &[HERE, ("sec-fetch-site", site)]), None, "{site}");
+            }
+            assert!(ask(&proxy, path, &[HERE, ("sec-fetch-site", "none")]).is_some(), "a person typed it");
+            assert!(ask(&proxy, path, &[HERE, ("sec-fetch-mode", "cors")]).is_some(), "Node sends it");
+            assert!(ask(&proxy, path, &[HERE, ("referer", "http://127.0.0.1:4030/b")]).is_some());
+            let from_elsewhere = ask(&proxy, path, &[HERE, ("referer", "https://evil.example/")]);
+            assert_eq!(from_elsewhere.is_some(), token.is_some(), "no other page has the token");
         }
-        assert!(ask(&proxy, "/a", &[HERE, ("sec-fetch-site", "none")]).is_some(), "a person typed it");
-        assert!(ask(&proxy, "/a", &[HERE, ("sec-fetch-mode", "cors")]).is_some(), "Node sends it");
+    }
+
+    #[test]
+    fn the_token_is_nowhere_in_what_is_asked_for() {
+        let proxy = proxy(&["https://judge.example"], Some("secret"));
+        for path in ["/secret/a/secret/b", "/secret/a?back=http://127.0.0.1:4030/secret/", "/secret/secret"] {
+            assert_eq!(ask(&proxy, path, &[HERE]), None, "{path}");
+        }
+        assert_eq!(ask(&proxy, "/a/secret", &[HERE, (TOKEN, "secret")]), None);
     }
 
     #[test]
@@ -489,6 +537,15 @@ mod tests {
             "https://judge.example=$0",
             "https://u:p@judge.example",
             "https://a.example?b",
+            // In double quotes, a shell makes these of '=$0.50' and '=$1'.
+            "https://judge.example/v1=bash.50",
+            "https://judge.example=/bin/bash.50",
+            "https://judge.example=",
+            "https://judge.example=1",
+            "https://judge.example=€1",
+            "https://judge.example==$1",
+            "https://judge.example,https://search.example",
+            "https://judge.example,search.example=$1",
         ] {
             assert!(text.parse::<Target>().is_err(), "{text}");
         }

@@ -1,6 +1,13 @@
 //! HTTP/1.1 on a port, within bounds.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
 
 use axum::body::Body;
 use http::{Request, Response};
@@ -14,19 +21,28 @@ use tokio::{
     sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
+use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
 use crate::error::Error;
 
-/// The most connections that are open at once. Further ones wait to be accepted.
+/// The most connections that are open at once, if the system allows as many open files. Further ones wait to be accepted.
 const CONNECTIONS: u32 = 4_096;
+/// The open files for each connection: another one goes to the service, and the operator, the node and the ledger need some, too.
+const FILES: u32 = 4;
+/// The part of all connections that one peer may have open.
+const SHARE: u32 = 4;
 /// The timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest time for which a client may read nothing of an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest head of a request, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 /// The pause after the system refused a connection.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The interval between two log lines of one kind about connections.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// The address that a request came from, in the request's extensions.
 #[derive(Clone, Copy, Debug)]
@@ -41,17 +57,22 @@ pub(crate) async fn listen(flag: &'static str, address: &str) -> Result<(TcpList
 }
 
 /// Serves until `stop` is true, and then at most `patience` longer for the requests in progress. Returns `true` if all were answered.
+/// A peer of another machine has a share of the connections only, unless it is the proxy that all come through.
 pub(crate) async fn serve<S>(
     listener: TcpListener,
     service: S,
     mut stop: watch::Receiver<bool>,
     patience: Duration,
+    behind_proxy: bool,
 ) -> bool
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send,
 {
-    let room = Arc::new(Semaphore::new(CONNECTIONS as usize));
+    let connections = connections();
+    let room = Arc::new(Semaphore::new(connections as usize));
+    let mut peers = Peers::default();
+    let (mut refusals, mut failures) = (Seldom::default(), Seldom::default());
     loop {
         let accepted = tokio::select! {
             accepted = async {
@@ -63,21 +84,82 @@ where
         };
         match accepted {
             Some((place, Ok((stream, peer)))) => {
+                let has_all = behind_proxy || peer.ip().to_canonical().is_loopback();
+                let most = if has_all { connections } else { (connections / SHARE).max(1) };
+                let Some(of_peer) = peers.place(peer.ip(), most) else {
+                    refusals.warn(format_args!("a connection was closed: {} has {most} of them", peer.ip()));
+                    continue;
+                };
                 let (service, stop) = (service.clone(), stop.clone());
                 tokio::spawn(async move {
                     connection(stream, peer, service, stop).await;
-                    drop(place);
+                    drop((place, of_peer));
                 });
             }
             Some((_, Err(error))) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                failures.warn(format_args!("a connection could not be accepted: {error}"));
                 sleep(PAUSE).await;
             }
             None => break,
         }
     }
     drop(listener);
-    timeout(patience, room.acquire_many(CONNECTIONS)).await.is_ok()
+    timeout(patience, room.acquire_many(connections)).await.is_ok()
+}
+
+/// Returns how many connections may be open. If the soft limit on open files is too low for all of them, raises it as far as it may.
+#[cfg(unix)]
+fn connections() -> u32 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = u64::from(CONNECTIONS * FILES);
+    // No limit is `None`.
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_some_and(|current| current < wanted) {
+        let raised = maximum.map_or(wanted, |most| most.min(wanted));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum });
+    }
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(wanted).min(wanted);
+    u32::try_from(files / u64::from(FILES)).unwrap_or(CONNECTIONS).max(1)
+}
+
+#[cfg(not(unix))]
+const fn connections() -> u32 {
+    CONNECTIONS
+}
+
+/// The connections of each peer. They count for as long as their place is kept.
+#[derive(Default)]
+struct Peers(HashMap<IpAddr, Weak<()>>);
+
+impl Peers {
+    /// Returns a place for a connection, or `None` if the peer has `most` of them.
+    fn place(&mut self, peer: IpAddr, most: u32) -> Option<Arc<()>> {
+        if self.0.len() > CONNECTIONS as usize {
+            self.0.retain(|_, places| places.strong_count() > 0);
+        }
+        let peer = match peer.to_canonical() {
+            // Whoever has one address of IPv6 has all of its network.
+            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+            address => address,
+        };
+        let places = self.0.entry(peer).or_default();
+        let place = places.upgrade().unwrap_or_default();
+        *places = Arc::downgrade(&place);
+        (Arc::strong_count(&place) <= most as usize).then_some(place)
+    }
+}
+
+/// Logs at most one line in [`QUIET`].
+#[derive(Default)]
+struct Seldom(Option<Instant>);
+
+impl Seldom {
+    fn warn(&mut self, text: fmt::Arguments<'_>) {
+        if self.0.is_none_or(|last| last.elapsed() >= QUIET) {
+            self.0 = Some(Instant::now());
+            tracing::warn!("{text}");
+        }
+    }
 }
 
 /// Waits until `stop` is true, or nobody can set it any more.
@@ -99,7 +181,10 @@ where
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
-    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    // hyper waits without an end for a client that reads nothing of its answer.
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let connection = builder.serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -126,6 +211,21 @@ pub(crate) fn is_loopback(host: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_peer_has_no_more_than_its_share() {
+        let mut peers = Peers::default();
+        let mut place = |peer: &str| peers.place(peer.parse().unwrap(), 2);
+        let (first, second) = (place("192.0.2.1"), place("::ffff:192.0.2.1"));
+        assert!(first.is_some() && second.is_some() && place("192.0.2.1").is_none());
+        assert!(place("192.0.2.2").is_some(), "another peer has its own");
+        drop(first);
+        let third = place("192.0.2.1");
+        assert!(third.is_some() && place("192.0.2.1").is_none());
+        let network = (place("2001:db8::1"), place("2001:db8::2"));
+        assert!(network.1.is_some() && place("2001:db8::ffff:3").is_none());
+        assert!(place("2001:db8:0:1::1").is_some(), "another network");
+    }
 
     #[test]
     fn only_names_of_this_machine_are_let_in() {

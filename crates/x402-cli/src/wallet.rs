@@ -108,6 +108,9 @@ fn new(path: PathBuf, is_encrypted: bool, json: bool) -> Result<(), Error> {
     if password.as_ref().is_some_and(|password| password.is_empty()) {
         return Err(Error::setting("PAYER_KEYSTORE_PASSWORD", "is empty, and would protect nothing"));
     }
+    let Some(shown) = path.to_str() else {
+        return Err(Error::setting("FILE", "its name is not UTF-8: choose one that can be printed"));
+    };
     let key = PrivateKeySigner::random();
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -125,16 +128,15 @@ fn new(path: PathBuf, is_encrypted: bool, json: bool) -> Result<(), Error> {
         return Err(refused(source));
     }
     match json {
-        true => output::line(json!({ "address": key.address().to_string(), "file": path })),
+        true => output::line(json!({ "address": key.address().to_string(), "file": shown })),
         false => output::line(key.address()),
     }
-    let path = path.display();
     match password {
         Some(_) => {
-            output::remark(format_args!("The key is in {path}. It is of no use without the password: keep both."))
+            output::remark(format_args!("The key is in {shown}. It is of no use without the password: keep both."))
         }
         None => output::remark(format_args!(
-            "The key is in {path}. Whoever has it has the money: keep a copy where nobody else reads it."
+            "The key is in {shown}. Whoever has it has the money: keep a copy where nobody else reads it."
         )),
     }
     Ok(())

@@ -1,6 +1,9 @@
 //! What clients, services, web pages and sellers try on the command, for money or secrets.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -21,7 +24,7 @@ use crate::{
     removed::{payer, payment, transfer},
     rules::{offer, signed},
     stage::{PATIENCE, PRICE, Running, Stage, client, facts, run, x402},
-    what_can_go_wrong::NOBODY,
+    what_can_go_wrong::{NOBODY, below, with_argument},
 };
 
 /// Sends a request as it is written, and returns the answer.
@@ -432,6 +435,86 @@ async fn a_seller_that_asks_again_and_again_gets_no_more_than_the_budget() {
         distinct.len()
     );
     charge.stop().await;
+}
+
+#[tokio::test]
+async fn a_proxy_gives_no_cookies_to_sellers_and_lets_no_page_spend() {
+    let stage = Stage::new().await;
+    let proxy = proxying(&stage, &stage.upstream.url, &[]).await;
+    let asked = async |name: &'static str, value: &'static str| {
+        client().get(format!("{}echo", proxy.text("url"))).header(name, value).send().await.unwrap()
+    };
+    // A cookie jar knows neither ports nor who of several sellers gave it what.
+    let seen: Value =
+        serde_json::from_slice(&asked("cookie", "session=of-another").await.bytes().await.unwrap()).unwrap();
+    assert_eq!(seen["headers"].get("cookie"), None, "{seen}");
+    for (name, value) in [("origin", "https://evil.example"), ("sec-fetch-site", "same-origin")] {
+        assert_eq!(asked(name, value).await.status(), StatusCode::FORBIDDEN, "{name}");
+    }
+    proxy.stop().await;
+    assert_eq!(stage.upstream.count("/echo"), 1);
+}
+
+#[tokio::test]
+async fn a_page_of_a_seller_runs_no_scripts_and_its_redirects_get_no_token() {
+    let stage = Stage::new().await;
+    let answer = "HTTP/1.1 302 Found\r\nConnection: close\r\nLocation: http://127.0.0.1:9/evil\r\nSet-Cookie: session=secret; Path=/\r\n\
+                  Content-Security-Policy: default-src *\r\nContent-Security-Policy: sandbox allow-scripts\r\n\
+                  Content-Security-Policy-Report-Only: default-src 'none'; report-uri http://127.0.0.1:9/\r\n\
+                  Referrer-Policy: unsafe-url\r\nX402-Location: /forged\r\nContent-Length: 4\r\n\r\npage";
+    let proxy = proxying(&stage, &answering(answer.to_owned()).await, &[]).await;
+    let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let by_path = client.get(proxy.text("url")).send().await.unwrap();
+    let of = |answer: &reqwest::Response, name: &str| {
+        answer.headers().get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for (name, values) in [
+        ("content-security-policy", &["default-src 'none'; sandbox"][..]),
+        ("referrer-policy", &["no-referrer"]),
+        ("x-content-type-options", &["nosniff"]),
+        ("content-security-policy-report-only", &[]),
+        ("set-cookie", &[]),
+        ("location", &["http://127.0.0.1:9/evil"]),
+    ] {
+        assert_eq!(of(&by_path, name), values, "{name}");
+    }
+    // A client that follows takes the header with the token along.
+    let by_header = client.get(proxy.url()).header("x402-proxy-token", proxy.text("token")).send().await.unwrap();
+    assert_eq!(of(&by_header, "location"), [""; 0]);
+    assert_eq!(of(&by_header, "x402-location"), ["http://127.0.0.1:9/evil"]);
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn clients_that_read_no_answers_keep_nobody_out_for_long() {
+    const FILES: usize = 120;
+    let stage = Stage::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // Longer than what the system keeps for a client.
+    let app = Router::new().fallback(any(async || vec![b'x'; 16 << 20]));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let config = stage.path("x402.toml");
+    std::fs::write(&config, "[[route]]\npath = \"/*\"\nfree = true\n").unwrap();
+    let mut charge = with_argument(&stage.charge("127.0.0.1:0"), &stage.upstream.url, &url);
+    charge.args(["--admin", "127.0.0.1:0", "--config"]).arg(&config);
+    let charge = Running::start(&mut below(&["prlimit", &format!("--nofile={FILES}")], &charge)).await;
+
+    let mut clients = Vec::new();
+    for _ in 0..FILES {
+        let mut client = TcpStream::connect(charge.text("listening")).await.unwrap();
+        client.write_all(b"GET /long HTTP/1.1\r\nHost: api.example\r\n\r\n").await.unwrap();
+        clients.push(client);
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let ready = client().get(format!("http://{}/readyz", charge.text("admin"))).timeout(Duration::from_secs(5));
+    assert_eq!(ready.send().await.unwrap().status(), StatusCode::OK);
+    // Those that were let in stay; the others do not wait any more.
+    clients.truncate(FILES / 4);
+    let answer = client().get(charge.url()).timeout(PATIENCE).send().await.unwrap();
+    assert_eq!(answer.bytes().await.unwrap().len(), 16 << 20);
+    charge.stop().await;
+    drop(clients);
 }
 
 #[tokio::test]

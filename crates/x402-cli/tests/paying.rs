@@ -34,6 +34,27 @@ async fn nothing_is_paid_beyond_the_budget() {
 }
 
 #[tokio::test]
+async fn a_file_stays_as_it_is_until_there_is_an_answer() {
+    let stage = Stage::new().await;
+    let charge = stage.charging().await;
+    let (file, new, url) = (stage.path("answer"), stage.path("new"), format!("{}/echo", charge.url()));
+    std::fs::write(&file, "x".repeat(10_000)).unwrap();
+    for url in [url.as_str(), "http://127.0.0.1:9/"] {
+        for file in [&file, &new] {
+            let refused = run(stage.pay(url).args(["--budget", "$0.0009", "-o"]).arg(file)).await;
+            assert_eq!(refused.status.code(), Some(1));
+        }
+    }
+    assert_eq!((std::fs::read(&file).unwrap().len(), new.exists()), (10_000, false));
+    let paid = run(stage.pay(&url).args(["-d", "short", "-o"]).arg(&file)).await;
+    assert_eq!(facts(&paid)["outcome"], "settled");
+    let written: serde_json::Value = serde_json::from_str(&crate::stage::read(&file)).unwrap();
+    assert_eq!(written["body"], "short");
+    charge.stop().await;
+    assert_eq!(stage.income().await, PRICE);
+}
+
+#[tokio::test]
 async fn a_purchase_with_a_name_is_paid_for_once() {
     let stage = Stage::new().await;
     let charge = stage.charging().await;
@@ -66,6 +87,9 @@ async fn a_new_key_is_in_a_file_that_others_cannot_read() {
     let shown = run(show.args(["wallet", "show", "--json", "--key-file"]).arg(&file)).await;
     assert_eq!(facts(&shown)["address"], made["address"], "{made}");
     assert_eq!(run(x402().args(["wallet", "new"]).arg(&file)).await.status.code(), Some(2), "it is not overwritten");
+    let unprintable = file.with_file_name(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"k\xff"));
+    let refused = run(x402().args(["wallet", "new", "--json"]).arg(&unprintable)).await;
+    assert_eq!((refused.status.code(), unprintable.exists()), (Some(2), false));
 
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     let mut show = x402();

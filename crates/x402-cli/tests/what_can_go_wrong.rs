@@ -195,6 +195,8 @@ async fn each_reason_why_it_does_not_begin_is_said_as_documented() {
         "the operator's page is open to all",
         "a token that is too short",
         "an address of another machine",
+        "a bound in double quotes",
+        "a name that cannot be printed",
         "no permission for the ledger",
         "no room for the ledger",
         "the ledger is in use",
@@ -255,6 +257,8 @@ async fn each_failure_while_it_runs_is_said_as_documented() {
         "a WebSocket",
         "a method in small letters",
         "a compressed body that is paid for by its size",
+        "a web page",
+        "the token twice",
         "no path that is charged for",
         "the facilitator of `--upto` does not answer yet",
         "the facilitator of `--upto` answers, and settles no permits",
@@ -304,6 +308,9 @@ fn command(stage: &Stage, asked: &str) -> Command {
             command.args(["channels", "claim", "--ledger", &stage.ledger()]);
             command.env("X402_RPC_URL", stage.devnet.text("rpc_url"));
             command.env("CHANNELS_PRIVATE_KEY", stage.devnet.text("channels_private_key"));
+        }
+        "wallet new" => {
+            command.args(["wallet", "new"]);
         }
         "wallet approve" => {
             command.args(["wallet", "approve", "$1"]).env("PAYER_PRIVATE_KEY", payer);
@@ -490,6 +497,13 @@ async fn said_at_once(stage: &Stage, wrong: &str, asked: &str) -> Said {
             command = x402();
             command.args(["proxy", "--to", NOBODY, "--listen", "0.0.0.0:4030"]);
         }
+        "a bound in double quotes" => {
+            command.args(["--to", "https://judge.example=bash.50"]);
+        }
+        "a name that cannot be printed" => {
+            let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"payer\xff.key");
+            command.arg(stage.path("").join(name));
+        }
         "no permission for the ledger" => return in_a_closed_directory(stage, &command).await,
         "no room for the ledger" => {
             let small = SmallDisk::new(stage, "64k");
@@ -655,8 +669,14 @@ async fn said_later(stage: &Stage, wrong: &str, asked: &str) -> Said {
                 proxy.args(["--rpc-url", stage.devnet.text("rpc_url")]);
             }
             let proxy = Running::start(&mut proxy).await;
-            let request = client.get(format!("{}echo", proxy.text("url")));
-            let said = Said::answer(if wrong == "a WebSocket" { upgrading(request) } else { request }).await;
+            let again = if wrong == "the token twice" { proxy.text("token") } else { "" };
+            let mut request = client.get(format!("{}echo?{again}", proxy.text("url")));
+            request = match wrong {
+                "a WebSocket" => upgrading(request),
+                "a web page" => request.header("sec-fetch-site", "cross-site"),
+                _ => request,
+            };
+            let said = Said::answer(request).await;
             proxy.kill().await;
             said
         }
@@ -821,7 +841,7 @@ fn an_hour_ahead(stage: &Stage, command: &mut Command) {
 }
 
 /// The same command below another program.
-fn below(program: &[&str], command: &Command) -> Command {
+pub(crate) fn below(program: &[&str], command: &Command) -> Command {
     let command = command.as_std();
     let mut all = Command::new(program[0]);
     all.args(&program[1..]).arg(command.get_program()).args(command.get_args());
@@ -829,7 +849,7 @@ fn below(program: &[&str], command: &Command) -> Command {
 }
 
 /// The same command with another value for an argument.
-fn with_argument(command: &Command, argument: &str, value: &str) -> Command {
+pub(crate) fn with_argument(command: &Command, argument: &str, value: &str) -> Command {
     let command = command.as_std();
     let mut other = Command::new(command.get_program());
     other.args(command.get_args().map(|given| if given == argument { value.as_ref() } else { given }));

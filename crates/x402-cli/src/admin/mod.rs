@@ -87,7 +87,7 @@ impl Admin {
     /// Answers until `stopped` is true.
     pub(crate) fn serve(self, settlement: &Settlement, about: About, stopped: watch::Receiver<bool>) {
         let router = router(settlement, self.metrics, about, self.guard);
-        tokio::spawn(serve::serve(self.listener, router, stopped, Duration::ZERO));
+        tokio::spawn(serve::serve(self.listener, router, stopped, Duration::ZERO, false));
     }
 }
 

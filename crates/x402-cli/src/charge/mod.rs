@@ -284,7 +284,7 @@ impl Command {
         self.announce(&settings, &settlement, &common, (listening, operator_at));
 
         let patience = settings.timeout + LAST_ANSWERS;
-        let serving = tokio::spawn(serve::serve(listener, routes.clone(), stopped, patience));
+        let serving = tokio::spawn(serve::serve(listener, routes.clone(), stopped, patience, common.behind_proxy));
         let mut answered = pin!(answered(&*settlement.facilitator));
         let mut waits = common.permits == Permits::Awaited;
         loop {

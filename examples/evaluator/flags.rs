@@ -152,7 +152,7 @@ pub(crate) struct Flags {
     /// request]
     #[arg(long, value_name = "URL")]
     pub(crate) public_url: Option<HttpUrl>,
-    /// Print payments from --ledger and exit: all, due, owed (settled but never delivered), open, deferred, or the name of a
+    /// Print payments from --ledger and exit: all, due, owed (settled, not delivered whole), open, deferred, or the name of a
     /// settlement state
     #[arg(long, value_name = "WHICH", requires = "ledger")]
     payments: Option<PaymentFilter>,

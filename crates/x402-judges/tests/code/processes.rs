@@ -17,7 +17,7 @@ use super::{SECRET, judge, submission};
 const PROGRAM: &str = "def double(n):\n    return 2 * n\n";
 /// What a pretender does that finds nothing.
 const DONE: &str = r#"printf '>'; /bin/cat > /dev/null
-printf '{"is_done": true, "faults": [], "examples": [], "costs": []}'"#;
+printf '{"is_done": true, "faults": [], "examples": [{"call": "double(1)", "expected": "2"}], "costs": []}'"#;
 
 /// Starts a worker, and waits until its limits hold.
 fn worker() -> Child {

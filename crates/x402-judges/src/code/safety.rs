@@ -179,7 +179,7 @@ impl<'a> Review<'a> {
     }
 
     fn derive(&mut self, target: &'a AstAssignTarget) {
-        target.visit_lvalue(|name| drop(self.derived.insert(&name.ident)));
+        target.visit_lvalue(|name| _ = self.derived.insert(&name.ident));
     }
 
     fn grows(&mut self, span: Span, name: &str) {

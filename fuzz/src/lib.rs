@@ -238,9 +238,16 @@ fn offer(text: &Verbatim<PaymentRequirements>) -> Option<PaymentRequirements> {
     Some(requirements)
 }
 
-/// Whether a payment's extensions can be read where they are looked at for an id, and hold none that is none.
+/// Whether a payment's extensions can be read where they are looked at for an id, and hold none that is none or is too long.
 fn has_good_id(extensions: &Option<Verbatim<Map<String, Value>>>) -> bool {
-    extensions.as_ref().is_none_or(|extensions| extensions.read().is_ok_and(|all| PaymentId::of(&all).is_ok()))
+    const LONGEST: usize = 8 * 1024;
+    let is_short = |text: &str| {
+        let texts: std::collections::BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).unwrap_or_default();
+        texts.get("payment-identifier").is_none_or(|text| text.get().len() <= LONGEST)
+    };
+    extensions.as_ref().is_none_or(|extensions| {
+        extensions.read().is_ok_and(|all| PaymentId::of(&all).is_ok()) && is_short(extensions.text())
+    })
 }
 
 /// Whether a payment's extensions leave as it was what the seller offered: that an id may be given.

@@ -205,8 +205,10 @@ impl Command {
         match output::progress("waiting for the answer", asked.send()).await {
             Ok(response) => self.show(response, sink).await,
             Err(error) => {
-                if let Some(path) = self.output.as_ref().filter(|_| is_new) {
-                    // It is ours, and empty.
+                let is_empty =
+                    |path: &&PathBuf| fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() == 0);
+                if let Some(path) = self.output.as_ref().filter(|_| is_new).filter(is_empty) {
+                    // It is ours, and nobody wrote to it.
                     let _ = fs::remove_file(path);
                 }
                 Err(self.failed(error))
@@ -246,7 +248,7 @@ impl Command {
         let is_paid = receipt.is_some_and(|receipt| receipt.outcome == PaymentOutcome::Settled);
         match status.as_u16() {
             ..400 => Ok(()),
-            500.. if is_paid => Err(Error::Failed {
+            400.. if is_paid => Err(Error::Failed {
                 what: format!("the answer is {status}"),
                 advice: "It was paid. With --journal and --purchase, the same command presents the same payment again, which charges nothing more.",
             }),

@@ -37,6 +37,10 @@ const SHARE: u32 = 4;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time for which a client may read nothing of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// What the system may hold of an answer, in bytes: half of what it takes for that. It takes more only once a third is free, and its own
+/// choice is up to megabytes, which a slow client does not read within [`WRITE_TIMEOUT`].
+#[cfg(unix)]
+const SEND_BUFFER: usize = 64 * 1024;
 /// The largest head of a request, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 /// The pause after the system refused a connection.
@@ -181,6 +185,8 @@ where
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
+    #[cfg(unix)]
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER);
     // hyper waits without an end for a client that reads nothing of its answer.
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));

@@ -271,9 +271,8 @@ impl Routes {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner).clone();
             let at_path = || table.iter().filter(|entry| entry.route.path.matches(&path));
             let found = |method: &Method| at_path().find(|entry| entry.route.is_for(method));
-            // The layer answers the preflight of what is paid for, so that the service does not see it unpaid.
+            // A preflight is for the route of what it asks for: the layer answers it where that is paid for, else the service.
             let asked = preflighted(&request).and_then(|method| found(&method));
-            let asked = asked.filter(|entry| matches!(entry.gate, Gate::Paid(_)));
             let entry = asked.or_else(|| found(request.method()));
             let is_by_size = entry.is_some_and(|entry| matches!(entry.route.price, Price::BySize { .. }));
             (entry.map(|entry| entry.gate.clone()), is_by_size)

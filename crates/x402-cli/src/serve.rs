@@ -35,7 +35,7 @@ const FILES: u32 = 4;
 const SHARE: u32 = 4;
 /// The timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest time for which a client may read nothing of an answer.
+/// The longest time for which nothing of an answer can be written, since its client reads too slowly or not at all.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// What the system may hold of an answer, in bytes: half of what it takes for that. It takes more only once a third is free, and its own
 /// choice is up to megabytes, which a slow client does not read within [`WRITE_TIMEOUT`].
